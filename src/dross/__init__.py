@@ -1,0 +1,45 @@
+"""dross finds the training instances that make a model worse, and proves it by retraining.
+
+Record (S_t, eta_t, theta_t) while a model trains, retrace the run backwards, and get for every training instance the estimated
+change of any query had that instance been absent. After Hara, Nitanda, Maehara, "Data Cleansing for Models Trained with SGD",
+NeurIPS 2019.
+"""
+
+__version__ = "0.1.0"
+
+from . import bounds, estimators
+from .clip import ClipNorm, ClipValue
+from .counterfactual import Counterfactual
+from .errors import DrossError, DrossWarning
+from .instances import indexed
+from .keep import Budget, Checkpoints, EveryStep, LastEpochs
+from .queries import losses, mean_loss, outputs, query
+from .record import Recorder
+from .run import Run
+from .scores import Scores
+from .training import train
+from .verification import Verification
+
+__all__ = [
+    "Budget",
+    "Checkpoints",
+    "ClipNorm",
+    "ClipValue",
+    "Counterfactual",
+    "DrossError",
+    "DrossWarning",
+    "EveryStep",
+    "LastEpochs",
+    "Recorder",
+    "Run",
+    "Scores",
+    "Verification",
+    "bounds",
+    "estimators",
+    "indexed",
+    "losses",
+    "mean_loss",
+    "outputs",
+    "query",
+    "train",
+]

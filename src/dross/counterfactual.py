@@ -1,0 +1,254 @@
+"""The same run with some instances absent: the ground truth of every score.
+
+Removing z_j sets its weight to 0 while |S_t| stays in the divisor, as in the paper's counterfactual SGD. K runs go side by
+side through `vmap`, together with a replica from which nothing is removed: a change is measured against that replica, so
+that rounding, which differs between one model and many, does not pass for an effect.
+"""
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported
+from .layout import State
+from .objective import Batch
+from .progress import bar
+from .queries import Query, as_query
+from .replay import Recording, take_step
+from .step import Step, advance
+
+#: the two ways to be absent
+ABSENT = {
+    "weight": "weight 0 in the loss, still part of the batch that BatchNorm sees: what a score is the derivative of",
+    "batch": "gone from the batch and from its statistics: what training on the cleansed data does",
+}
+_MOST_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """K models, each trained without its group. `changes` are measured against a replica that kept every instance."""
+
+    groups: tuple[np.ndarray, ...]
+    recording: Recording
+    chunks: tuple[State, ...]  # in each, row 0 is the replica and the others are the groups in their order
+
+    def evaluate(self, query: Query) -> np.ndarray:
+        """The query at every counterfactual model: [K], or [Q, K]."""
+        return np.concatenate([values[..., 1:] for values in self._values(query)], axis=-1)
+
+    def changes(self, query: Query) -> np.ndarray:
+        """query(without the group) - query(with it): [K], or [Q, K]."""
+        return np.concatenate([_against_replica(values) for values in self._values(query)], axis=-1)
+
+    def parameters(self, k: int) -> dict[str, Tensor]:
+        """The parameters of the model without group k."""
+        if not 0 <= k < len(self.groups):
+            raise BadInput(f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not one of them.")
+        for chunk in self.chunks:
+            if k < len(chunk.theta) - 1:
+                return self.recording.objective.layout.unflatten(chunk.theta[k + 1])
+            k -= len(chunk.theta) - 1
+        raise AssertionError("unreachable")
+
+    def _values(self, query: Query) -> Iterator[np.ndarray]:
+        for chunk in self.chunks:
+            yield as_query(query).evaluate_many(self.recording.objective, chunk).cpu().numpy()
+
+    def __repr__(self) -> str:
+        return f"<Counterfactual: {len(self.groups)} runs, each without its group of instances>"
+
+
+def counterfactual(
+    recording: Recording, groups: Iterable, *, window: tuple[int, int], absent: str = "weight", progress: bool = False
+) -> Counterfactual:
+    checked = check_groups(recording, groups)
+    chunks = tuple(replayed(recording, checked, window=window, absent=absent, progress=progress))
+    return Counterfactual(tuple(checked), recording, chunks)
+
+
+def leave_one_out(
+    recording: Recording, query: Query, instances: np.ndarray, *, window: tuple[int, int], absent: str, progress: bool
+) -> np.ndarray:
+    """The true change of the query without each instance: [K], or [Q, K]. Models are dropped as soon as they are asked."""
+    groups = [np.array([j]) for j in instances]
+    parts = [
+        _against_replica(query.evaluate_many(recording.objective, chunk).cpu().numpy())
+        for chunk in replayed(recording, groups, window=window, absent=absent, progress=progress)
+    ]
+    return np.concatenate(parts, axis=-1)
+
+
+def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
+    checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
+    if not checked:
+        raise BadInput("There is nothing to compute: pass at least one group of instance ids.")
+    return checked
+
+
+def replayed(
+    recording: Recording, groups: Sequence[np.ndarray], *, window: tuple[int, int], absent: str, progress: bool
+) -> Iterator[State]:
+    """States with a leading axis, in chunks: the replica first, then the groups."""
+    if absent not in ABSENT:
+        raise BadInput(f"absent='{absent}' is not a way to be absent. Choose: {'; '.join(f'{k}: {v}' for k, v in ABSENT.items())}.")
+    first, stop = window
+    start = recording.state_at(first)
+    side_by_side = absent == "weight"
+    size = _fitting(recording, start, first) if side_by_side else 1
+    runs = _Runs(recording, start, first, stop, absent)
+    total = (stop - first) * (len(groups) + 1)
+    at = 0
+    with recording.objective.training(), bar("counterfactual runs", total, show=progress, unit="model steps") as told:
+        while at < len(groups):
+            chunk = [np.zeros(0, dtype=np.int64), *groups[at : at + size]]
+            if not side_by_side:
+                yield _stacked([runs.alone(group, told) for group in chunk])
+            else:
+                try:
+                    yield runs.together(chunk, told)
+                except torch.OutOfMemoryError:
+                    if size == 1:
+                        raise
+                    size = max(1, size // 2)
+                    warnings.warn(f"Out of memory: going on with {size} models at once.", DrossWarning, stacklevel=2)
+                    continue
+                except DrossError:
+                    raise
+                except (RuntimeError, ValueError, NotImplementedError) as error:
+                    side_by_side, size = False, 16
+                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    warnings.warn(
+                        f"This model cannot be run many at once ({reason}): the {len(groups)} counterfactual runs are "
+                        "done one after the other, which takes longer and gives the same numbers.",
+                        DrossWarning,
+                        stacklevel=2,
+                    )
+                    continue
+            at += len(chunk) - 1
+
+
+@dataclass(frozen=True)
+class _Runs:
+    recording: Recording
+    start: State
+    first: int
+    stop: int
+    absent: str
+
+    def steps(self) -> Iterator[tuple[int, Step, list[Batch]]]:
+        tape = self.recording.tape
+        for index, entry in enumerate(tape.entries):
+            if entry["first"] >= self.stop or entry["first"] + entry["steps"] <= self.first:
+                continue
+            segment = self.recording.segment(index)
+            for t, step in zip(range(segment.first, segment.end), segment.steps):
+                if self.first <= t < self.stop:
+                    yield t, step, self.recording.batches(t, step)
+
+    def together(self, groups: Sequence[np.ndarray], told) -> State:
+        """All groups side by side."""
+        objective, optimizer = self.recording.objective, self.recording.optimizer
+        count, device = len(groups), self.recording.device
+        present = torch.ones(count, len(self.recording.instances), dtype=torch.bool)
+        for k, group in enumerate(groups):
+            present[k, torch.from_numpy(group)] = False
+        present = present.to(device)
+        state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
+        for t, step, batches in self.steps():
+            g, buffers = None, state.buffers
+            for micro, batch in zip(step.micros, batches):
+                w = present[:, torch.from_numpy(micro.ids).to(device)].to(batch.c)  # [K, B]
+                part, buffers = objective.gradients(state.theta, buffers, batch, w)
+                g = part if g is None else g + part
+            g = torch.zeros_like(state.theta) if g is None else g
+            before, state = state, _finite(advance(optimizer, state, step, g, buffers), t)
+            if t == self.first:
+                self._check_replica(before, state, step, batches)
+            told(count)
+        return state
+
+    def _check_replica(self, before: State, after: State, step: Step, batches: list[Batch]) -> None:
+        """With nothing removed the first step must be the recorded one; inside `vmap` some layers draw other random numbers."""
+        alone, _, _ = take_step(self.recording.objective, self.recording.optimizer, before.map(lambda t: t[0]), step, batches)
+        moved = float((alone.theta - before.theta[0]).abs().max())
+        difference = float((alone.theta - after.theta[0]).abs().max())
+        if difference > 100 * torch.finfo(alone.theta.dtype).eps ** 0.5 * moved:
+            raise RuntimeError("inside vmap it takes another step than alone")
+
+    def alone(self, group: np.ndarray, told) -> State:
+        """One group, through the very function that trained the model."""
+        objective, optimizer, state = self.recording.objective, self.recording.optimizer, self.start
+        for t, step, batches in self.steps():
+            present = [~np.isin(micro.ids, group) for micro in step.micros]
+            if self.absent == "weight":
+                w = [torch.as_tensor(mask, device=batch.c.device).to(batch.c) for mask, batch in zip(present, batches)]
+            else:
+                batches = [_without(batch, mask) for batch, mask in zip(batches, present) if mask.any()]
+                w = None
+            try:
+                state, _, _ = take_step(objective, optimizer, state, step, batches, w)
+            except ValueError as error:
+                raise NotSupported(f"Step {t} cannot be taken with what is left of its batch: {error}") from error
+            state = _finite(state, t)
+            told(1)
+        return state
+
+
+def _finite(state: State, t: int) -> State:
+    if not bool(torch.isfinite(state.theta).all()):
+        raise NotFinite(f"A counterfactual run diverged at step {t}: its parameters are no longer finite.", step=t)
+    return state
+
+
+def _without(batch: Batch, present: np.ndarray) -> Batch:
+    """The rows that are left. Their coefficients stay, so |S_t| stays in the divisor."""
+    rows = torch.as_tensor(present, device=batch.c.device)
+    select = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t  # noqa: E731
+    return Batch(tree_map(select, batch.x), tree_map(select, batch.y), batch.c[rows], batch.seed)
+
+
+def _stacked(states: list[State]) -> State:
+    named = [state.tensors() for state in states]
+    return State.from_tensors({name: torch.stack([n[name] for n in named]) for name in named[0]}, states[0].clock)
+
+
+def _against_replica(values: np.ndarray) -> np.ndarray:
+    return values[..., 1:] - values[..., :1]
+
+
+def _fitting(recording: Recording, state: State, first: int) -> int:
+    """How many models fit side by side: each needs its state a few times over and the activations of one forward pass."""
+    tape = recording.tape
+    index = next((i for i, e in enumerate(tape.entries) if e["first"] + e["steps"] > first), None)
+    if index is None:
+        return _MOST_AT_ONCE
+    segment = recording.segment(index)
+    batch = recording.batches(segment.first, segment.steps[0])[0]
+    saved = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with recording.objective.training(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        recording.objective.gradient(state.theta, state.buffers, batch)
+    each = 3 * saved + 6 * state.nbytes + len(recording.instances)
+    return int(max(1, min(_MOST_AT_ONCE, _memory_at_hand(recording.device) // 3 // each)))
+
+
+def _memory_at_hand(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2 << 30

@@ -1,0 +1,61 @@
+"""Everything dross refuses, as one tree.
+
+    DrossError
+    ├── BadInput            an argument that cannot be used as given          (also a ValueError)
+    ├── NotSupported        something dross does not know how to retrace
+    ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
+    ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
+    └── TapeError           the folder that holds a run
+        ├── TapeExists      there is one already
+        ├── TapeDamaged     a missing, truncated, altered or foreign file
+        ├── TapeMismatch    a replay, model or data set that is not the recorded one
+        └── StorageFailed   the disk is full, read-only or gone               (also an OSError)
+
+A message says what happened, where, and what to do about it.
+"""
+
+
+class DrossError(Exception):
+    """The root of every error that dross raises on purpose."""
+
+
+class BadInput(DrossError, ValueError):
+    pass
+
+
+class NotSupported(DrossError):
+    pass
+
+
+class NotFinite(DrossError):
+    def __init__(self, message: str, step: int | None = None):
+        super().__init__(message)
+        self.step = step
+
+
+class NotReplayable(DrossError):
+    pass
+
+
+class TapeError(DrossError):
+    pass
+
+
+class TapeExists(TapeError):
+    pass
+
+
+class TapeDamaged(TapeError):
+    pass
+
+
+class TapeMismatch(TapeError):
+    pass
+
+
+class StorageFailed(TapeError, OSError):
+    pass
+
+
+class DrossWarning(UserWarning):
+    """Something the user should know that does not stop the work."""

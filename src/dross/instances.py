@@ -1,0 +1,159 @@
+"""The training set, seen as instances with ids."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset, default_collate
+
+from .errors import BadInput
+from .objective import Batch
+from .randomness import generator, mixed
+from .step import Micro
+
+Augment = Callable[[Any, torch.Generator], Any]
+_HELD_IN_MEMORY = 2 << 30  # a map-style data set up to this many bytes is read once
+_FINGERPRINT_SAMPLE = 64
+_MODEL_STREAM, _AUGMENT_STREAM = 0, 1
+
+
+class Instances:
+    """Any map-style data set of (x, y), or a pair of tensors (X, Y), as batches on a device."""
+
+    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+        self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
+        self.source = source
+        self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
+        if self.count == 0:
+            raise BadInput("The data set is empty.")
+        if self.stored is None:
+            first = self._collated([0])
+            size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
+            if size <= _HELD_IN_MEMORY:
+                self.stored = self._collated(range(self.count))
+        if self.stored and self._fits_on_device():
+            self.stored = self._placed(self.stored)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, ids: np.ndarray) -> tuple[Any, Any]:
+        """x and y of the given ids, on the device, floating point in the model's type."""
+        if self.stored:
+            at = torch.as_tensor(np.asarray(ids))
+            batch = tree_map(lambda t: t[at.to(t.device)], self.stored)
+        else:
+            batch = self._collated(np.asarray(ids).tolist())
+        return self._placed(batch)
+
+    def feed(self, micro: Micro, seed: int, position: tuple[int, int], augment: Augment | None) -> Batch:
+        """The batch of one forward pass; `position` is (step, micro-batch), from which its random numbers follow."""
+        x, y = self[micro.ids]
+        return make_batch(x, y, micro, seed, position, augment, self.device, self.dtype)
+
+    def fingerprint(self) -> str:
+        """Tells data sets apart: everything of a pair of tensors, a sample of any other."""
+        digest = hashlib.sha256(str(self.count).encode())
+        if self.stored and isinstance(self.source, (tuple, list)):
+            leaves = tree_leaves(self.stored)
+        else:
+            sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
+            leaves = tree_leaves(self[sample])
+        for leaf in leaves:
+            digest.update(checksum_bytes(leaf))
+        return digest.hexdigest()
+
+    def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
+        return check_ids(ids, self.count, what)
+
+    def _collated(self, ids: Sequence[int]) -> tuple[Any, Any]:
+        items = [self.source[i] for i in ids]
+        if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
+            raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {type(items[0]).__name__}.")
+        x, y = default_collate([tuple(item) for item in items])
+        return x, y
+
+    def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        return tree_map(lambda t: placed(t, self.device, self.dtype), batch)
+
+    def _fits_on_device(self) -> bool:
+        size = sum(t.numel() * t.element_size() for t in tree_leaves(self.stored))
+        return self.device.type != "cuda" or size < torch.cuda.mem_get_info(self.device)[0] // 2
+
+
+def make_batch(
+    x: Any, y: Any, micro: Micro, seed: int, position: tuple[int, int], augment: Augment | None,
+    device: torch.device, dtype: torch.dtype,
+) -> Batch:  # fmt: skip
+    if augment is not None:
+        x = augment(x, generator(device, seed, *position, _AUGMENT_STREAM))
+    c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
+    return Batch(x, y, c, mixed(seed, *position, _MODEL_STREAM))
+
+
+def placed(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(t, Tensor):
+        return t
+    return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+
+
+def checksum_bytes(t: Tensor) -> bytes:
+    return t.detach().cpu().contiguous().numpy().tobytes()
+
+
+def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
+    array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.")
+    if array.min() < 0 or array.max() >= count:
+        wrong = array[(array < 0) | (array >= count)][0]
+        raise BadInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
+    return array.astype(np.int64)
+
+
+def _length(source: Any) -> int:
+    try:
+        return len(source)
+    except TypeError:
+        raise BadInput(
+            f"A training set must be map-style (have a length and be indexed by id) or a pair of tensors; "
+            f"{type(source).__name__} is neither."
+        ) from None
+
+
+def _as_tensors(source: Any) -> tuple[Any, Any] | None:
+    if isinstance(source, torch.utils.data.TensorDataset) and len(source.tensors) == 2:
+        source = source.tensors
+    if not isinstance(source, (tuple, list)) or len(source) != 2 or isinstance(source[0], (tuple, list)):
+        return None
+    x, y = (tree_map(lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part) for part in source)
+    leaves = tree_leaves((x, y))
+    if not all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves):
+        return None
+    if len({len(leaf) for leaf in leaves}) != 1:
+        raise BadInput(f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}.")
+    return x, y
+
+
+class indexed(Dataset):  # noqa: N801  reads as a verb where it is used: DataLoader(dross.indexed(train_set))
+    """The same data set with each instance's id in front: (id, x, y).
+
+    Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader has workers.
+    """
+
+    def __init__(self, dataset: Any):
+        stored = _as_tensors(dataset)
+        self.dataset = torch.utils.data.TensorDataset(*stored) if stored and isinstance(stored[0], Tensor) else dataset
+
+    def __len__(self) -> int:
+        return _length(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple:
+        return (index, *self.dataset[index])

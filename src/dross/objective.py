@@ -1,0 +1,274 @@
+"""The per-instance losses of a model as a pure function of its state, and the derivatives that training and retracing need."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from . import statistics
+from .errors import BadInput
+from .layout import Layout
+from .loss import Loss, check_per_instance
+from .randomness import seeded
+
+Buffers = dict[str, Tensor]
+Penalty = Callable[[dict[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass sees."""
+
+    x: Any
+    y: Any
+    c: Tensor  # [B]: how much each loss counts, 1/|S_t| in plain training
+    seed: int  # of everything random inside the model
+
+
+@dataclass
+class Objective:
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    penalty: Penalty | None = None
+    stochastic: bool = False  # the forward pass draws random numbers (dropout)
+    evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
+    forward_mode: bool | None = field(default=None, repr=False)  # None: not tried yet
+
+    # --- the losses ---------------------------------------------------------------------------------------------------
+
+    def losses(self, theta: Tensor, buffers: Buffers, batch: Batch, differentiable: bool = False) -> tuple[Tensor, Buffers]:
+        """One loss per instance [B], and the buffers that the forward pass leaves.
+
+        `differentiable`: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
+        """
+        parameters = self.layout.unflatten(theta)
+        moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
+        if differentiable:
+            with statistics.watched(self.model) as moved_by_the_pass:
+                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch)
+                moved = moved_by_the_pass(buffers)
+        else:
+            losses = self._forward(parameters, moved, batch)
+        return losses, moved
+
+    def _forward(self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch) -> Tensor:
+        if self.stochastic:
+            with seeded(batch.c.device, batch.seed):
+                outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
+        else:
+            outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
+        losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+        return losses if self.penalty is None else losses + self._penalty(parameters)
+
+    def _penalty(self, parameters: dict[str, Tensor]) -> Tensor:
+        assert self.penalty is not None
+        frozen = {name: p.detach() for name, p in self.model.named_parameters() if name not in parameters}
+        try:
+            value = self.penalty({**parameters, **frozen})
+        except (AttributeError, TypeError) as error:
+            raise BadInput(
+                f"penalty(params) failed: {error}. params is a dict of name -> tensor; sum over params.values()."
+            ) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise BadInput("penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of squares.")
+        return value.reshape(())
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None):
+        """sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            losses, moved = self.losses(theta, buffers, batch)
+            (g,) = torch.autograd.grad((losses * (batch.c if w is None else batch.c * w)).sum(), theta)
+        return g, losses.detach(), moved
+
+    def gradients(self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor) -> tuple[Tensor, Buffers]:
+        """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...]."""
+
+        def weighted(theta: Tensor, buffers: Buffers, w: Tensor) -> tuple[Tensor, Buffers]:
+            losses, moved = self.losses(theta, buffers, batch)
+            return (losses * (batch.c * w)).sum(), moved
+
+        return vmap(grad(weighted, has_aux=True), randomness="same")(thetas, buffers, w)
+
+    # --- second order: the heart of a reverse step -----------------------------------------------------------------------
+
+    def pull(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers, hessian: bool = True):
+        """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
+
+            terms_i  = c_i <a_g, grad l_i>                    [Q, B]   d query / d w_i
+            a_theta  = sum_i c_i  H_i a_g  + d<a_buffers, moved> / d theta     [Q, p]
+
+        Forward mode computes the directional losses <a_g, grad l_i> in one jvp and differentiates their sum: about 2-3
+        training steps. Reverse over reverse gives the same numbers, works for every operator with a double backward, and is
+        the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
+        """
+        if theta.numel() * len(batch.c) < _WORTH_FORWARD_MODE:
+            return self._pull_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
+        if self.forward_mode is None:
+            self.forward_mode = self._forward_mode_is_right(theta, buffers, batch, a_g, a_buffers)
+        how = self._pull_forward if self.forward_mode else self._pull_reverse
+        return how(theta, buffers, batch, a_g, a_buffers, hessian)
+
+    def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers) -> bool:
+        """Some operators have no forward mode, and torch's forward rules of batch and layer norm, differentiated once more,
+        are silently wrong: they take the saved mean and deviation for constants. So it is tried once and compared."""
+        try:
+            terms, a_theta, _ = self._pull_forward(theta, buffers, batch, a_g, a_buffers, True)
+        except torch.OutOfMemoryError:
+            raise
+        except (NotImplementedError, RuntimeError):
+            return False
+        expected_terms, expected, _ = self._pull_reverse(theta, buffers, batch, a_g, a_buffers, True)
+        tolerance = 30 * torch.finfo(theta.dtype).eps ** 0.75
+        return all(
+            bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
+            for found, wanted in ((terms, expected_terms), (a_theta, expected))
+        )
+
+    def _pull_forward(self, theta, buffers, batch, a_g, a_buffers, hessian):
+        floating = {name: buffers[name] for name in a_buffers}
+
+        def directional(theta: Tensor, floating: Buffers, a_g: Tensor, a_buffers: Buffers) -> tuple[Tensor, Tensor]:
+            def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
+                return self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+
+            _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)
+            terms = batch.c * d
+            through_buffers = sum((a * moved[name]).sum() for name, a in a_buffers.items())
+            return terms.sum() + through_buffers, terms
+
+        def one(a_g: Tensor, a_buffers: Buffers):
+            if not hessian:
+                return directional(theta, floating, a_g, a_buffers)[1], torch.zeros_like(a_g), a_buffers
+            (a_theta, a_before), terms = grad(directional, argnums=(0, 1), has_aux=True)(theta, floating, a_g, a_buffers)
+            return terms, a_theta, a_before
+
+        if len(a_g) == 1:
+            terms, a_theta, a_before = one(a_g[0], {name: a[0] for name, a in a_buffers.items()})
+            return terms[None], a_theta[None], {name: a[None] for name, a in a_before.items()}
+        return vmap(one, randomness="same")(a_g, a_buffers)
+
+    def _pull_reverse(self, theta, buffers, batch, a_g, a_buffers, hessian):
+        theta = theta.detach().requires_grad_()
+        w = torch.ones_like(batch.c, requires_grad=True)
+        floating = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
+        with torch.enable_grad():
+            losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+            (g,) = torch.autograd.grad((losses * batch.c * w).sum(), theta, create_graph=True)
+        outputs, cotangents = [g], [a_g]
+        if hessian:
+            outputs += [moved[name] for name in a_buffers]
+            cotangents += list(a_buffers.values())
+        inputs = [w, theta, *floating.values()] if hessian else [w]
+        terms, *rest = _batched_vjp(outputs, inputs, cotangents)
+        if not hessian:
+            return terms, torch.zeros_like(a_g), a_buffers
+        return terms, rest[0], dict(zip(floating, rest[1:]))
+
+    def push(self, theta: Tensor, buffers: Buffers, batch: Batch, dot: Tensor, buffers_dot: Buffers, w_dot: Tensor):
+        """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
+
+            g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i        dot [J, p], w_dot [J, B] -> [J, p]
+
+        H is symmetric, so its products come from the reverse pass, which every operator with a double backward has.
+        """
+        theta = theta.detach().requires_grad_()
+        floating = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
+        with torch.enable_grad():
+            losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+            weighted = losses * batch.c
+            (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
+            moving = {name: moved[name] for name in buffers_dot}
+            # d moved . dot, as the derivative in r of <vjp(r), dot>: reverse mode run twice is forward mode
+            r = {name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()}
+            sources = [theta, *floating.values()]
+            back = _vjp(list(moving.values()), sources, list(r.values())) if moving else []
+        (g_dot,) = _batched_vjp([g], [theta], [dot])
+        g_dot = g_dot + _batched_vjp([weighted], [theta], [w_dot])[0]
+        if not moving:
+            return g_dot, {}
+        moved_dot = _batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
+        return g_dot, dict(zip(moving, moved_dot))
+
+    # --- contexts -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside: modules are in the modes they were trained in, and arithmetic is strict and repeatable."""
+        evaluated = set(self.evaluated)
+        with _modes({m: name not in evaluated for name, m in self.model.named_modules()}), strict(self.model):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with _modes({module: False for module in self.model.modules()}), strict(self.model):
+            yield
+
+    def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
+        """The model's outputs; differentiable in theta and in BatchNorm's statistics when in eval mode."""
+        return functional_call(self.model, {**self.layout.unflatten(theta), **buffers}, (x,))
+
+
+_WORTH_FORWARD_MODE = 2**18  # parameters times batch: below, torch.func's own layers cost more than the arithmetic saved
+
+
+def _vjp(outputs, inputs, cotangents, batched: bool = False):
+    """autograd.grad that keeps the graph and says 0 where an output does not depend on an input."""
+    kept = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
+    found: list[Tensor | None] = [None] * len(inputs)
+    if kept:
+        live_outputs, live_cotangents = zip(*kept)
+        found = list(
+            torch.autograd.grad(
+                live_outputs, inputs, live_cotangents, create_graph=not batched, retain_graph=True,
+                allow_unused=True, is_grads_batched=batched,
+            )
+        )  # fmt: skip
+    rows = (len(cotangents[0]),) if batched else ()
+    return [torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f for f, i in zip(found, inputs)]
+
+
+def _batched_vjp(outputs, inputs, cotangents):
+    """vjps for a leading axis of cotangents; one plain pass where there is only one."""
+    if len(cotangents[0]) == 1:
+        return [row.detach()[None] for row in _vjp(outputs, inputs, [a[0] for a in cotangents])]
+    return _vjp(outputs, inputs, cotangents, batched=True)
+
+
+@contextmanager
+def _modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
+    before = [(module, module.training) for module in wanted]
+    for module, training in wanted.items():
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def strict(model: nn.Module) -> Iterator[None]:
+    """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
+    mha = torch.backends.mha.get_fastpath_enabled()
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    on_gpu = any(p.is_cuda for p in model.parameters())
+    before = (cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32) if on_gpu else None
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        if on_gpu:
+            cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32 = False, True, False
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(mha)
+        if before is not None:
+            cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32 = before

@@ -1,0 +1,206 @@
+"""What is asked of a trained model, and its derivative: the seed of a retrace.
+
+A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It is given as pieces, so that a large
+validation set is never in memory at once; the pieces are added up (a mean) or put one after the other (one query each).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves
+
+from . import statistics
+from .errors import BadInput, NotFinite
+from .instances import Instances
+from .layout import State
+from .loss import check_labels, check_per_instance
+from .objective import Objective
+from .step import Derivative
+
+Piece = Callable[[Tensor, dict[str, Tensor]], Tensor]  # (theta [p], buffers) -> scalar or [q]
+_CHUNK = 1024  # instances in memory at once
+_ROWS = 16  # queries of one instance each: their seeds are backward passes over the whole chunk
+
+
+@dataclass(frozen=True)
+class Query:
+    """Built by `mean_loss`, `losses`, `outputs` and `query`; understood by every method of a Run."""
+
+    name: str
+    pieces: Callable[[Objective], Iterator[Piece]]
+    added: bool  # the pieces are added up to one scalar
+
+    def __repr__(self) -> str:
+        return f"<query {self.name}>"
+
+    def evaluate(self, objective: Objective, state: State) -> Tensor:
+        """The query's value at one state: float64, scalar or [Q]."""
+        with objective.evaluating(), torch.no_grad():
+            values = [self._run(piece, state.theta, state.buffers).double() for piece in self.pieces(objective)]
+        return _gathered(values, self.added)
+
+    def evaluate_many(self, objective: Objective, states: State) -> Tensor:
+        """The query's values at K states, [K] or [Q, K]; all at once where the model allows it."""
+        one_by_one = False
+
+        def many(piece: Piece) -> Tensor:
+            nonlocal one_by_one
+            if not one_by_one:
+                try:
+                    return vmap(piece, randomness="same")(states.theta, states.buffers)
+                except (RuntimeError, ValueError):
+                    one_by_one = True
+            return torch.stack([piece(*_nth(states, k)) for k in range(len(states.theta))])
+
+        with objective.evaluating(), torch.no_grad():
+            values = [self._run(many, piece).double() for piece in self.pieces(objective)]
+        return _gathered([value.movedim(0, -1) for value in values], self.added)
+
+    def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
+        """d query / d s with a leading axis [Q], and whether the query is a scalar."""
+        floating = {name: b for name, b in state.buffers.items() if b.is_floating_point()}
+        rest = {name: b for name, b in state.buffers.items() if name not in floating}
+        parts: list[list[Tensor]] = []
+        scalar = self.added
+        with objective.evaluating(), statistics.readable(objective.model):
+            for piece in self.pieces(objective):
+                theta = state.theta.detach().requires_grad_()
+                leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
+                with torch.enable_grad():
+                    value = self._run(piece, theta, {**rest, **leaves})
+                if not torch.isfinite(value).all():
+                    raise NotFinite(f"The query {self.name} is not finite at the trained model.")
+                scalar = scalar or value.dim() == 0
+                parts.append(_rows(value.reshape(-1), [theta, *leaves.values()]))
+        combine = (lambda rows: torch.stack(rows).sum(0)) if self.added else torch.cat
+        a_theta, *a_buffers = [combine(rows) for rows in zip(*parts)]
+        slots = {name: torch.zeros_like(a_theta) for name in state.slots}
+        return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
+
+    def _run(self, piece: Callable, *arguments: Any) -> Tensor:
+        try:
+            value = piece(*arguments)
+        except (RuntimeError, TypeError, IndexError, KeyError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise BadInput(f"The query {self.name} cannot be evaluated on this model: {error}") from error
+        if not isinstance(value, Tensor):
+            raise BadInput(f"The query {self.name} returned {type(value).__name__}, not a tensor.")
+        return value
+
+
+def mean_loss(data: Any) -> Query:
+    """The mean loss over `data` (a map-style data set or a pair of tensors), without the penalty."""
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        total = len(_instances(data, objective))
+        for x, y in _chunks(data, objective, _CHUNK):
+            yield lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
+
+    return Query("mean_loss", pieces, added=True)
+
+
+def losses(data: Any) -> Query:
+    """One query per instance of `data`: its loss, without the penalty."""
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        for x, y in _chunks(data, objective, _ROWS):
+            yield lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y)
+
+    return Query("losses", pieces, added=False)
+
+
+def outputs(data: Any, index: int | None = None) -> Query:
+    """The model's outputs on the inputs of `data`: all of them, or only output number `index` of each instance.
+
+    `data` may be a tensor of inputs alone. The queries are ordered by instance, then by output.
+    """
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        for x, _ in _chunks(data, objective, _ROWS):
+            yield lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index)
+
+    return Query("outputs" if index is None else f"outputs[{index}]", pieces, added=False)
+
+
+def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
+    """Any differentiable function of the model: fn(params, buffers) -> scalar or vector, with dicts of name -> tensor."""
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        def piece(theta: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+            constants = objective.layout.constants(objective.model)
+            own_buffers = dict(objective.model.named_buffers())
+            frozen = {name: t for name, t in constants.items() if name not in own_buffers}
+            fixed = {name: t for name, t in constants.items() if name in own_buffers}
+            return fn({**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers})
+
+        yield piece
+
+    return Query(getattr(fn, "__name__", "query"), pieces, added=False)
+
+
+def as_query(given: Any) -> Query:
+    if not isinstance(given, Query):
+        raise BadInput("A query is built with dross.mean_loss, dross.losses, dross.outputs or dross.query(fn).")
+    return given
+
+
+def _instances(data: Any, objective: Objective) -> Instances:
+    parameter = next(p for p in objective.model.parameters())
+    if isinstance(data, Tensor):
+        data = (data, torch.zeros(len(data)))
+    return Instances(data, parameter.device, parameter.dtype)
+
+
+def _chunks(data: Any, objective: Objective, size: int) -> Iterator[tuple[Any, Any]]:
+    instances = _instances(data, objective)
+    for start in range(0, len(instances), size):
+        yield instances[np.arange(start, min(start + size, len(instances)))]
+
+
+def _losses(objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+    predicted = objective.predict(theta, buffers, x)
+    if not torch._C._functorch.is_batchedtensor(predicted):
+        check_labels(predicted, y, objective.loss.__name__)
+    return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
+
+
+def _selected(outputs: Tensor, index: int | None) -> Tensor:
+    if index is None:
+        return outputs.reshape(-1)
+    if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
+        raise BadInput(f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number {index}.")
+    return outputs[:, index].reshape(-1)
+
+
+def _nth(states: State, k: int) -> tuple[Tensor, dict[str, Tensor]]:
+    return states.theta[k], {name: b[k] for name, b in states.buffers.items()}
+
+
+def _gathered(values: list[Tensor], added: bool) -> Tensor:
+    if added:
+        return torch.stack(values).sum(0)
+    return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _rows(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """d value_q / d input for every q: [[Q, *input.shape], ...]. One backward pass per row, many rows at once."""
+    if not value.requires_grad:
+        return [torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device) for i in inputs]
+    if len(value) == 1:
+        rows = torch.autograd.grad(value.sum(), inputs, allow_unused=True)
+        rows = [None if row is None else row[None] for row in rows]
+    else:
+        eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
+        try:
+            rows = torch.autograd.grad(value, inputs, eye, is_grads_batched=True, retain_graph=True, allow_unused=True)
+        except RuntimeError:  # an operator without a batching rule
+            one_by_one = [torch.autograd.grad(value[q], inputs, retain_graph=True, allow_unused=True) for q in range(len(value))]
+            rows = [None if column[0] is None else torch.stack(column) for column in zip(*one_by_one)]
+    empty = lambda i: torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device)  # noqa: E731
+    return [empty(i) if row is None else row.detach() for row, i in zip(rows, inputs)]

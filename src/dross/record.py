@@ -1,0 +1,356 @@
+"""Record a training loop that somebody else owns.
+
+The recorder computes the forward pass, hands out one loss per instance and watches what the loop does with them: the gradient
+that arrives at the losses is each instance's weight in the step, and the optimizer's own hooks tell when a step is taken. At
+the start of every segment the step is rehearsed from the recorded state; a step that cannot be reproduced is refused then
+and there, not when somebody wants scores.
+"""
+
+import atexit
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .clip import Clip, ClipNorm, ClipValue
+from .discover import device_and_dtype, discover, moving_groups, unwrapped
+from .errors import BadInput, DrossError, NotReplayable, NotSupported, TapeMismatch
+from .instances import Augment, Instances, check_ids, make_batch, placed
+from .keep import Checkpoints, Keep
+from .layout import State, check_signature
+from .loss import check_per_instance, resolve
+from .manifest import describe
+from .objective import Batch, Objective, Penalty
+from .optimizers import Optimizer, current_numbers, read_slots, write_slots
+from .randomness import seeded
+from .replay import checksum, take_step
+from .run import Run
+from .step import Micro, Step
+from .tape import Tape, TapeWriter, prepare_folder
+from .training import check_finite
+
+
+class Recorder:
+    """Writes a tape of your own loop.
+
+        recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
+        for epoch in range(20):
+            for ids, x, y in loader:                               # DataLoader(dross.indexed(train_set), ...)
+                with recorder.step(ids, x, y, epoch=epoch) as losses:
+                    losses.mean().backward(); optimizer.step(); optimizer.zero_grad()
+        run = recorder.run(train_set)
+
+    A `with recorder.step(...)` in which the optimizer takes no step is a micro-batch: gradient accumulation is recorded as it
+    happens. Any weighting that is linear in the losses is recorded too. Clip with `recorder.clip_grad_norm_(1.0)`.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any, tape: str | os.PathLike, *,
+        penalty: Penalty | None = None, augment: Augment | None = None, keep: Keep | None = None, train_set: Any = None,
+        seed: int = 0, overwrite: bool = False, resume: bool = False,
+    ):  # fmt: skip
+        self.called, self.model, self.optimizer = model, unwrapped(model), optimizer
+        self.loss_name, self.loss = resolve(loss)
+        self.penalty, self.augment, self.seed = penalty, augment, seed
+        self.keep = Checkpoints() if keep is None else keep
+        self.device, self.dtype = device_and_dtype(self.model)
+        self.instances = None if train_set is None else Instances(train_set, self.device, self.dtype)
+        self.folder = tape
+        self._earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
+        self._objective: Objective | None = None
+        self._pure: Optimizer | None = None
+        self._writer: TapeWriter | None = None
+        self._pending: list[tuple[Micro, Batch]] = []  # micro-batches whose gradients wait for the optimizer's step
+        self._before: State | None = None  # the state they were computed from, where it is needed
+        self._clip: Clip | None = None
+        self._inside, self._stepped, self._closed = False, False, False
+        self._epoch = 0
+        self._versions: dict[Tensor, tuple[int, int]] = {}
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._about_to_step()),
+            optimizer.register_step_post_hook(lambda *_: self._has_stepped()),
+            *(p.register_post_accumulate_grad_hook(self._accumulated) for p in self.model.parameters() if p.requires_grad),
+        ]
+        own = weakref.ref(self)
+        self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
+        atexit.register(self._at_exit)  # Ctrl-C in the middle of a loop still leaves every step that was taken
+        if self._earlier is not None:
+            self._restore(self._earlier)
+
+    @property
+    def steps(self) -> int:
+        """How many steps are recorded; after `resume=True`, how many of the loop's steps to skip."""
+        if self._writer is not None:
+            return self._writer.next
+        return self._earlier["steps"] if self._earlier else 0
+
+    @contextmanager
+    def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:
+        """Yields one loss per instance of the batch, ready for backward()."""
+        if self._closed:
+            raise BadInput("This recorder is closed.")
+        if self._inside:
+            raise BadInput("recorder.step was entered twice: finish one batch before the next.")
+        if torch.is_autocast_enabled(self.device.type):
+            raise NotSupported("Autocast is on: dross replays in the model's own type. Record without autocast.")
+        if epoch is not None:
+            self._epoch = int(epoch)
+        ids = check_ids(ids, len(self.instances) if self.instances else np.iinfo(np.int32).max, "Instance ids")
+        x, y = (torch.utils._pytree.tree_map(lambda t: placed(t, self.device, self.dtype), part) for part in (x, y))
+        if len(ids) != len(y):
+            raise BadInput(f"{len(ids)} ids came with {len(y)} labels: pass the id of every instance of the batch.")
+        self._check_against_data_set(ids, x, y)
+        position = (self.steps, len(self._pending))
+        batch = make_batch(x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype)
+        self._begin(batch)
+        losses, weights = self._forward(batch)
+        self._inside, self._stepped = True, False
+        self._pending.append((Micro(ids, weights), batch))
+        try:
+            yield losses
+        except BaseException:
+            if not self._stepped:
+                self._pending.pop()
+            raise
+        finally:
+            self._inside = False
+        if not self._stepped and not weights.any():
+            self._pending.pop()
+            raise NotReplayable("backward() was not called on the losses of this batch, so the batch has no part in any step.")
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """torch.nn.utils.clip_grad_norm_ over the model, recorded. Call it between backward() and optimizer.step()."""
+        self._clip = ClipNorm(float(max_norm))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self._accept_gradients()
+        return norm
+
+    def clip_grad_value_(self, limit: float) -> None:
+        """torch.nn.utils.clip_grad_value_ over the model, recorded."""
+        self._clip = ClipValue(float(limit))
+        torch.nn.utils.clip_grad_value_(self.model.parameters(), limit)
+        self._accept_gradients()
+
+    def close(self) -> None:
+        """Write what is still open and mark the tape complete."""
+        if self._closed:
+            return
+        if self._pending:
+            raise NotReplayable(
+                f"{len(self._pending)} micro-batches were computed after step {self.steps - 1} and no optimizer step followed. "
+                "Take the step before closing, or leave them out of the recording."
+            )
+        self._finish(complete=True)
+
+    def run(self, train_set: Any = None) -> Run:
+        """Close the tape and open it as a run."""
+        self.close()
+        source = train_set if train_set is not None else (self.instances.source if self.instances else None)
+        if source is None:
+            raise BadInput("Pass the training set: recorder.run(train_set).")
+        return Run.open(self.folder, self.model, source, self.loss if self.loss_name.count(".") else self.loss_name,
+                        self.penalty, self.augment)  # fmt: skip
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._save_what_there_is()
+
+    # --- what happens around a step -----------------------------------------------------------------------------------------
+
+    def _begin(self, batch: Batch) -> None:
+        """Before the first forward pass of a step: look at the model, and keep its state where the tape wants it."""
+        if self._objective is None:
+            self._discover(batch)
+        assert self._writer is not None
+        if self._pending:
+            return
+        if self._writer.is_full(self._epoch):
+            self._writer.flush(self._state())
+        self._before = self._state() if self._writer.wants_state() else None
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, np.ndarray]:
+        """The losses of the user's own model on this batch, and the array in which backward() leaves their weights."""
+        assert self._objective is not None
+        with seeded(self.device, batch.seed):
+            outputs = self.called(batch.x)
+        losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+        if self.penalty is not None:
+            losses = losses + self._objective._penalty(dict(self.model.named_parameters()))
+        weights = np.zeros(len(batch.c))
+        earlier = bool(self._pending)
+
+        def watch(arrived: Tensor) -> None:
+            if not weights.any():
+                self._check_leftovers(earlier)
+            weights.__iadd__(arrived.detach().double().cpu().numpy())
+
+        losses.register_hook(watch)
+        return losses, weights
+
+    def _check_leftovers(self, accumulating: bool) -> None:
+        """Called as backward() starts: the gradients that are there must be those of the pending micro-batches."""
+        present = any(p.grad is not None and bool((p.grad != 0).any()) for p in self.model.parameters())
+        if present and not accumulating:
+            raise NotReplayable(
+                f"Gradients were left over when backward() of step {self.steps} started. Call optimizer.zero_grad() after each step."
+            )
+        if accumulating and not present:
+            raise NotReplayable(
+                f"The gradients of the {len(self._pending) - 1} micro-batches since step {self.steps - 1} were cleared without a "
+                "step. A step that did not happen (a GradScaler that skipped it) cannot be recorded as one."
+            )
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._versions[parameter] = (id(parameter.grad), parameter.grad._version)
+
+    def _accept_gradients(self) -> None:
+        for parameter in self._versions:
+            if parameter.grad is not None:
+                self._accumulated(parameter)
+
+    def _about_to_step(self) -> None:
+        if self._closed:
+            return
+        if not self._inside:
+            raise NotReplayable(f"optimizer.step() ran outside `with recorder.step(...)` after step {self.steps - 1}.")
+        if self._stepped:
+            raise NotReplayable(f"The optimizer stepped twice in one `with recorder.step(...)`, at step {self.steps}.")
+        assert self._objective is not None
+        moving, parameters = set(self._objective.layout.names), dict(self.model.named_parameters())
+        in_optimizer = {p for group in self.optimizer.param_groups for p in group["params"]}
+        for name, p in parameters.items():
+            if p in in_optimizer and (p.grad is not None) != (name in moving):
+                had = "a" if name in moving else "no"
+                raise NotReplayable(
+                    f"Parameter '{name}' had {had} gradient at the first step and the opposite at step {self.steps}. dross needs the "
+                    "same parameters to train in every step."
+                )
+            if p.grad is not None and self._versions.get(p) != (id(p.grad), p.grad._version):
+                raise NotReplayable(
+                    f"The gradient of '{name}' was changed between backward() and optimizer.step() at step {self.steps}. Clip with "
+                    "recorder.clip_grad_norm_ or recorder.clip_grad_value_; a GradScaler and gradient noise are not supported."
+                )
+
+    def _has_stepped(self) -> None:
+        if self._closed:
+            return
+        assert self._objective is not None and self._pure is not None and self._writer is not None
+        groups = moving_groups(self._objective.layout, self.model, self.optimizer)
+        numbers = current_numbers(self._pure, groups)
+        step = Step(tuple(_simplified(micro) for micro, _ in self._pending), numbers, self._epoch, self._clip)
+        batches = [
+            Batch(batch.x, batch.y, torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device), batch.seed)
+            for micro, (_, batch) in zip(step.micros, self._pending)
+        ]
+        parameters = dict(self.model.named_parameters())
+        g = self._objective.layout.flatten({n: parameters[n].grad for n in self._objective.layout.names})
+        self._pending, self._clip, self._stepped = [], None, True
+        after = self._objective.layout.read(self.model)[0]
+        check_finite(self.steps, State(after), g, [torch.zeros(len(step.ids))], step.ids)
+        opens_segment = not self._writer.steps
+        if opens_segment:
+            self._rehearse(step, batches, after)
+        self._writer.add(step, self._before, checksum(batches[0]) if opens_segment else 0)
+
+    def _rehearse(self, step: Step, batches: list[Batch], after: Tensor) -> None:
+        """Take the step once more as a pure function, and compare."""
+        assert self._objective is not None and self._pure is not None and self._before is not None
+        with self._objective.training():
+            state, _, _ = take_step(self._objective, self._pure, self._before, step, batches)
+        difference = float((state.theta - after).abs().max())
+        moved = float((after - self._before.theta).abs().max())
+        if not difference <= 100 * torch.finfo(self.dtype).eps ** 0.5 * max(moved, torch.finfo(self.dtype).tiny):
+            raise NotReplayable(
+                f"Step {self.steps} cannot be reproduced: the optimizer moved the parameters by up to {moved:.2e}, a replay differs "
+                f"by {difference:.2e}. Does the loop add something to the loss that is not in the losses it was given (use penalty=), "
+                "weight them in a way that is not linear, draw random numbers outside the model, or change the model by hand?"
+            )
+
+    def _discover(self, batch: Batch) -> None:
+        was_training = self.model.training
+        if not was_training:
+            raise BadInput("The model is in eval mode: call model.train() before recording a step.")
+        self._objective, self._pure = discover(
+            self.model, self.optimizer, self.loss if "." in self.loss_name else self.loss_name, self.penalty, batch.x, batch.y
+        )
+        manifest = self._earlier or describe(
+            self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances
+        )
+        state = self._state()
+        self._writer = TapeWriter(self.folder, manifest, self.keep, state.nbytes, None)
+        if self._earlier is None:
+            self._writer.flush(state)
+
+    def _state(self) -> State:
+        assert self._objective is not None and self._pure is not None
+        layout, parameters = self._objective.layout, dict(self.model.named_parameters())
+        theta, buffers = layout.read(self.model)
+        numbers = current_numbers(self._pure, moving_groups(layout, self.model, self.optimizer))
+        slots, clock = read_slots(self._pure, self.optimizer, layout, parameters, theta, numbers)
+        return State(theta, {name: slot.clone() for name, slot in slots.items()}, buffers, clock)
+
+    def _restore(self, earlier: dict) -> None:
+        """Put the model and the optimizer where the tape left off."""
+        from .layout import Layout
+
+        layout = Layout.from_json(earlier["layout"], earlier["model"])
+        check_signature(earlier["model"], self.model, layout)
+        pure = Optimizer.from_json(earlier["optimizer"], layout.group_sizes)
+        if earlier["loss"] != self.loss_name or type(self.optimizer).__name__ != pure.name:
+            raise TapeMismatch(
+                f"The tape was recorded with loss {earlier['loss']} and {pure.name}; this is {self.loss_name} and "
+                f"{type(self.optimizer).__name__}. Continue it with the same."
+            )
+        state = Tape(self.folder).end_state().map(lambda t: t.to(self.device))
+        layout.write(state, self.model)
+        if earlier["steps"]:
+            write_slots(pure, self.optimizer, layout, dict(self.model.named_parameters()), state.slots, state.clock)
+
+    def _check_against_data_set(self, ids: np.ndarray, x: Any, y: Any) -> None:
+        """A data set that answers twice differently cannot be replayed; find out at the first batch."""
+        if self.instances is None or self._objective is not None:
+            return
+        seen = torch.utils._pytree.tree_leaves((x, y))
+        again = torch.utils._pytree.tree_leaves(self.instances[ids])
+        same = len(seen) == len(again) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(seen, again))
+        if not same:
+            raise NotReplayable(
+                "The first batch is not what the data set gives for its ids. Record the inputs as the data set has them and pass "
+                "random transforms as augment=, which is replayed."
+            )
+
+    def _save_what_there_is(self) -> None:
+        if not self._closed:
+            self._pending = []
+            self._finish(complete=False)
+
+    def _finish(self, complete: bool) -> None:
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        atexit.unregister(self._at_exit)
+        if self._writer is not None:
+            self._writer.finish(self._state(), complete=complete)
+        elif complete and self._earlier is None:
+            raise BadInput("Nothing was recorded.")
+
+
+def _simplified(micro: Micro) -> Micro:
+    """1/B each is what a tape assumes; anything else is kept."""
+    plain = np.full(len(micro.ids), 1 / len(micro.ids))
+    same = micro.coefficients is None or np.allclose(micro.coefficients, plain, rtol=1e-7, atol=0)
+    return Micro(micro.ids) if same else micro
+
+
+__all__ = ["DrossError", "Recorder"]

@@ -1,0 +1,171 @@
+"""Run a recorded step, a segment or a whole tape again, exactly as it was.
+
+Training is the first replay: `dross.train` folds `take_step` over its batches, and everything later folds the same function
+over the tape, so a run and its replay differ in nothing.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from .errors import BadInput, TapeMismatch
+from .instances import Augment, Instances, checksum_bytes
+from .layout import State
+from .objective import Batch, Objective
+from .optimizers import Optimizer
+from .step import Step, advance, needs_gradient
+from .tape import Segment, Tape
+
+
+def take_step(
+    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: list[Batch], w: list[Tensor] | None = None
+) -> tuple[State, Tensor, list[Tensor]]:
+    """s_{t+1}, the raw gradient and the losses of each micro-batch. w: instance weights per micro-batch, all 1 by default."""
+    g, losses, buffers = None, [], state.buffers
+    for k, batch in enumerate(batches):
+        part, seen, buffers = objective.gradient(state.theta, buffers, batch, None if w is None else w[k])
+        g = part if g is None else g + part
+        losses.append(seen)
+    g = torch.zeros_like(state.theta) if g is None else g
+    return advance(optimizer, state, step, g, buffers), g, losses
+
+
+def checksum(batch: Batch) -> int:
+    """Of what the model sees, to tell a data set that has changed from a replay that went wrong."""
+    value = 0
+    for leaf in tree_leaves((batch.x, batch.y)):
+        value = zlib.crc32(checksum_bytes(leaf), value)
+    return value
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A tape with everything that is needed to run it again."""
+
+    tape: Tape
+    objective: Objective
+    optimizer: Optimizer
+    instances: Instances
+    augment: Augment | None
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.instances.device
+
+    def batches(self, t: int, step: Step) -> list[Batch]:
+        return [self.instances.feed(micro, self.seed, (t, k), self.augment) for k, micro in enumerate(step.micros)]
+
+    def segment(self, index: int) -> Segment:
+        """Read a segment onto the device, and check that the data set is still the one it was recorded with."""
+        segment = self.tape.read(index)
+        segment = replace(segment, states=[state.map(self._placed) for state in segment.states])
+        first = self.batches(segment.first, segment.steps[0])
+        if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
+            raise TapeMismatch(
+                f"At step {segment.first} the data set gives other inputs or labels than the run was trained on. Pass the same "
+                "data set, the same augment and no random transforms of your own: an instance must look the same twice."
+            )
+        return segment
+
+    def _placed(self, t: Tensor) -> Tensor:
+        # A copy even on the CPU: vectorized sums round differently on memory that is not aligned, as a file's is not.
+        return t.to(self.device, copy=True)
+
+    def _augmented_elsewhere(self) -> bool:
+        """Augmented floats may differ in the last bit between devices; the arrival check judges those replays."""
+        return self.augment is not None and str(self.device) != self.tape.manifest["device"]
+
+    def backwards(self, first: int, stop: int) -> Iterator[tuple[int, Segment]]:
+        """The segments that hold steps first..stop-1, last first."""
+        for index in reversed(range(len(self.tape.entries))):
+            entry = self.tape.entries[index]
+            if entry["first"] < stop and entry["first"] + entry["steps"] > first:
+                yield index, self.segment(index)
+
+    def trail(self, index: int, segment: Segment, stop: int) -> tuple[list[State], list[Tensor | None]]:
+        """The states before each step of a segment up to `stop`, and the gradients where replaying gave them."""
+        count = min(stop, segment.end) - segment.first
+        if len(segment.states) == len(segment.steps):
+            return segment.states[:count], [None] * count
+        states, gradients = [segment.states[0]], []
+        for k in range(count):
+            step, t = segment.steps[k], segment.first + k
+            after, g, _ = take_step(self.objective, self.optimizer, states[-1], step, self.batches(t, step))
+            gradients.append(g if needs_gradient(self.optimizer, step) else None)
+            states.append(after)
+        if count == len(segment.steps):
+            self.check_arrival(index, states[-1], segment)
+        return states[:count], gradients
+
+    def check_arrival(self, index: int, arrived: State, segment: Segment) -> None:
+        """The end of a replayed segment must be where the recording went on from."""
+        last = index + 1 == len(self.tape.entries)
+        recorded = self.tape.end_state() if last else self.tape.read(index + 1).states[0]
+        check_same(arrived, recorded, segment.end, self.tape)
+
+    def state_at(self, t: int) -> State:
+        """The state after t steps."""
+        if t == self.tape.steps:
+            return self.tape.end_state().map(self._placed)
+        if not self.tape.first <= t <= self.tape.steps:
+            raise BadInput(f"The tape holds the model after {self.tape.first} to {self.tape.steps} steps; {t} is not among them.")
+        index = next(i for i, e in enumerate(self.tape.entries) if e["first"] <= t < e["first"] + e["steps"])
+        segment = self.segment(index)
+        if len(segment.states) == len(segment.steps):
+            return segment.states[t - segment.first]
+        state = segment.states[0]
+        with self.objective.training():
+            for k in range(t - segment.first):
+                step = segment.steps[k]
+                state, _, _ = take_step(self.objective, self.optimizer, state, step, self.batches(segment.first + k, step))
+        return state
+
+    def epoch_of(self, t: int) -> int:
+        """The epoch of step t."""
+        index = next(i for i, entry in enumerate(self.tape.entries) if t < entry["first"] + entry["steps"])
+        segment = self.tape.read(index)
+        return segment.steps[t - segment.first].epoch
+
+    def start_of(self, epoch: int) -> int:
+        """The first kept step of this epoch or a later one."""
+        index = next((i for i, entry in enumerate(self.tape.entries) if entry["epochs"][1] >= epoch), None)
+        if index is None:
+            return self.tape.steps
+        segment = self.tape.read(index)
+        return segment.first + next(k for k, step in enumerate(segment.steps) if step.epoch >= epoch)
+
+    def epochs_before(self, stop: int, epochs: int | None) -> tuple[int, int]:
+        """The epochs to look at when the model after `stop` steps is asked: all that are kept, or the last so many."""
+        if epochs is not None and epochs < 1:
+            raise BadInput(f"epochs must be at least 1, not {epochs}.")
+        if stop == self.tape.first:
+            return (0, 0)
+        newest, oldest = self.epoch_of(stop - 1), self.tape.entries[0]["epochs"][0]
+        return (oldest if epochs is None else max(oldest, newest - epochs + 1), newest)
+
+
+def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
+    """Tolerates rounding (another loop's optimizer adds up in another order), and nothing else."""
+    for name, value in recorded.tensors().items():
+        own = arrived.tensors()[name].cpu()
+        value = value.cpu()
+        if torch.equal(own, value):
+            continue
+        if not value.is_floating_point():
+            raise TapeMismatch(f"Step {t - 1} replayed to another {name}: the tape is of another model or data set.")
+        tolerance = torch.finfo(value.dtype).eps ** 0.5
+        difference, scale = float((own - value).abs().max()), float(value.abs().max())
+        if not difference <= tolerance * max(scale, torch.finfo(value.dtype).tiny):
+            made = tape.manifest
+            raise TapeMismatch(
+                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} of {scale:.1e}). The run was "
+                f"recorded on {made['device']} with torch {made['torch']}; this is {arrived.theta.device} with torch "
+                f"{torch.__version__}. Retrace it there, pass the loss and the penalty it was trained with, or record it with "
+                "keep=EveryStep()."
+            )
+

@@ -1,0 +1,155 @@
+"""A recorded run and everything that can be asked of it."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .counterfactual import Counterfactual, counterfactual, leave_one_out
+from .discover import device_and_dtype, unwrapped
+from .errors import BadInput, DrossWarning, TapeMismatch
+from .instances import Augment, Instances
+from .layout import Layout, check_signature
+from .loss import resolve
+from .objective import Objective, Penalty
+from .optimizers import Optimizer
+from .queries import Query, as_query
+from .replay import Recording
+from .retrace import retrace
+from .scores import Scores
+from .tangent import ParameterInfluence, parameter_influence
+from .tape import Tape
+from .verification import Verification, choose, compare
+
+
+@dataclass(frozen=True)
+class Run:
+    """Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`."""
+
+    recording: Recording
+    progress: bool = True
+
+    @staticmethod
+    def open(
+        tape: str | os.PathLike, model: torch.nn.Module, train_set: Any, loss: Any, penalty: Penalty | None = None,
+        augment: Augment | None = None, *, progress: bool = True,
+    ) -> "Run":  # fmt: skip
+        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there."""
+        opened = Tape(tape)
+        made, model = opened.manifest, unwrapped(model)
+        layout = Layout.from_json(made["layout"], made["model"])
+        check_signature(made["model"], model, layout)
+        loss_name, loss_function = resolve(loss)
+        for what, recorded, given in (
+            ("loss", made["loss"], loss_name),
+            ("penalty", made["penalty"], penalty is not None),
+            ("augment", made["augment"], augment is not None),
+        ):
+            if recorded != given:
+                raise TapeMismatch(
+                    f"The run was recorded with {what}={recorded} and is opened with {what}={given}. "
+                    "Pass what it was trained with."
+                )
+        device, dtype = device_and_dtype(model)
+        instances = Instances(train_set, device, dtype)
+        if made["instances"] not in (None, len(instances)) or made["data"] not in (None, instances.fingerprint()):
+            raise TapeMismatch(
+                f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
+                "other contents). Pass the data set it was trained on."
+            )
+        objective = Objective(model, layout, loss_function, penalty, made["stochastic"], tuple(made["evaluated"]))
+        optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        if not opened.complete:
+            warnings.warn(
+                f"The tape at {tape} is not complete: it holds {_so_far(opened)}. Scores are of the model at that point; "
+                "continue the run with resume=True.",
+                DrossWarning,
+                stacklevel=2,
+            )
+        return Run(Recording(opened, objective, optimizer, instances, augment, made["seed"]), progress)
+
+    @property
+    def tape(self) -> Path:
+        return self.recording.tape.folder
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has taken."""
+        return self.recording.tape.steps
+
+    @property
+    def complete(self) -> bool:
+        return self.recording.tape.complete
+
+    def __len__(self) -> int:
+        return len(self.recording.instances)
+
+    def __repr__(self) -> str:
+        made = self.recording.tape.manifest
+        return f"<Run of {made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances: {_so_far(self.recording.tape)}>"
+
+    def evaluate(self, query: Query, *, at: int | None = None) -> np.ndarray:
+        """The query's value at the trained model, or at the model after `at` steps."""
+        state = self.recording.state_at(self.steps if at is None else at)
+        return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
+
+    def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
+        """The parameters after the last step, or after `at` steps."""
+        return self.recording.objective.layout.unflatten(self.recording.state_at(self.steps if at is None else at).theta)
+
+    def influence(self, query: Query, *, epochs: int | None = None, at: int | None = None) -> Scores:
+        """The estimated change of the query without each training instance (Algorithm 2).
+
+        epochs: retrace only the last so many. at: ask the model after that many steps instead of the last.
+        """
+        return retrace(self.recording, as_query(query), epochs=epochs, at=at, progress=self.progress)
+
+    def parameter_influence(self, instances: Any) -> ParameterInfluence:
+        """The SGD-influence itself: the estimated theta_-j - theta, per parameter, for the given instances."""
+        return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
+
+    def counterfactual(self, groups: Any, *, absent: str = "weight", epochs: int | None = None) -> Counterfactual:
+        """Train again with each group of ids absent. epochs: only the last so many are run without them.
+
+        absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from the batch and from
+        BatchNorm's statistics as well; what training on the cleansed data does).
+        """
+        window = self._window(epochs, self.steps)
+        return counterfactual(self.recording, groups, window=window, absent=absent, progress=self.progress)
+
+    def leave_one_out(
+        self, query: Query, instances: Any = None, *, absent: str = "weight", epochs: int | None = None, at: int | None = None
+    ) -> np.ndarray:
+        """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K]."""
+        ids = np.arange(len(self)) if instances is None else self._ids(instances)
+        window = self._window(epochs, self.steps if at is None else at)
+        return leave_one_out(self.recording, as_query(query), ids, window=window, absent=absent, progress=self.progress)
+
+    def verify(self, scores: Scores, query: Query, instances: Any = None, n: int = 64) -> Verification:
+        """Check scores against real counterfactual runs: of `instances`, or of the extremes and a random sample, n in all."""
+        if len(scores) != len(self):
+            raise BadInput(f"These are the scores of {len(scores)} instances; the run has {len(self)}.")
+        ids = choose(scores, n) if instances is None else self._ids(instances)
+        epochs = self.recording.epochs_before(scores.at, None)[1] - scores.first_epoch + 1
+        actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at)
+        return compare(ids, scores.values[..., ids], actual)
+
+    def _ids(self, instances: Any) -> np.ndarray:
+        ids = self.recording.instances.check(instances)
+        if len(ids) == 0:
+            raise BadInput("Pass at least one instance id.")
+        return ids
+
+    def _window(self, epochs: int | None, stop: int) -> tuple[int, int]:
+        oldest, _ = self.recording.epochs_before(stop, epochs)
+        return (self.recording.start_of(oldest), stop)
+
+
+def _so_far(tape: Tape) -> str:
+    planned = tape.manifest["planned"]
+    kept = "" if tape.first == 0 else f", of which the tape keeps those from {tape.first} on"
+    return f"{tape.steps:,} steps{kept}" if planned in (None, tape.steps) else f"{tape.steps:,} of {planned:,} planned steps{kept}"

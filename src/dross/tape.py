@@ -1,0 +1,351 @@
+"""The tape: what a run leaves on disk (Algorithm 1's A).
+
+    tape/manifest.json                    what was run, and the list of segments with their digests; the only truth
+    tape/segment-000012.safetensors       a starting state (or every state) and the steps taken from it
+    tape/state-000000000412.safetensors   the state after the last recorded step
+
+Every file is written under a temporary name, flushed and renamed; a file that the manifest does not name does not exist. So
+a crash at any moment loses at most the open segment. No pickle: a foreign or damaged file is refused, never run.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from . import clip as clips
+from .errors import BadInput, StorageFailed, TapeDamaged, TapeError, TapeExists, TapeMismatch
+from .keep import Keep
+from .layout import State
+from .step import Micro, Step
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Segment:
+    first: int
+    steps: list[Step]
+    states: list[State]  # one, or one per step
+    checksum: int  # of the first batch as the model saw it
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.steps)
+
+
+class Tape:
+    """A recorded run, read from its folder."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        self._intact: set[str] = set()  # files whose digest has been checked
+
+    @property
+    def entries(self) -> list[dict]:
+        return self.manifest["segments"]
+
+    @property
+    def first(self) -> int:
+        """The first step that is kept: 0, unless only the last epochs are."""
+        return self.entries[0]["first"] if self.entries else self.steps
+
+    @property
+    def steps(self) -> int:
+        """How far the run got."""
+        return self.manifest["steps"]
+
+    @property
+    def complete(self) -> bool:
+        return self.manifest["complete"]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.entries) + self.manifest["end"]["bytes"]
+
+    def read(self, index: int) -> Segment:
+        entry = self.entries[index]
+        tensors, about = self._load(entry)
+        return decode_segment(tensors, about, entry["first"])
+
+    def end_state(self) -> State:
+        tensors, about = self._load(self.manifest["end"])
+        return State.from_tensors(tensors, _clock(about))
+
+    def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
+        path = self.folder / entry["file"]
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            raise TapeDamaged(f"{path} is missing. The tape cannot be retraced without it; record the run again.") from None
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+        if entry["file"] not in self._intact:
+            if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
+                raise TapeDamaged(
+                    f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were written, or its digest "
+                    "differs. Restore the file from a copy, or record the run again."
+                )
+            self._intact.add(entry["file"])
+        return parse(raw, path)
+
+
+def parse(raw: bytes, path: Path) -> tuple[dict[str, Tensor], dict]:
+    try:
+        tensors = load(raw)
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        return tensors, json.loads(header["__metadata__"]["dross"])
+    except (SafetensorError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
+        raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
+
+
+def read_manifest(folder: Path) -> dict:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise TapeError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
+    except NotADirectoryError:
+        raise TapeError(f"{folder} is a file; a tape is a folder.") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise TapeDamaged(f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run again.") from None
+    if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
+        raise TapeDamaged(f"{path} was not written by dross.")
+    if manifest.get("format") != FORMAT:
+        raise TapeMismatch(
+            f"The tape at {folder} has format {manifest.get('format')}; this dross reads format {FORMAT}. "
+            "Use the dross that recorded it, or record the run again."
+        )
+    if missing := {"segments", "end", "steps", "complete", "model", "layout", "optimizer", "loss"} - set(manifest):
+        raise TapeDamaged(f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again.")
+    for entry in [*manifest["segments"], manifest["end"]]:
+        if not isinstance(entry, dict) or Path(str(entry.get("file", "/"))).name != entry.get("file"):
+            raise TapeDamaged(f"{path} names a file outside the tape.")
+    return manifest
+
+
+# --- segments as tensors -------------------------------------------------------------------------------------------------
+
+
+def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
+    steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
+    states = [state.tensors() for state in segment.states]
+    tensors = {f"state.{n}": torch.stack([s[n] for s in states]) for n in states[0]}
+    tensors["ids"] = torch.from_numpy(np.concatenate([m.ids for m in micros] or [np.zeros(0)]).astype(np.int32))
+    tensors["micro.sizes"] = _int32([len(m.ids) for m in micros])
+    if any(len(step.micros) != 1 for step in steps):
+        tensors["step.micros"] = _int32([len(step.micros) for step in steps])
+    if any(m.coefficients is not None for m in micros):
+        tensors["coefficients"] = torch.from_numpy(np.concatenate([m.weights for m in micros]))
+    numbers = np.stack([step.numbers for step in steps])
+    constant = bool((numbers == numbers[:1]).all())
+    tensors["numbers"] = torch.from_numpy(numbers[:1].copy() if constant else numbers)
+    tensors["epochs"] = _int32([step.epoch for step in steps])
+    if any(step.clip for step in steps):
+        tensors["clips"] = torch.tensor([clips.to_numbers(step.clip) for step in steps], dtype=torch.float64)
+    about = {"steps": len(steps), "clocks": [state.clock for state in segment.states], "checksum": segment.checksum}
+    return tensors, about
+
+
+def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segment:
+    count = about["steps"]
+    state_names = [name for name in tensors if name.startswith("state.")]
+    states = [
+        State.from_tensors({name[6:]: tensors[name][k] for name in state_names}, tuple(clock))
+        for k, clock in enumerate(about["clocks"])
+    ]
+    ends = np.cumsum(tensors["micro.sizes"].numpy())[:-1]
+    ids = np.split(tensors["ids"].numpy().astype(np.int64), ends)
+    coefficients: list[Any] = [None] * len(ids)
+    if "coefficients" in tensors:
+        coefficients = np.split(tensors["coefficients"].numpy(), ends)
+    micros = [Micro(i, c) for i, c in zip(ids, coefficients)]
+    per_step = tensors["step.micros"].tolist() if "step.micros" in tensors else [1] * count
+    numbers = np.broadcast_to(tensors["numbers"].numpy(), (count, *tensors["numbers"].shape[1:]))
+    clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
+    steps, at = [], 0
+    for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
+        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clips.from_numbers(*clip_rows[t])))
+        at += size
+    return Segment(first, steps, states, about["checksum"])
+
+
+def _int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _clock(about: dict) -> tuple[dict[str, float], ...]:
+    return tuple(about["clock"])
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------------
+
+
+class TapeWriter:
+    """Appends steps to a tape. Ask `wants_state()` before each step, then `add` it; `flush` makes what there is durable."""
+
+    def __init__(self, folder: str | os.PathLike, manifest: dict, keep: Keep, state_bytes: int, planned: int | None):
+        self.folder, self.manifest, self.planned, self.state_bytes = Path(folder), manifest, planned, state_bytes
+        self.keep = keep.settled(planned, state_bytes)
+        self.spacing = 0  # a thinned-out tape goes on with longer segments
+        self.steps: list[Step] = []
+        self.states: list[State] = []
+        self.checksum = 0
+
+    @property
+    def next(self) -> int:
+        return self.manifest["steps"] + len(self.steps)
+
+    def wants_state(self) -> bool:
+        return not self.steps or self.keep.every_state
+
+    def is_full(self, epoch: int) -> bool:
+        """Whether the open segment has to be flushed before a step of this epoch is added."""
+        if not self.steps:
+            return False
+        length = max(self.spacing, self.keep.length(self.manifest["steps"], self.planned, self.state_bytes))
+        return len(self.steps) >= length or (self.keep.by_epoch and epoch != self.steps[-1].epoch)
+
+    def add(self, step: Step, state: State | None, checksum: int = 0) -> None:
+        if not self.steps:
+            self.checksum = checksum
+        if state is not None:
+            self.states.append(state.map(lambda t: t.detach().cpu()))
+        self.steps.append(step)
+
+    def flush(self, after: State) -> None:
+        """Write the open segment; `after` is the state that its last step led to."""
+        old_end = self.manifest.get("end")
+        entries = list(self.manifest.get("segments", []))
+        end_file = f"state-{self.next:012d}.safetensors"
+        if self.steps:
+            segment = Segment(self.manifest["steps"], self.steps, self.states, self.checksum)
+            entries.append(self._write_segment(self._new_number(entries), segment))
+        end = self._write(end_file, {n: t.detach().cpu() for n, t in after.tensors().items()}, {"clock": after.clock})
+        entries, dropped = self._forgotten(entries)
+        entries, merged = self._thinned(entries, end["bytes"])
+        self._commit({**self.manifest, "segments": entries, "end": end, "steps": self.next})
+        self.steps, self.states = [], []
+        gone = [*dropped, *merged] + ([old_end["file"]] if old_end and old_end["file"] != end["file"] else [])
+        for name in gone:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def finish(self, after: State, complete: bool = True) -> None:
+        self.flush(after)
+        self._commit({**self.manifest, "complete": complete})
+
+    def _forgotten(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
+        if self.keep.last_epochs is None:
+            return entries, []
+        oldest = entries[-1]["epochs"][1] - self.keep.last_epochs + 1 if entries else 0
+        kept = [entry for entry in entries if entry["epochs"][1] >= oldest]
+        return kept, [entry["file"] for entry in entries if entry not in kept]
+
+    def _thinned(self, entries: list[dict], end_bytes: int) -> tuple[list[dict], list[str]]:
+        """Keep within a budget when the length of the run is not known: merge neighbours, so half of the states go."""
+        gone: list[str] = []
+        while self.keep.limit is not None and sum(e["bytes"] for e in entries) + end_bytes > self.keep.limit:
+            if len(entries) == 1:
+                raise TapeError(
+                    f"The budget of {self.keep.limit:,} bytes is spent after {self.next} steps: one state and the list of "
+                    "instances take more. Give a larger budget, or keep=LastEpochs(1)."
+                )
+            merged = []
+            for k in range(0, len(entries), 2):
+                pair = entries[k : k + 2]
+                if len(pair) < 2:
+                    merged += pair
+                    continue
+                left, right = (decode_segment(*self._reload(e), e["first"]) for e in pair)
+                both = Segment(left.first, left.steps + right.steps, left.states[:1], left.checksum)
+                merged.append(self._write_segment(self._new_number(entries + merged), both))
+                gone += [e["file"] for e in pair]
+            self.spacing = 2 * max(e["steps"] for e in entries)
+            entries = merged
+        return entries, gone
+
+    def _reload(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
+        path = self.folder / entry["file"]
+        return parse(path.read_bytes(), path)
+
+    def _new_number(self, entries: list[dict]) -> int:
+        return max((int(e["file"][8:14]) for e in [*entries, *self.manifest.get("segments", [])]), default=-1) + 1
+
+    def _write_segment(self, number: int, segment: Segment) -> dict:
+        epochs = [step.epoch for step in segment.steps]
+        entry = {"first": segment.first, "steps": len(segment.steps), "epochs": [min(epochs), max(epochs)]}
+        return entry | self._write(f"segment-{number:06d}.safetensors", *encode_segment(segment))
+
+    def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
+        raw = save({n: t.contiguous() for n, t in tensors.items()}, {"dross": json.dumps(about)})
+        self._replace(name, raw)
+        return {"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+
+    def _commit(self, manifest: dict) -> None:
+        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self.manifest = manifest
+
+    def _replace(self, name: str, raw: bytes) -> None:
+        path, temporary = self.folder / name, self.folder / (name + ".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            try:
+                temporary.unlink(missing_ok=True)
+            except OSError:
+                pass
+            raise _storage_failed(path, error, self.manifest["steps"]) from error
+
+
+def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
+    """Make room for a tape. Returns the manifest to go on from, if there is one and `resume` asks for it."""
+    folder = Path(folder)
+    if overwrite and resume:
+        raise BadInput("overwrite and resume exclude each other.")
+    if (folder / MANIFEST).exists():
+        if resume:
+            return read_manifest(folder)
+        if not overwrite:
+            raise TapeExists(
+                f"There is a tape at {folder} already. Open it with dross.Run.open, continue it with resume=True, "
+                "replace it with overwrite=True, or choose another folder."
+            )
+        read_manifest(folder)  # never clear a folder that is not a tape
+        (folder / MANIFEST).unlink()
+        for file in [*folder.glob("segment-*.safetensors*"), *folder.glob("state-*.safetensors*")]:
+            file.unlink()
+    elif folder.exists() and (not folder.is_dir() or any(f.suffix not in (".tmp", ".safetensors") for f in folder.iterdir())):
+        raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _storage_failed(folder, error, 0) from error
+    return None
+
+
+def _storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
+    causes = {
+        errno.ENOSPC: "the disk is full. Free some space, or keep less: keep=Checkpoints() or keep=Budget(bytes)",
+        errno.EDQUOT: "your disk quota is used up",
+        errno.EACCES: "the folder may not be written to",
+        errno.EROFS: "the disk is read-only",
+    }
+    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    return StorageFailed(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")

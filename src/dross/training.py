@@ -1,0 +1,216 @@
+"""Our own training loop: Algorithm 1. For a loop that is yours, see record.py."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .clip import Clip
+from .discover import device_and_dtype, discover, moving_groups, unwrapped
+from .errors import BadInput, NotFinite, NotSupported, TapeMismatch
+from .instances import Augment, Instances, check_ids
+from .keep import Checkpoints, Keep
+from .layout import State
+from .loss import check_labels, resolve
+from .manifest import describe
+from .objective import Batch, Objective, Penalty
+from .optimizers import Optimizer, current_numbers, read_slots, write_slots
+from .progress import bar
+from .randomness import mixed
+from .replay import Recording, checksum, take_step
+from .run import Run
+from .step import Micro, Step
+from .tape import Tape, TapeWriter, prepare_folder
+
+Eta = float | Sequence[float] | np.ndarray | Callable[[int], float] | torch.optim.lr_scheduler.LRScheduler
+
+
+def train(
+    model: torch.nn.Module, train_set: Any, loss: Any, optimizer: torch.optim.Optimizer, *, tape: str | os.PathLike,
+    epochs: int | None = None, batch_size: int | None = None, batches: Sequence[Any] | None = None, eta: Eta | None = None,
+    penalty: Penalty | None = None, augment: Augment | None = None, clip: Clip | None = None, keep: Keep | None = None,
+    seed: int = 0, device: str | torch.device | None = None, progress: bool = True, overwrite: bool = False,
+    resume: bool = False,
+) -> Run:  # fmt: skip
+    """Train a model and record the run on a tape.
+
+    train_set   a map-style data set of (x, y), or a pair of tensors (X, Y); an instance's id is its index
+    loss        loss(outputs, targets) -> one loss per instance, or "cross_entropy", "binary_cross_entropy", "squared_error"
+    batches     the ids of every step; otherwise drawn anew each epoch from `seed`, `epochs` and `batch_size`
+    eta         one rate, one per step, a function of the step (from 0), or a torch scheduler, which is stepped once per
+                training step; by default the optimizer's own rate
+    penalty     penalty(params) -> scalar, added to every instance's loss; it leaves with the instance
+    augment     augment(x, generator) -> x, replayed with the same random numbers
+    keep        what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes)
+    resume      go on with a tape that a crash or Ctrl-C left behind; overwrite: replace it
+
+    The model and the optimizer end up as if the loop had run on them.
+    """
+    model = unwrapped(model)
+    device = _available(device) if device is not None else device_and_dtype(model)[0]
+    model.to(device)
+    device, dtype = device_and_dtype(model)
+    if not model.training:
+        model.train()
+    instances = Instances(train_set, device, dtype)
+    plan = _Plan.of(instances, epochs, batch_size, batches, seed)
+    first = next(plan.from_step(0))[0]
+    x, y = instances[first if len(first) else np.arange(1)]
+    x = x if augment is None else augment(x, torch.Generator(device).manual_seed(seed))
+    objective, pure = discover(model, optimizer, loss, penalty, x, y)
+    loss_name, _ = resolve(loss)
+    _check_all_labels(objective, instances, x, loss_name)
+    rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
+
+    keep = Checkpoints() if keep is None else keep
+    parameters = dict(model.named_parameters())
+    theta, buffers = objective.layout.read(model)
+    slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
+    state = State(theta, slots, buffers, clock)
+    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances)
+    earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
+    if earlier is not None:
+        _check_same_run(earlier, manifest)
+        state = Tape(tape).end_state().map(lambda t: t.to(device))
+        manifest = earlier
+    writer = TapeWriter(tape, manifest, keep, state.nbytes, plan.steps)
+    if earlier is None:
+        writer.flush(state)
+    state = _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress)
+    objective.layout.write(state, model)
+    write_slots(pure, optimizer, objective.layout, parameters, state.slots, state.clock)
+    return Run(Recording(Tape(tape), objective, pure, instances, augment, seed), progress)
+
+
+def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress) -> State:
+    """Take the steps that are still to be taken; whatever ends them early, the tape keeps what was done."""
+    done, told = writer.next, 0
+    with objective.training(), bar("training", plan.steps - done, show=progress) as advance:
+        try:
+            for t, (ids, epoch) in enumerate(plan.from_step(done), start=done):
+                step = Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
+                feeds = [instances.feed(micro, seed, (t, k), augment) for k, micro in enumerate(step.micros)]
+                after, g, losses = take_step(objective, pure, state, step, feeds)
+                check_finite(t, after, g, losses, ids)
+                if writer.is_full(epoch):
+                    writer.flush(state)
+                mark = checksum(feeds[0]) if feeds and not writer.steps else 0
+                writer.add(step, state if writer.wants_state() else None, mark)
+                state = after
+                advance(1)
+            told = 1
+        finally:
+            writer.finish(state, complete=bool(told))
+    return state
+
+
+def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray) -> None:
+    """Stop at the step that breaks, and say which instances broke it."""
+    if bool(torch.isfinite(g).all() & torch.isfinite(after.theta).all()):
+        return
+    bad = ids[~torch.isfinite(torch.cat(losses)).cpu().numpy()]
+    if len(bad):
+        what = f"the loss of instance{'s' * (len(bad) > 1)} {', '.join(map(str, bad[:5]))} is not finite"
+    else:
+        what = "the gradient is not finite" if not bool(torch.isfinite(g).all()) else "the update overflows"
+    raise NotFinite(
+        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape is whole up to step {t}.", step=t
+    )
+
+
+class _Plan:
+    """Which ids each step uses, epoch by epoch, without holding all of them."""
+
+    def __init__(self, per_epoch: Callable[[int], list[np.ndarray]], epochs: int, steps_of: Callable[[int], int]):
+        self.per_epoch, self.epochs, self.steps_of = per_epoch, epochs, steps_of
+        self.steps = sum(steps_of(epoch) for epoch in range(epochs))
+
+    def from_step(self, start: int) -> Iterator[tuple[np.ndarray, int]]:
+        t = 0
+        for epoch in range(self.epochs):
+            size = self.steps_of(epoch)
+            if t + size > start:
+                for ids in self.per_epoch(epoch)[max(0, start - t) :]:
+                    yield ids, epoch
+            t += size
+
+    @staticmethod
+    def of(instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int) -> "_Plan":
+        if epochs is not None and epochs < 1:
+            raise BadInput(f"epochs must be at least 1, not {epochs}.")
+        if batches is not None:
+            given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
+            if not given:
+                raise BadInput("batches is empty: there is nothing to train on.")
+            cuts = np.array_split(np.arange(len(given)), epochs or 1)
+            parts = [[given[t] for t in cut] for cut in cuts]
+            return _Plan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
+        if epochs is None or batch_size is None:
+            raise BadInput("Say how long to train: epochs and batch_size, or batches.")
+        if batch_size < 1:
+            raise BadInput(f"batch_size must be at least 1, not {batch_size}.")
+        count = len(instances)
+
+        def shuffled(epoch: int) -> list[np.ndarray]:
+            order = np.random.default_rng(mixed(seed, epoch)).permutation(count)
+            return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+
+        return _Plan(shuffled, epochs, lambda epoch: -(-count // batch_size))
+
+
+def _rates(optimizer, pure: Optimizer, groups: list[dict], eta: Eta | None, steps: int) -> np.ndarray:
+    """The optimizer's numbers at every step: [T, G, H]."""
+    rows = np.repeat(current_numbers(pure, groups)[None], steps, axis=0)
+    if eta is None:
+        return rows
+    if isinstance(eta, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise NotSupported("ReduceLROnPlateau looks at a loss that dross.train does not show it. Use dross.Recorder in your own loop.")
+    if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
+        optimizer._opt_called = True  # our loop is the optimizer's step; torch would warn that it was never called
+        for t in range(steps):
+            rows[t] = current_numbers(pure, groups)
+            eta.step()
+        return rows
+    column = pure.columns.index("lr")
+    if callable(eta):
+        rates = np.array([eta(t) for t in range(steps)], dtype=np.float64)
+    else:
+        rates = np.asarray(eta.cpu() if isinstance(eta, torch.Tensor) else eta, dtype=np.float64)
+    if rates.ndim and len(rates) != steps:
+        raise BadInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
+    if not np.isfinite(rates).all() or (rates < 0).any():
+        raise BadInput("eta must be finite and not negative.")
+    rows[:, :, column] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
+    return rows
+
+
+def _check_all_labels(objective: Objective, instances: Instances, x: Any, loss_name: str) -> None:
+    """One bad label in the last batch would otherwise end a long run."""
+    if instances.stored and loss_name == "cross_entropy":
+        theta, buffers = objective.layout.read(objective.model)
+        with objective.evaluating(), torch.no_grad():
+            check_labels(objective.predict(theta, buffers, x), instances.stored[1], loss_name)
+
+
+def _check_same_run(earlier: dict, now: dict) -> None:
+    volatile = {"dross", "torch", "segments", "end", "steps", "complete", "model"}
+    for key in sorted(set(now) - volatile):
+        if earlier.get(key) != now[key]:
+            raise TapeMismatch(
+                f"The tape cannot be continued with other settings: {key} was {earlier.get(key)!r} and is {now[key]!r}. "
+                "Use the settings it was started with, or overwrite=True to start again."
+            )
+    if earlier["model"]["parameters"] != now["model"]["parameters"]:
+        raise TapeMismatch("The tape cannot be continued with another model.")
+
+
+def _available(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+        torch.zeros(1, device=wanted)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"The device '{device}' is not there ({reason}). Leave it out to train where the model is.") from None
+    return wanted

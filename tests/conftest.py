@@ -1,0 +1,38 @@
+import os
+from pathlib import Path
+
+import dross
+import pytest
+import torch
+from oracles import Problem
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)  # the problems are tiny; threads only get in each other's way
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Run a problem through dross.train. record(problem, keep=...) -> dross.Run"""
+    counter = iter(range(1000))
+
+    def recorded(problem: Problem, **options) -> dross.Run:
+        model, optimizer = problem.start()
+        options = {"tape": tmp_path / f"tape-{next(counter)}", "batches": problem.batches, "epochs": problem.epochs,
+                   "penalty": problem.penalty, "seed": problem.seed, "eta": problem.rate, "progress": False} | options  # fmt: skip
+        if problem.clip_norm is not None:
+            options["clip"] = dross.ClipNorm(problem.clip_norm)
+        return dross.train(model, (problem.X, problem.Y), problem.loss, optimizer, **options)
+
+    return recorded
+
+
+@pytest.fixture
+def shared_oracle():
+    """The folder with one repetition of each cell of the paper's Table 1."""
+    data = os.environ.get("DROSS_DATA")
+    folder = Path(data).parent / "oracle" if data else None
+    if folder is None or not folder.exists():
+        pytest.skip("the oracle files are not on this machine (DROSS_DATA names the data folder beside them)")
+    return folder

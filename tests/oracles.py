@@ -1,0 +1,121 @@
+"""The reference: obviously right, and slow. Nothing here uses the code that it checks, but for the seeds of random numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from dross.randomness import mixed
+from torch import Tensor, nn
+
+
+@dataclass
+class Problem:
+    """A training run written out in full."""
+
+    model: Callable[[], nn.Module]
+    X: Tensor
+    Y: Tensor
+    X_val: Tensor
+    Y_val: Tensor
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+    batches: list[np.ndarray]
+    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.cross_entropy(out, y, reduction="none")
+    penalty: Callable[[dict[str, Tensor]], Tensor] | None = None
+    rate: Callable[[int], float] | None = None
+    groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
+    clip_norm: float | None = None
+    seed: int = 0
+    epochs: int = 1
+    used: list[int] = field(default_factory=lambda: [0, 3])  # the instances whose derivative is checked
+
+    def start(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = self.model()
+        return model, self.optimizer(self.groups(model))
+
+
+def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
+    """Train with torch's own optimizer; instance i's loss counts weights[i] / |S_t|."""
+    model, optimizer = problem.start()
+    model.train()
+    weights = torch.ones(len(problem.X), dtype=torch.float64) if weights is None else weights
+    for t, ids in enumerate(problem.batches):
+        if problem.rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = problem.rate(t)
+        ids = torch.as_tensor(ids)
+        torch.manual_seed(mixed(problem.seed, t, 0, 0))
+        optimizer.zero_grad()
+        losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
+        if problem.penalty is not None:
+            losses = losses + problem.penalty(dict(model.named_parameters()))
+        ((losses * weights[ids]).sum() / len(ids)).backward()
+        if problem.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), problem.clip_norm)
+        optimizer.step()
+    return model.eval()
+
+
+def validation_loss(problem: Problem, model: nn.Module) -> float:
+    with torch.no_grad():
+        return float(problem.loss(model(problem.X_val), problem.Y_val).mean())
+
+
+def derivative(problem: Problem, j: int, h: float = 2e-5) -> float:
+    """d validation loss / d w_j at w = 1, by a five-point stencil over literal runs. Its error is O(h^4)."""
+
+    def at(offset: float) -> float:
+        weights = torch.ones(len(problem.X), dtype=torch.float64)
+        weights[j] += offset
+        return validation_loss(problem, literal_run(problem, weights))
+
+    return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+
+
+def literal_leave_one_out(problem: Problem, j: int) -> float:
+    weights = torch.ones(len(problem.X), dtype=torch.float64)
+    weights[j] = 0
+    return validation_loss(problem, literal_run(problem, weights)) - validation_loss(problem, literal_run(problem))
+
+
+def unrolled_scores(problem: Problem, options: dict) -> Tensor:
+    """- d validation loss / d w by autograd through the whole run: SGD (any option) or Adam, no BatchNorm, no dropout."""
+    model, _ = problem.start()
+    params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    w = torch.ones(len(problem.X), dtype=torch.float64, requires_grad=True)
+    memory: dict[str, dict[str, Tensor]] = {name: {} for name in params}
+    for t, ids in enumerate(problem.batches):
+        ids = torch.as_tensor(ids)
+        losses = problem.loss(torch.func.functional_call(model, params, (problem.X[ids],)), problem.Y[ids])
+        if problem.penalty is not None:
+            losses = losses + problem.penalty(params)
+        grads = torch.autograd.grad((losses * w[ids]).sum() / len(ids), list(params.values()), create_graph=True)
+        rate = options["lr"] if problem.rate is None else problem.rate(t)
+        rule = _adam if "betas" in options else _sgd
+        params = {n: rule(p, g, memory[n], t, rate, options) for (n, p), g in zip(params.items(), grads)}
+    out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
+    return -torch.autograd.grad(problem.loss(out, problem.Y_val).mean(), w)[0]
+
+
+def _sgd(p, g, memory, t, rate, o):
+    g = (-g if o.get("maximize") else g) + o.get("weight_decay", 0) * p
+    if o.get("momentum", 0):
+        memory["m"] = g if t == 0 else o["momentum"] * memory["m"] + (1 - o.get("dampening", 0)) * g
+        g = g + o["momentum"] * memory["m"] if o.get("nesterov") else memory["m"]
+    return p - rate * g
+
+
+def _adam(p, g, memory, t, rate, o):
+    b1, b2 = o["betas"]
+    if o.get("decoupled"):
+        p = p * (1 - rate * o["weight_decay"])
+    else:
+        g = g + o.get("weight_decay", 0) * p
+    m = memory["m"] = b1 * memory.get("m", 0) + (1 - b1) * g
+    v = memory["v"] = b2 * memory.get("v", 0) + (1 - b2) * g**2
+    if o.get("amsgrad"):
+        v = memory["x"] = torch.maximum(memory["x"], v) if "x" in memory else v
+    return p - rate * (m / (1 - b1 ** (t + 1))) / ((v / (1 - b2 ** (t + 1))).sqrt() + o.get("eps", 1e-8))
