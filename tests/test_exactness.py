@@ -154,8 +154,8 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
         monkeypatch.setattr("dross.objective._WORTH_FORWARD_MODE", threshold)
         run = record(p)
         results += [run.influence(query(p)).values, run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0)]
-        if threshold == 0 and model in ("mlp", "cnn", "dropout"):
-            assert run.recording.objective.forward_mode
+        # attention's dropout draws other numbers inside torch.func: forward mode is tried, found out and left alone
+        assert run.recording.objective.forward_mode == (threshold == 0 and model != "attention")
     for other in results[1:]:
         close(other, results[0], 1e-10)
 

@@ -168,11 +168,11 @@ class _Runs:
                 part, buffers = objective.gradients(state.theta, buffers, batch, w)
                 g = part if g is None else g + part
             g = torch.zeros_like(state.theta) if g is None else g
-            before, state = state, _finite(advance(optimizer, state, step, g, buffers), t)
+            before, state = state, advance(optimizer, state, step, g, buffers)
             if t == self.first:
                 self._check_replica(before, state, step, batches)
             told(count)
-        return state
+        return _finite(state)
 
     def _check_replica(self, before: State, after: State, step: Step, batches: list[Batch]) -> None:
         """With nothing removed the first step must be the recorded one; inside `vmap` some layers draw other random numbers."""
@@ -196,14 +196,13 @@ class _Runs:
                 state, _, _ = take_step(objective, optimizer, state, step, batches, w)
             except ValueError as error:
                 raise NotSupported(f"Step {t} cannot be taken with what is left of its batch: {error}") from error
-            state = _finite(state, t)
             told(1)
-        return state
+        return _finite(state)
 
 
-def _finite(state: State, t: int) -> State:
-    if not bool(torch.isfinite(state.theta).all()):
-        raise NotFinite(f"A counterfactual run diverged at step {t}: its parameters are no longer finite.", step=t)
+def _finite(state: State) -> State:
+    if not bool(torch.isfinite(state.theta).all()):  # once nan, always nan: the end tells
+        raise NotFinite("A counterfactual run diverged: its parameters are not finite at the end. Lower the rate of the run.")
     return state
 
 

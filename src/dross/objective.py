@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from . import statistics
 from .errors import BadInput
+from .forward_rules import ForwardRules
 from .layout import Layout
 from .loss import Loss, check_per_instance
 from .randomness import seeded
@@ -39,6 +41,7 @@ class Objective:
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
     forward_mode: bool | None = field(default=None, repr=False)  # None: not tried yet
+    queries_at_once: int = field(default=8, repr=False)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
@@ -92,11 +95,12 @@ class Objective:
     def gradients(self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor) -> tuple[Tensor, Buffers]:
         """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...]."""
 
-        def weighted(theta: Tensor, buffers: Buffers, w: Tensor) -> tuple[Tensor, Buffers]:
-            losses, moved = self.losses(theta, buffers, batch)
-            return (losses * (batch.c * w)).sum(), moved
-
-        return vmap(grad(weighted, has_aux=True), randomness="same")(thetas, buffers, w)
+        thetas = thetas.detach().requires_grad_()
+        with torch.enable_grad():
+            losses, moved = vmap(lambda theta, b: self.losses(theta, b, batch), randomness="same")(thetas, buffers)  # [K, B]
+            # model k's loss depends on its own row only: the gradient of the sum holds every model's gradient
+            (g,) = torch.autograd.grad((losses * (batch.c * w)).sum(), thetas)
+        return g, {name: buffer.detach() for name, buffer in moved.items()}
 
     # --- second order: the heart of a reverse step -----------------------------------------------------------------------
 
@@ -110,16 +114,33 @@ class Objective:
         training steps. Reverse over reverse gives the same numbers, works for every operator with a double backward, and is
         the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
         """
-        if theta.numel() * len(batch.c) < _WORTH_FORWARD_MODE:
-            return self._pull_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
         if self.forward_mode is None:
-            self.forward_mode = self._forward_mode_is_right(theta, buffers, batch, a_g, a_buffers)
+            self._choose_mode(theta, buffers, batch, a_g, a_buffers)
         how = self._pull_forward if self.forward_mode else self._pull_reverse
-        return how(theta, buffers, batch, a_g, a_buffers, hessian)
+        parts = []
+        for k in range(0, len(a_g), self.queries_at_once):
+            rows = slice(k, k + self.queries_at_once)
+            parts.append(how(theta, buffers, batch, a_g[rows], {name: a[rows] for name, a in a_buffers.items()}, hessian))
+        if len(parts) == 1:
+            return parts[0]
+        terms, a_theta, moved = zip(*parts)
+        return torch.cat(terms), torch.cat(a_theta), {name: torch.cat([m[name] for m in moved]) for name in a_buffers}
+
+    def _choose_mode(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers) -> None:
+        """Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            self.losses(theta, buffers, batch)
+        flops = counted.get_total_flops()
+        one = slice(0, 1)
+        a_one = {name: a[one] for name, a in a_buffers.items()}
+        worth_it = flops >= _WORTH_FORWARD_MODE
+        self.forward_mode = worth_it and self._forward_mode_is_right(theta, buffers, batch, a_g[one], a_one)
+        at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
+        self.queries_at_once = min(256, max(8, at_hand // max(flops, 1)))
 
     def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers) -> bool:
-        """Some operators have no forward mode, and torch's forward rules of batch and layer norm, differentiated once more,
-        are silently wrong: they take the saved mean and deviation for constants. So it is tried once and compared."""
+        """Some operators have no forward mode, and a forward rule can be wrong once it is differentiated again (see
+        forward_rules.py). So it is tried on the first batch and compared with what reverse mode says."""
         try:
             terms, a_theta, _ = self._pull_forward(theta, buffers, batch, a_g, a_buffers, True)
         except torch.OutOfMemoryError:
@@ -151,6 +172,11 @@ class Objective:
             (a_theta, a_before), terms = grad(directional, argnums=(0, 1), has_aux=True)(theta, floating, a_g, a_buffers)
             return terms, a_theta, a_before
 
+        with ForwardRules():
+            return self._one_or_many(one, a_g, a_buffers)
+
+    @staticmethod
+    def _one_or_many(one, a_g, a_buffers):
         if len(a_g) == 1:
             terms, a_theta, a_before = one(a_g[0], {name: a[0] for name, a in a_buffers.items()})
             return terms[None], a_theta[None], {name: a[None] for name, a in a_before.items()}
@@ -217,7 +243,9 @@ class Objective:
         return functional_call(self.model, {**self.layout.unflatten(theta), **buffers}, (x,))
 
 
-_WORTH_FORWARD_MODE = 2**18  # parameters times batch: below, torch.func's own layers cost more than the arithmetic saved
+_WORTH_FORWARD_MODE = 2**25  # operations of a forward pass: below, torch.func's own layers cost more than they save
+_WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced side by side: more leave the processor's caches
+_WORK_AT_ONCE_GPU = 2**35
 
 
 def _vjp(outputs, inputs, cotangents, batched: bool = False):

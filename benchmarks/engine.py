@@ -1,0 +1,213 @@
+"""What the engine costs, as ratios in one run on one thread.
+
+    python benchmarks/engine.py [--rounds 20] [--device cpu|cuda] [--threads 1]
+
+Every pair of timings alternates within one loop and is compared by its median, so that a noisy machine disturbs both alike.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import dross
+import numpy as np
+import torch
+import torch.nn.functional as F
+from dross.retrace import reverse_step
+from torch import nn
+
+
+def mnist_cnn() -> nn.Module:
+    """The paper's network for MNIST."""
+    return nn.Sequential(
+        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(320, 10),
+    )  # fmt: skip
+
+
+def cifar_cnn() -> nn.Module:
+    """The paper's network for CIFAR10."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(),
+                   nn.Conv2d(after, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]  # fmt: skip
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 10))
+
+
+def small_mlp(outputs: int) -> nn.Module:
+    """The paper's network of Section 7.1: two layers of eight."""
+    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, *shape, generator=generator).to(device), torch.randint(0, 10, (count,), generator=generator).to(device)
+
+
+def medians(device: str, rounds: int, *functions) -> list[float]:
+    """Median seconds of each function, all of them called in turn."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    times: list[list[float]] = [[] for _ in functions]
+    for k in range(rounds + 2):
+        for function, spent in zip(functions, times):
+            wait()
+            start = time.perf_counter()
+            function()
+            wait()
+            if k >= 2:
+                spent.append(time.perf_counter() - start)
+    return [float(np.median(spent)) for spent in times]
+
+
+def plain_step(model, optimizer, x, y) -> None:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def recorded(model, pair, folder: Path, *, steps: int, batch: int = 64, **options) -> dross.Run:
+    rng = np.random.default_rng(0)
+    batches = [rng.permutation(len(pair[0]))[:batch] for _ in range(steps)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return dross.train(model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True, **options)
+
+
+def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -> tuple[float, float, str]:
+    pair = data(shape, 64, device)
+    model = make().to(device)
+    run = recorded(model, pair, folder, steps=3, keep=dross.EveryStep())
+    recording, query = run.recording, dross.mean_loss(pair)
+    adjoint, _ = query.seed(recording.objective, recording.state_at(2))
+    segment = recording.segment(0)
+    trained = make().to(device)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+
+    def retrace() -> None:
+        reverse_step(recording, 1, segment.steps[1], segment.states[1], None, adjoint)
+
+    with recording.objective.training():
+        training, retracing = medians(device, rounds, lambda: plain_step(trained, optimizer, *pair), retrace)
+    return training, retracing, "forward" if recording.objective.forward_mode else "reverse"
+
+
+def recording_over_training(rounds: int, steps: int, device: str, folder: Path) -> float:
+    pair = data((1, 28, 28), 640, device)
+    model = mnist_cnn().to(device)
+    batches = [np.random.default_rng(t).permutation(640)[:64] for t in range(steps)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def plain() -> None:
+        for ids in batches:
+            at = torch.from_numpy(ids).to(device)
+            plain_step(model, optimizer, pair[0][at], pair[1][at])
+
+    def record() -> None:
+        dross.train(model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True)
+
+    training, recorded_time = medians(device, rounds, plain, record)
+    return recorded_time / training
+
+
+def checkpoints_over_every_step(rounds: int, steps: int, device: str, folder: Path) -> float:
+    pair = data((1, 28, 28), 640, device)
+    runs = [
+        recorded(mnist_cnn().to(device), pair, folder / name, steps=steps, keep=keep)
+        for name, keep in (("every", dross.EveryStep()), ("checkpoints", dross.Checkpoints()))
+    ]
+    query = dross.mean_loss((pair[0][:64], pair[1][:64]))
+    every, checkpoints = medians(device, rounds, *(lambda run=run: run.influence(query) for run in runs))
+    return checkpoints / every
+
+
+def bytes_of_checkpoints(steps: int, folder: Path) -> float:
+    """Sizes do not depend on the arithmetic, so 2,000 steps at batch 64 are recorded with a stand-in of the same state size."""
+    sizes = []
+    for keep in (dross.EveryStep(), dross.Checkpoints()):
+        x = torch.randn(4000, 1)
+        model = _Stand(13_750)
+        batches = [np.random.default_rng(t).integers(0, 4000, 64) for t in range(steps)]
+        run = dross.train(model, (x, x[:, 0]), "squared_error", torch.optim.SGD(model.parameters(), lr=1e-6), tape=folder,
+                          batches=batches, keep=keep, progress=False, overwrite=True)  # fmt: skip
+        sizes.append(run.recording.tape.nbytes)
+    return sizes[1] / sizes[0]
+
+
+class _Stand(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        return x[:, 0] * self.weight.mean()
+
+
+def many_over_one(rounds: int, device: str, folder: Path, outputs: int) -> float:
+    """200 counterfactual runs of 200 steps at batch 20, over one plain run of them."""
+    x, y = data((64,), 400, device)
+    pair, loss = ((x, y), "cross_entropy") if outputs > 1 else ((x, (y > 4).float()), "binary_cross_entropy")
+    batches = [np.random.default_rng(t).permutation(400)[:20] for t in range(200)]
+    model, trained = small_mlp(outputs).to(device), small_mlp(outputs).to(device)
+    run = dross.train(model, pair, loss, torch.optim.SGD(model.parameters(), lr=0.01), tape=folder, batches=batches,
+                      progress=False, overwrite=True)  # fmt: skip
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    mean_loss = F.cross_entropy if outputs > 1 else (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y))
+
+    def one() -> None:
+        for ids in batches:
+            at = torch.from_numpy(ids).to(device)
+            mean_loss(trained(pair[0][at]), pair[1][at]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    query = dross.mean_loss((pair[0][:100], pair[1][:100]))
+    alone, together = medians(device, rounds, one, lambda: run.leave_one_out(query, np.arange(200)))
+    return together / alone
+
+
+def queries_over_one(rounds: int, device: str, folder: Path) -> float:
+    pair = data((1, 28, 28), 320, device)
+    run = recorded(mnist_cnn().to(device), pair, folder, steps=10, keep=dross.EveryStep())
+    one = dross.losses((pair[0][:1], pair[1][:1]))
+    many = dross.losses((pair[0][:32], pair[1][:32]))
+    single, several = medians(device, rounds, lambda: run.influence(one), lambda: run.influence(many))
+    return several / single
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20, help="timings per figure (default 20)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device, rounds = options.device, options.rounds
+    folder = Path(tempfile.mkdtemp(prefix="dross-benchmark-"))
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    print(f"{datetime.date.today()}  {where}, {options.threads} thread(s), Python {platform.python_version()}, torch {torch.__version__}")
+    print(f"{'figure':58} {'measured':>10} {'aim':>8}")
+
+    def row(what: str, value: float, aim: str, note: str = "") -> None:
+        print(f"{what:58} {value:10.3g} {aim:>8}  {note}", flush=True)
+
+    try:
+        for name, make, shape, aim in (("MNIST", mnist_cnn, (1, 28, 28), "1.7"), ("CIFAR10", cifar_cnn, (3, 32, 32), "3.0")):
+            training, retracing, mode = retrace_over_training(make, shape, rounds, device, folder / "step")
+            note = f"{training * 1e3:.2f} ms and {retracing * 1e3:.2f} ms, {mode} mode"
+            row(f"retrace step / training step, {name} CNN, batch 64", retracing / training, aim, note)
+        row("recording / plain training, MNIST CNN, 100 steps", recording_over_training(max(3, rounds // 4), 100, device, folder / "r"), "1.1")
+        row("checkpoints / every step: retrace time, MNIST CNN", checkpoints_over_every_step(max(3, rounds // 4), 60, device, folder / "c"), "1.5")
+        row("checkpoints / every step: bytes, 2,000 steps", bytes_of_checkpoints(2000, folder / "b"), "0.03")
+        for outputs, name in ((1, "two classes"), (10, "ten classes")):
+            row(f"200 leave-one-out runs / 1 run, 8-8 MLP, {name}", many_over_one(max(3, rounds // 4), device, folder / "m", outputs), "5")
+        row("32 queries / 1 query, MNIST CNN", queries_over_one(max(3, rounds // 4), device, folder / "q"), "")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
