@@ -101,7 +101,7 @@ def replayed(
     first, stop = window
     start = recording.state_at(first)
     side_by_side = absent == "weight"
-    size = _fitting(recording, start, first) if side_by_side else 1
+    size = min(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     runs = _Runs(recording, start, first, stop, absent)
     total = (stop - first) * (len(groups) + 1)
     at = 0

@@ -40,7 +40,7 @@ class Step:
 
     @property
     def ids(self) -> np.ndarray:
-        return np.concatenate([micro.ids for micro in self.micros])
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(micro.ids for micro in self.micros)])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,135 @@
+"""The command line."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .errors import DrossError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
+    "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
+)
+console = Console()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        console.print(f"dross {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    tape: Annotated[Path, typer.Option(help="Where to record the run. A demo tape that is there is replaced.")] = Path("runs/demo"),
+    checked: Annotated[int, typer.Option(min=8, help="How many instances to verify by retraining without each of them.")] = 64,
+) -> None:
+    """The whole story on the digits inside scikit-learn, with 5 % of the labels flipped.
+
+    Trains a small network and records the run, scores every training instance by how much worse it makes the validation
+    loss, checks the scores against real retraining, and shows what removing the most harmful instances does.
+    """
+    from . import demo as demonstration
+
+    console.print(
+        f"Training on {demonstration.TRAIN} digits, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose, "
+        "and recording the run ..."
+    )
+    story = demonstration.tell(tape, checked=checked)
+    digits, scores = story.digits, story.scores
+    console.print(f"Scored {len(scores)} instances by retracing {story.run.steps} steps, then checked {checked} by retraining.\n")
+
+    table = Table(title="The ten most harmful instances", title_justify="left")
+    for name in ("id", "score", "label", "true label", "flipped"):
+        table.add_column(name, justify="right")
+    for j in scores.most_harmful(10):
+        label, true = int(digits.train[1][j]), digits.true_labels[j]
+        table.add_row(str(j), f"{scores.values[j]:+.5f}", str(label), str(true), "yes" if digits.flipped[j] else "")
+    console.print(table)
+    console.print("A score is the estimated change of the validation loss had the instance been absent: below 0 it did harm.\n")
+
+    m, total = story.removed, int(digits.flipped.sum())
+    by_chance = m * digits.flipped.mean()
+    console.print(f"Of the {m} most harmful, {story.found(m)} are among the {total} flipped ones; by chance it would be {by_chance:.0f}.\n")
+    console.print(f"[bold]Can the scores be trusted?[/bold] {story.verification.sentence}\n")
+
+    table = Table(title=f"The same training again, without {m} instances", title_justify="left")
+    for name in ("removed", "validation loss", "test loss", "test error"):
+        table.add_column(name, justify="left" if name == "removed" else "right")
+    for kind in story.test:
+        row = (f"{story.validation[kind]:.4f}", f"{story.test[kind]:.4f}", f"{story.test_error[kind]:.1%}")
+        table.add_row(kind, *row)
+    console.print(table)
+    tested = len(digits.test[1])
+    console.print(
+        f"The test error counts mistakes among only {tested} digits, so a difference of a few tenths of a percent means nothing; "
+        "the loss says more.\n"
+    )
+    console.print(f"The run is kept in {tape}; [bold]dross info {tape}[/bold] describes it.")
+
+
+@app.command()
+def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was recorded in.")]) -> None:
+    """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    from .tape import Tape
+
+    opened = Tape(tape)
+    made = opened.manifest
+    parameters = sum(_size(shape) for name, (shape, _) in made["model"]["parameters"].items() if name in made["layout"]["names"])
+    planned = "" if made["planned"] in (None, opened.steps) else f" of {made['planned']:,} planned"
+    rows = {
+        "model": f"{made['model']['class']}, {parameters:,} parameters in training",
+        "optimizer": made["optimizer"]["name"],
+        "loss": made["loss"] + (" with a penalty" if made["penalty"] else ""),
+        "instances": "not recorded" if made["instances"] is None else f"{made['instances']:,}",
+        "steps": f"{opened.steps:,}{planned}" + (" (complete)" if opened.complete else " (not complete: continue with resume=True)"),
+        "kept": f"steps {opened.first:,} to {opened.steps:,} in {len(opened.entries)} segments, {opened.nbytes / 1e6:,.1f} MB",
+        "recorded on": f"{made['device']}, torch {made['torch']}, dross {made['dross']}",
+    }
+    for index in range(len(opened.entries)):
+        opened.read(index)  # every digest is checked
+    opened.end_state()
+    rows["files"] = "all intact"
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+def main() -> None:
+    """The `dross` command: an error that a person can mend is one message, not a traceback."""
+    try:
+        app()
+    except DrossError as error:
+        if "--debug" in sys.argv:
+            raise
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/bold red] {error}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. What was recorded is kept.")
+        sys.exit(130)

@@ -1,0 +1,136 @@
+"""What can be asked, and what is told when it cannot."""
+
+import dross
+import numpy as np
+import pytest
+import torch
+from dross.errors import BadInput, NotFinite
+from oracles import literal_run
+from torch.utils.data import TensorDataset
+from zoo import problem
+
+
+@pytest.fixture
+def case(record):
+    p = problem("batchnorm", "momentum")
+    return p, record(p), literal_run(p)
+
+
+def test_values_are_those_of_the_model(case):
+    p, run, model = case
+    with torch.no_grad():
+        outputs = model(p.X_val)
+        losses = p.loss(outputs, p.Y_val)
+    data = (p.X_val, p.Y_val)
+    np.testing.assert_allclose(run.evaluate(dross.mean_loss(data)), losses.mean(), rtol=1e-12)
+    np.testing.assert_allclose(run.evaluate(dross.losses(data)), losses, rtol=1e-12)
+    np.testing.assert_allclose(run.evaluate(dross.outputs(p.X_val)), outputs.flatten(), rtol=1e-12)
+    np.testing.assert_allclose(run.evaluate(dross.outputs(data, index=1)), outputs[:, 1], rtol=1e-12)
+    norm = dross.query(lambda params, buffers: params["0.weight"].norm() + buffers["1.running_var"].sum())
+    np.testing.assert_allclose(run.evaluate(norm), (model[0].weight.norm() + model[1].running_var.sum()).item(), rtol=1e-12)
+
+
+def test_a_vector_query_is_its_rows(case):
+    p, run, _ = case
+    data = (p.X_val, p.Y_val)
+    together = run.influence(dross.losses(data))
+    assert together.values.shape == (9, len(p.X)) and together.by_epoch.shape == (9, 2, len(p.X))
+    for q in (0, 4):
+        alone = run.influence(dross.losses((p.X_val[q : q + 1], p.Y_val[q : q + 1])))
+        np.testing.assert_allclose(together.values[q], alone.values[0], rtol=1e-9, atol=1e-14)
+    mean = run.influence(dross.mean_loss(data)).values
+    np.testing.assert_allclose(together.values.mean(0), mean, rtol=1e-9, atol=1e-14)
+    logits = run.influence(dross.outputs(p.X_val, index=2))
+    assert logits.values.shape == (9, len(p.X))
+    assert run.influence(dross.outputs(p.X_val[:2])).values.shape == (6, len(p.X))
+
+
+def test_many_queries_at_once_are_the_same_as_in_chunks(case, monkeypatch):
+    p, run, _ = case
+    query = dross.losses((p.X_val, p.Y_val))
+    whole = run.influence(query).values
+    run.recording.objective.queries_at_once = 2
+    np.testing.assert_allclose(run.influence(query).values, whole, rtol=1e-10, atol=1e-15)
+
+
+def test_functions_of_parameters_and_buffers(case):
+    p, run, _ = case
+    scalar = dross.query(lambda params, buffers: params["0.weight"].pow(2).sum() + buffers["1.running_mean"].sum())
+    scores = run.influence(scalar)
+    assert scores.values.shape == (len(p.X),)
+    delta = run.parameter_influence([0, 3])
+    by_hand = 2 * (run.parameters()["0.weight"] * delta["0.weight"]).sum((1, 2)) + delta.buffers["1.running_mean"].sum(1)
+    np.testing.assert_allclose(scores.values[[0, 3]], by_hand, rtol=1e-8)
+    vector = run.influence(dross.query(lambda params, buffers: params["3.bias"]))
+    np.testing.assert_allclose(vector.values[:, [0, 3]], delta["3.bias"].T, rtol=1e-8, atol=1e-12)
+
+
+def test_the_model_after_a_step(case, record):
+    """`at` asks the model half way: the same as a run that ended there."""
+    p, run, _ = case
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    for at in (3, 5, 8):
+        shorter = problem("batchnorm", "momentum")
+        shorter.batches, shorter.epochs = p.batches[:at], 1
+        expected = record(shorter)
+        np.testing.assert_allclose(run.influence(query, at=at).values, expected.influence(query).values, rtol=1e-10, atol=1e-15)
+        np.testing.assert_allclose(run.evaluate(query, at=at), expected.evaluate(query), rtol=1e-12)
+        np.testing.assert_allclose(
+            run.leave_one_out(query, [0, 3], at=at), expected.leave_one_out(query, [0, 3]), rtol=1e-8, atol=1e-15
+        )
+    assert not run.influence(query, at=0).values.any()
+    with pytest.raises(BadInput, match="at=99"):
+        run.influence(query, at=99)
+
+
+def test_epochs_restrict_the_work_and_add_up(case):
+    p, run, _ = case
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    whole = run.influence(query)
+    np.testing.assert_allclose(whole.by_epoch.sum(0), whole.values, rtol=1e-12)
+    last = run.influence(query, epochs=1)
+    np.testing.assert_array_equal(last.values, whole.by_epoch[-1])
+    np.testing.assert_array_equal(last.values, whole.last_epochs(1).values)
+    assert last.by_epoch.shape == (1, len(p.X)) and last.first_epoch == 1
+    with pytest.raises(BadInput):
+        run.influence(query, epochs=0)
+
+
+def test_a_map_style_data_set_is_as_good_as_tensors(case, record):
+    p, run, _ = case
+    query = dross.mean_loss(TensorDataset(p.X_val, p.Y_val))
+    np.testing.assert_array_equal(run.influence(query).values, run.influence(dross.mean_loss((p.X_val, p.Y_val))).values)
+
+
+def test_loss_queries_measure_the_plain_loss(record):
+    p = problem("mlp", "sgd", penalty=lambda params: sum((value**2).sum() for value in params.values()))
+    run, model = record(p), literal_run(p)
+    plain = p.loss(model(p.X_val), p.Y_val).mean().item()
+    np.testing.assert_allclose(run.evaluate(dross.mean_loss((p.X_val, p.Y_val))), plain, rtol=1e-12)
+
+
+def test_bad_queries(case):
+    p, run, _ = case
+    with pytest.raises(BadInput, match="cannot be evaluated on this model"):
+        run.influence(dross.mean_loss((torch.randn(4, 9), p.Y_val[:4])))
+    with pytest.raises(BadInput, match="built with dross.mean_loss"):
+        run.influence(p.X_val)
+    with pytest.raises(BadInput, match="empty"):
+        run.influence(dross.mean_loss((p.X_val[:0], p.Y_val[:0])))
+    with pytest.raises(BadInput, match="no output number 5"):
+        run.influence(dross.outputs(p.X_val, index=5))
+    with pytest.raises(BadInput, match="not a tensor"):
+        run.influence(dross.query(lambda params, buffers: 3.0))
+    with pytest.raises(BadInput, match="nothing"):
+        run.influence(dross.query(lambda params, buffers: params["nothing"]))
+    with pytest.raises(NotFinite, match="not finite"):
+        run.influence(dross.query(lambda params, buffers: params["0.weight"].sum() * float("nan")))
+
+
+
+def test_labels_of_a_query_out_of_range(record, tmp_path):
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    with pytest.raises(BadInput, match=r"Labels run from \d to 9, but the model has 3 outputs"):
+        run.influence(dross.mean_loss((p.X_val, p.Y_val + 7)))
