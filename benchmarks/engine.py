@@ -14,12 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import dross
 import numpy as np
 import torch
 import torch.nn.functional as F
-from dross.retrace import reverse_step
 from torch import nn
+
+import dross
+from dross.retrace import reverse_step
 
 
 def mnist_cnn() -> nn.Module:
@@ -46,7 +47,9 @@ def small_mlp(outputs: int) -> nn.Module:
 
 def data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, *shape, generator=generator).to(device), torch.randint(0, 10, (count,), generator=generator).to(device)
+    return torch.randn(count, *shape, generator=generator).to(device), torch.randint(0, 10, (count,), generator=generator).to(
+        device
+    )
 
 
 def medians(device: str, rounds: int, *functions) -> list[float]:
@@ -74,7 +77,9 @@ def recorded(model, pair, folder: Path, *, steps: int, batch: int = 64, **option
     rng = np.random.default_rng(0)
     batches = [rng.permutation(len(pair[0]))[:batch] for _ in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return dross.train(model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True, **options)
+    return dross.train(
+        model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True, **options
+    )
 
 
 def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -> tuple[float, float, str]:
@@ -187,8 +192,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device, rounds = options.device, options.rounds
     folder = Path(tempfile.mkdtemp(prefix="dross-benchmark-"))
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    print(f"{datetime.date.today()}  {where}, {options.threads} thread(s), Python {platform.python_version()}, torch {torch.__version__}")
+    where = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    )
+    print(
+        f"{datetime.date.today()}  {where}, {options.threads} thread(s), "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
     print(f"{'figure':58} {'measured':>10} {'aim':>8}")
 
     def row(what: str, value: float, aim: str, note: str = "") -> None:
@@ -199,11 +211,23 @@ def main() -> None:
             training, retracing, mode = retrace_over_training(make, shape, rounds, device, folder / "step")
             note = f"{training * 1e3:.2f} ms and {retracing * 1e3:.2f} ms, {mode} mode"
             row(f"retrace step / training step, {name} CNN, batch 64", retracing / training, aim, note)
-        row("recording / plain training, MNIST CNN, 100 steps", recording_over_training(max(3, rounds // 4), 100, device, folder / "r"), "1.1")
-        row("checkpoints / every step: retrace time, MNIST CNN", checkpoints_over_every_step(max(3, rounds // 4), 60, device, folder / "c"), "1.5")
+        row(
+            "recording / plain training, MNIST CNN, 100 steps",
+            recording_over_training(max(3, rounds // 4), 100, device, folder / "r"),
+            "1.1",
+        )
+        row(
+            "checkpoints / every step: retrace time, MNIST CNN",
+            checkpoints_over_every_step(max(3, rounds // 4), 60, device, folder / "c"),
+            "1.5",
+        )
         row("checkpoints / every step: bytes, 2,000 steps", bytes_of_checkpoints(2000, folder / "b"), "0.03")
         for outputs, name in ((1, "two classes"), (10, "ten classes")):
-            row(f"200 leave-one-out runs / 1 run, 8-8 MLP, {name}", many_over_one(max(3, rounds // 4), device, folder / "m", outputs), "5")
+            row(
+                f"200 leave-one-out runs / 1 run, 8-8 MLP, {name}",
+                many_over_one(max(3, rounds // 4), device, folder / "m", outputs),
+                "5",
+            )
         row("32 queries / 1 query, MNIST CNN", queries_over_one(max(3, rounds // 4), device, folder / "q"), "")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

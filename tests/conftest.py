@@ -1,9 +1,10 @@
 import os
 from pathlib import Path
 
-import dross
 import pytest
 import torch
+
+import dross
 from oracles import Problem
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from dross.randomness import mixed
 from torch import Tensor, nn
+
+from dross.randomness import mixed
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """Runs with instances absent."""
 
-import dross
 import numpy as np
 import pytest
 import torch
+
+import dross
 from dross.errors import BadInput, NotFinite, NotSupported
 from oracles import literal_run, validation_loss
 from zoo import problem
@@ -33,7 +34,9 @@ def test_groups_side_by_side(record, model, optimizer):
         for name, value in expected.named_parameters():
             if name in cf.parameters(k):
                 # a bias in front of BatchNorm has no gradient but rounding, which Adam and RMSprop blow up by 1/eps
-                np.testing.assert_allclose(cf.parameters(k)[name], value.detach(), rtol=1e-9, atol=1e-8 if model == "batchnorm" else 1e-12)
+                np.testing.assert_allclose(
+                    cf.parameters(k)[name], value.detach(), rtol=1e-9, atol=1e-8 if model == "batchnorm" else 1e-12
+                )
     assert cf.evaluate(dross.losses((p.X_val, p.Y_val))).shape == (9, 4)
     assert cf.changes(query(p))[1] == 0.0
 

@@ -1,11 +1,12 @@
 """Scores against finite differences of literal runs and against autograd through the unrolled run, in float64."""
 
-import dross
 import numpy as np
 import pytest
 import torch
-from oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
 from torch import nn
+
+import dross
+from oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
 from zoo import MODELS, OPTIMIZERS, problem
 
 KEEPS = {"every": dross.EveryStep(), "checkpoints": dross.Checkpoints(every=3), "default": dross.Checkpoints(),
@@ -96,11 +97,18 @@ def test_clipping_in_its_kink_free_parts(record):
 
 def test_parameter_groups_with_their_own_rates(record):
     def groups(model):
-        return [{"params": model[0].parameters(), "lr": 0.2, "momentum": 0.0}, {"params": model[2].parameters(), "weight_decay": 0.1}]
+        return [
+            {"params": model[0].parameters(), "lr": 0.2, "momentum": 0.0},
+            {"params": model[2].parameters(), "weight_decay": 0.1},
+        ]
 
     for optimizer in ("momentum", "adam", "nadam"):
         p = problem("mlp", optimizer)
-        p.groups = groups if optimizer == "momentum" else lambda m: [{"params": g["params"], "lr": 0.01 * (k + 1)} for k, g in enumerate(groups(m))]
+        p.groups = (
+            groups
+            if optimizer == "momentum"
+            else lambda m: [{"params": g["params"], "lr": 0.01 * (k + 1)} for k, g in enumerate(groups(m))]
+        )
         scores = record(p).influence(query(p)).values
         close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from dross.clip import ClipNorm, ClipValue
 from dross.errors import NotSupported
 from dross.layout import State
@@ -38,7 +39,7 @@ def setting(name: str, steps: int, clip=None):
 
 def random_like(state: State, count: int, seed: int) -> Derivative:
     rng = torch.Generator().manual_seed(seed)
-    draw = lambda: torch.randn(count, SIZE, dtype=torch.float64, generator=rng)  # noqa: E731
+    draw = lambda: torch.randn(count, SIZE, dtype=torch.float64, generator=rng)
     return Derivative(draw(), {name: draw() for name in state.slots})
 
 
@@ -98,7 +99,7 @@ def test_a_subclass_is_not_taken_for_its_parent():
         pass
 
     optimizer = SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(NotSupported, match="torch.optim's own classes"):
+    with pytest.raises(NotSupported, match=r"torch\.optim's own classes"):
         understand(optimizer, (2,), optimizer.param_groups)
 
 

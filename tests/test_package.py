@@ -6,14 +6,16 @@ import pty
 import subprocess
 import sys
 
-import dross
 import pytest
-from dross import cli, errors
 from typer.testing import CliRunner
+
+import dross
+from dross import cli, errors
 
 PUBLIC = [
     "Budget", "Checkpoints", "ClipNorm", "ClipValue", "Counterfactual", "DrossError", "DrossWarning", "EveryStep", "LastEpochs",
-    "Recorder", "Run", "Scores", "Verification", "bounds", "estimators", "indexed", "losses", "mean_loss", "outputs", "query", "train",
+    "Recorder", "Run", "Scores", "Verification", "bounds", "estimators", "indexed", "losses", "mean_loss", "outputs", "query",
+    "train",
 ]  # fmt: skip
 
 

@@ -1,12 +1,13 @@
-import dross
 import numpy as np
 import pytest
-from dross.errors import BadInput, DrossError, StorageFailed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
+import dross
+from dross.errors import BadInput, DrossError, StorageFailed
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7))
 
 
 def scores(by_epoch: np.ndarray, **about) -> dross.Scores:
@@ -15,8 +16,7 @@ def scores(by_epoch: np.ndarray, **about) -> dross.Scores:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".safetensors"])
 @settings(max_examples=25, deadline=None)
-@given(by_epoch=arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7)), elements=st.floats(-1e9, 1e9)),
-       scalar=st.booleans())  # fmt: skip
+@given(by_epoch=arrays(np.float64, SHAPES, elements=st.floats(-1e9, 1e9)), scalar=st.booleans())
 def test_saved_and_loaded_to_the_last_digit(tmp_path_factory, suffix, by_epoch, scalar):
     original = scores(by_epoch[0] if scalar else by_epoch, query="mean_loss", first_epoch=2, at=17, hessian=False)
     loaded = dross.Scores.load(original.save(tmp_path_factory.mktemp("scores") / f"s{suffix}"))
@@ -57,7 +57,7 @@ def test_files_that_are_not_scores(tmp_path, name):
 
 def test_formats_and_folders(tmp_path):
     s = scores(np.zeros((1, 2)))
-    with pytest.raises(BadInput, match=".parquet, .csv, .safetensors"):
+    with pytest.raises(BadInput, match=r"\.parquet, \.csv, \.safetensors"):
         s.save(tmp_path / "s.pickle")
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed):

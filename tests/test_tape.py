@@ -10,14 +10,15 @@ import textwrap
 import time
 from pathlib import Path
 
-import dross
 import numpy as np
 import pytest
 import torch
-from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeError, TapeExists, TapeMismatch
-from dross.tape import Tape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import dross
+from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeError, TapeExists, TapeMismatch
+from dross.tape import Tape
 from zoo import MODELS, problem
 
 
@@ -44,6 +45,7 @@ def test_opened_in_another_process_it_says_the_same(record, optimizer):
 @pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=4), dross.LastEpochs(2), dross.Budget(60_000)])
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
     p = problem("dropout", "adam", epochs=4)
+
     class Stop(Exception):
         pass
 
@@ -111,7 +113,9 @@ def test_kill_at_any_moment(tmp_path):
     script.write_text(SCRIPT)
 
     def launch(folder, *arguments):
-        return subprocess.Popen([sys.executable, str(script), str(tmp_path / folder), *arguments], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / folder), *arguments], stdout=subprocess.PIPE, text=True
+        )
 
     undisturbed = launch("whole").communicate()[0].split()[-1]
     rng = np.random.default_rng(0)

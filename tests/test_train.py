@@ -1,13 +1,14 @@
 """dross.train: what it accepts, what it leaves behind, what it refuses."""
 
-import dross
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+import dross
 from dross.errors import BadInput, NotFinite, NotSupported
 from oracles import literal_run
-from torch import nn
 from zoo import OPTIMIZERS, problem
 
 
@@ -44,7 +45,9 @@ def test_an_optimizer_that_has_stepped_before(tmp_path):
         p.optimizer = OPTIMIZERS[name]
         model, optimizer = p.start()
         for part in (p.batches[:3], p.batches[3:]):
-            run = dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=part, progress=False, overwrite=True)
+            run = dross.train(
+                model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=part, progress=False, overwrite=True
+            )
         for one, other in zip(model.parameters(), literal_run(p).parameters()):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
         query = dross.mean_loss((p.X_val, p.Y_val))
@@ -52,7 +55,7 @@ def test_an_optimizer_that_has_stepped_before(tmp_path):
 
 
 def test_batches_are_drawn_from_the_seed(trained):
-    ids = lambda run: np.concatenate([step.ids for step in run.recording.tape.read(0).steps])  # noqa: E731
+    ids = lambda run: np.concatenate([step.ids for step in run.recording.tape.read(0).steps])
     options = {"batches": None, "epochs": 2, "batch_size": 4, "keep": dross.EveryStep()}
     one, same, other = (ids(trained(**options, seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
@@ -60,7 +63,11 @@ def test_batches_are_drawn_from_the_seed(trained):
     assert sorted(one[:15]) == list(range(15)) and (one[:15] != one[15:]).any()
 
 
-@pytest.mark.parametrize("eta", [0.05, [0.05] * 8, lambda t: 0.05, np.full((8, 1), 0.05), torch.full((8,), 0.05)], ids=["one", "list", "function", "groups", "tensor"])
+@pytest.mark.parametrize(
+    "eta",
+    [0.05, [0.05] * 8, lambda t: 0.05, np.full((8, 1), 0.05), torch.full((8,), 0.05)],
+    ids=["one", "list", "function", "groups", "tensor"],
+)
 def test_rates_in_every_form(trained, eta):
     expected = trained(eta=0.05).parameters()
     for name, value in trained(eta=eta).parameters().items():
@@ -82,7 +89,9 @@ def test_augmentation_is_replayed(trained):
 
     p = problem("mlp", "sgd")
     query = dross.mean_loss((p.X_val, p.Y_val))
-    every, replayed = (trained(augment=augment, keep=keep).influence(query).values for keep in (dross.EveryStep(), dross.Checkpoints(every=3)))
+    every, replayed = (
+        trained(augment=augment, keep=keep).influence(query).values for keep in (dross.EveryStep(), dross.Checkpoints(every=3))
+    )
     np.testing.assert_array_equal(every, replayed)
     assert (every != trained().influence(query).values).any()
 
@@ -92,13 +101,17 @@ def test_empty_batches_are_steps(trained):
     for name in ("momentum", "adam"):
         model, _ = p.start()
         optimizer = OPTIMIZERS[name](model.parameters())
-        run = trained(model=model, optimizer=optimizer, batches=[[], *p.batches[:3], [], p.batches[4], []], keep=dross.Checkpoints(every=2))
+        run = trained(
+            model=model, optimizer=optimizer, batches=[[], *p.batches[:3], [], p.batches[4], []], keep=dross.Checkpoints(every=2)
+        )
         assert run.steps == 7
         query = dross.mean_loss((p.X_val, p.Y_val))
         scores = run.influence(query)
         delta = run.parameter_influence([2])
         seed, _ = query.seed(run.recording.objective, run.recording.state_at(7))
-        np.testing.assert_allclose(scores.values[2], float(run.recording.objective.layout.flatten(delta.parameters)[0] @ seed.theta[0]), rtol=1e-9)
+        np.testing.assert_allclose(
+            scores.values[2], float(run.recording.objective.layout.flatten(delta.parameters)[0] @ seed.theta[0]), rtol=1e-9
+        )
 
 
 def test_the_dtype_is_kept(trained):

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracles import Problem
 from torch import Tensor, nn
+
+from oracles import Problem
 
 F64 = torch.float64
 
@@ -121,6 +122,8 @@ def problem(model: str = "mlp", optimizer: str = "sgd", *, count: int = 15, epoc
     X, X_val = inputs(model, count, generator), inputs(model, 9, generator)
     Y, Y_val = (torch.randint(0, 3, (n,), generator=generator) for n in (count, 9))
     batches = ragged_batches(count, epochs)
-    made = dict(model=lambda: MODELS[model]().to(F64), X=X, Y=Y, X_val=X_val, Y_val=Y_val, optimizer=OPTIMIZERS[optimizer],
-                batches=batches, epochs=epochs, used=[int(batches[1][0]), int(batches[0][1]), count - 1])  # fmt: skip
+    made = {
+        "model": lambda: MODELS[model]().to(F64), "optimizer": OPTIMIZERS[optimizer], "X": X, "Y": Y, "X_val": X_val,
+        "Y_val": Y_val, "batches": batches, "epochs": epochs, "used": [int(batches[1][0]), int(batches[0][1]), count - 1],
+    }  # fmt: skip
     return Problem(**{**made, **changes})

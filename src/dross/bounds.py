@@ -33,9 +33,9 @@ class ErrorBound:
 def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
     """The bound for every instance of a plain SGD run. strong is the paper's lambda, smooth its Lambda (penalty included).
 
-        h_j(a)  = eta/|S| prod over later steps s of (1 - eta_s a)  |g(z_j)|          at the step that used z_j
-        bound_j = sqrt(2 (h_j(lambda)^2 + h_j(Lambda)^2))                             used once
-        bound_j = sum of h(lambda) over its uses, for the truth and for the estimate  used more often
+    h_j(a)  = eta/|S| prod over later steps s of (1 - eta_s a)  |g(z_j)|          at the step that used z_j
+    bound_j = sqrt(2 (h_j(lambda)^2 + h_j(Lambda)^2))                             used once
+    bound_j = sum of h(lambda) over its uses, for the truth and for the estimate  used more often
     """
     recording = run.recording
     _check(recording, strong, smooth)
@@ -93,7 +93,9 @@ def _check(recording: Recording, strong: float, smooth: float) -> None:
     if not plain or any(made["flags"].values()) or recording.objective.layout.moving:
         raise NotSupported("Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm.")
     if recording.tape.entries and recording.tape.read(0).steps[0].numbers[:, columns.index("weight_decay")].any():
-        raise NotSupported("Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not into weight_decay.")
+        raise NotSupported(
+            "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not into weight_decay."
+        )
 
 
 def _gradient_norms(recording: Recording, state: State, batches: list[Batch]) -> np.ndarray:

@@ -68,7 +68,9 @@ def demo(
 
     m, total = story.removed, int(digits.flipped.sum())
     by_chance = m * digits.flipped.mean()
-    console.print(f"Of the {m} most harmful, {story.found(m)} are among the {total} flipped ones; by chance it would be {by_chance:.0f}.\n")
+    console.print(
+        f"Of the {m} most harmful, {story.found(m)} are among the {total} flipped ones; by chance it would be {by_chance:.0f}.\n"
+    )
     console.print(f"[bold]Can the scores be trusted?[/bold] {story.verification.sentence}\n")
 
     table = Table(title=f"The same training again, without {m} instances", title_justify="left")
@@ -100,7 +102,8 @@ def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was re
         "optimizer": made["optimizer"]["name"],
         "loss": made["loss"] + (" with a penalty" if made["penalty"] else ""),
         "instances": "not recorded" if made["instances"] is None else f"{made['instances']:,}",
-        "steps": f"{opened.steps:,}{planned}" + (" (complete)" if opened.complete else " (not complete: continue with resume=True)"),
+        "steps": f"{opened.steps:,}{planned}"
+        + (" (complete)" if opened.complete else " (not complete: continue with resume=True)"),
         "kept": f"steps {opened.first:,} to {opened.steps:,} in {len(opened.entries)} segments, {opened.nbytes / 1e6:,.1f} MB",
         "recorded on": f"{made['device']}, torch {made['torch']}, dross {made['dross']}",
     }

@@ -209,7 +209,7 @@ def _finite(state: State) -> State:
 def _without(batch: Batch, present: np.ndarray) -> Batch:
     """The rows that are left. Their coefficients stay, so |S_t| stays in the divisor."""
     rows = torch.as_tensor(present, device=batch.c.device)
-    select = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t  # noqa: E731
+    select = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t
     return Batch(tree_map(select, batch.x), tree_map(select, batch.y), batch.c[rows], batch.seed)
 
 

@@ -45,7 +45,7 @@ class Story:
 def flipped_digits(seed: int = 0) -> Digits:
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
+    x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(x))
     x, y = x[order] / 16, y[order].copy()
@@ -78,7 +78,7 @@ def tell(folder: Path, *, checked: int = 64, removed: int = 45, progress: bool =
     harmful = scores.most_harmful(removed)
     at_random = np.random.default_rng(1).choice(TRAIN, removed, replace=False)
     without = run.counterfactual([[], harmful, at_random])
-    kinds = ("nothing", "most harmful", "random")
+    kinds: list[str] = ["nothing", "most harmful", "random"]
     test_error = query(_error_rate(model, digits.test))
     values = [dict(zip(kinds, map(float, without.evaluate(q)))) for q in (validation, mean_loss(digits.test), test_error)]
     return Story(run, scores, verification, digits, removed, *values)

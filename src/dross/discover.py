@@ -56,7 +56,7 @@ def discover(
         raise BadInput(f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}.")
     loss_name, loss_function = resolve(loss)
     parameters = dict(model.named_parameters())
-    name_of = {parameter: name for name, parameter in parameters.items()}
+    name_of: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     candidates = [[_named(p, name_of) for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
     used, moved, stochastic = _look(model, loss_function, loss_name, penalty, x, y)
 

@@ -10,6 +10,7 @@ A retrace differentiates the directional losses `jvp(losses)` in reverse. For th
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -27,7 +28,7 @@ class ForwardRules(TorchFunctionMode):
 
 
 def _is_plain_data(x: Tensor) -> bool:
-    return isinstance(x, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return isinstance(x, Tensor) and not is_functorch_wrapped_tensor(x)
 
 
 def _with_constant_input(func, args, kwargs):

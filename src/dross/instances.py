@@ -142,7 +142,7 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
     return x, y
 
 
-class indexed(Dataset):  # noqa: N801  reads as a verb where it is used: DataLoader(dross.indexed(train_set))
+class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(train_set))
     """The same data set with each instance's id in front: (id, x, y).
 
     Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader has workers.

@@ -1,14 +1,14 @@
 """What a tape holds of a run. A strategy is an object; a segment is a starting state and the steps taken from it.
 
-    EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
-    Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
-    LastEpochs(e)          only the last e epochs (the paper's approximation)
-    Budget(bytes)          picks among them so that the states fit
+EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
+Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
+LastEpochs(e)          only the last e epochs (the paper's approximation)
+Budget(bytes)          picks among them so that the states fit
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from .errors import BadInput
 
@@ -17,42 +17,46 @@ _SEGMENT_STEPS = 256
 _STEP_BYTES = 8 << 10  # what a step itself may take beside its state: ids, rates
 
 
-class Keep(Protocol):
-    every_state: bool
-    by_epoch: bool  # start a new segment with each epoch
-    last_epochs: int | None  # forget the epochs before the last so many
-    limit: int | None  # thin the tape out when its states take more bytes than this
+class Keep(ABC):
+    """What every strategy answers."""
 
+    @property
+    def every_state(self) -> bool:
+        """Keep the state before every step, not only before a segment's first."""
+        return False
+
+    @abstractmethod
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         """How many steps the segment that starts at step `first` shall have."""
-        ...
 
     def settled(self, planned: int | None, state_bytes: int) -> "Keep":
         """The strategy to use, once it is known how large a state is and (perhaps) how many steps there will be."""
-        ...
+        return self
+
+    @property
+    def last_epochs(self) -> int | None:
+        """Forget the epochs before the last so many, and start a new segment with each epoch."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """Thin the tape out when it takes more bytes than this."""
+        return None
 
 
 @dataclass(frozen=True)
-class EveryStep:
-    every_state: bool = field(default=True, init=False)
-    by_epoch: bool = field(default=False, init=False)
-    last_epochs: int | None = field(default=None, init=False)
-    limit: int | None = field(default=None, init=False)
+class EveryStep(Keep):
+    @property
+    def every_state(self) -> bool:
+        return True
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         return max(1, min(_SEGMENT_STEPS, _SEGMENT_BYTES // max(state_bytes, 1)))
 
-    def settled(self, planned: int | None, state_bytes: int) -> Keep:
-        return self
-
 
 @dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(Keep):
     every: int | None = None
-    every_state: bool = field(default=False, init=False)
-    by_epoch: bool = field(default=False, init=False)
-    last_epochs: int | None = field(default=None, init=False)
-    limit: int | None = field(default=None, init=False)
 
     def __post_init__(self):
         if self.every is not None and self.every < 1:
@@ -65,16 +69,11 @@ class Checkpoints:
             return max(1, round(math.sqrt(planned)))
         return max(16, math.isqrt(first))  # grows along with the run: still about sqrt(T) when T is not known
 
-    def settled(self, planned: int | None, state_bytes: int) -> Keep:
-        return self
-
 
 @dataclass(frozen=True)
-class LastEpochs:
+class LastEpochs(Keep):
     epochs: int = 1
     inside: EveryStep | Checkpoints = Checkpoints()
-    by_epoch: bool = field(default=True, init=False)
-    limit: int | None = field(default=None, init=False)
 
     def __post_init__(self):
         if self.epochs < 1:
@@ -91,17 +90,10 @@ class LastEpochs:
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         return self.inside.length(first, planned, state_bytes)
 
-    def settled(self, planned: int | None, state_bytes: int) -> Keep:
-        return self
-
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Keep):
     bytes: int
-    every_state: bool = field(default=False, init=False)
-    by_epoch: bool = field(default=False, init=False)
-    last_epochs: int | None = field(default=None, init=False)
-    spacing: int = field(default=16, init=False)
 
     def __post_init__(self):
         if self.bytes <= 0:
@@ -112,7 +104,7 @@ class Budget:
         return self.bytes
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        return self.spacing
+        return 16  # to begin with; a tape that is thinned out goes on with longer segments
 
     def settled(self, planned: int | None, state_bytes: int) -> Keep:
         smallest = 2 * state_bytes + _STEP_BYTES  # where the run starts and where it ends

@@ -161,7 +161,7 @@ class Objective:
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
                 return self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
 
-            _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)
+            _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)  # type: ignore[misc]  # three with has_aux
             terms = batch.c * d
             through_buffers = sum((a * moved[name]).sum() for name, a in a_buffers.items())
             return terms.sum() + through_buffers, terms
@@ -235,7 +235,7 @@ class Objective:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with _modes({module: False for module in self.model.modules()}), strict(self.model):
+        with _modes(dict.fromkeys(self.model.modules(), False)), strict(self.model):
             yield
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
@@ -287,7 +287,8 @@ def _modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
 def strict(model: nn.Module) -> Iterator[None]:
     """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
     mha = torch.backends.mha.get_fastpath_enabled()
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     on_gpu = any(p.is_cuda for p in model.parameters())
     before = (cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32) if on_gpu else None
     try:

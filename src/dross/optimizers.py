@@ -10,7 +10,7 @@ their table is what autograd says of that one step.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,8 +29,10 @@ Table = dict[tuple[str, str], Tensor | float]
 class Rule(Protocol):
     """One parameter group's update. Tensors are [..., p]; a leading axis of K models is welcome."""
 
-    #: whether the table hangs on the gradient, so that a retrace has to know it
-    needs_gradient: bool
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the table hangs on the gradient, so that a retrace has to know it."""
+        ...
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Clock]: ...
 
@@ -282,7 +284,7 @@ class Optimizer:
 
     @property
     def rule(self) -> Rule:
-        flag = lambda key: bool(self.flags.get(key, False))  # noqa: E731
+        flag = lambda key: bool(self.flags.get(key, False))
         if self.name == "SGD":
             return SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
         if self.name in ("Adam", "AdamW"):
@@ -312,16 +314,14 @@ class Optimizer:
         if len(tables) == 1:
             return tables[0]
         keys = {key: None for table in tables for key in table}
-        as_vector = lambda c, size: torch.as_tensor(c, dtype=theta.dtype, device=theta.device).expand(size)  # noqa: E731
-        return {
-            key: torch.cat([as_vector(t.get(key, 0.0), size) for t, size in zip(tables, self.group_sizes)]) for key in keys
-        }
+        as_vector = lambda c, size: torch.as_tensor(c, dtype=theta.dtype, device=theta.device).expand(size)
+        return {key: torch.cat([as_vector(t.get(key, 0.0), size) for t, size in zip(tables, self.group_sizes)]) for key in keys}
 
     def _groups(self, theta, slots, clock, g, row):
         numbers = self.numbers(row)
         if len(self.group_sizes) == 1:
             return [(theta, slots, clock[0], g, numbers[0])]
-        split = lambda t: t.split(self.group_sizes, -1)  # noqa: E731
+        split = lambda t: t.split(self.group_sizes, -1)
         parts = {name: split(slot) for name, slot in slots.items()}
         return [
             (t, {name: part[k] for name, part in parts.items()}, clock[k], g_k, numbers[k])
@@ -333,9 +333,7 @@ class Optimizer:
 
     @staticmethod
     def from_json(saved: dict, group_sizes: Sequence[int]) -> "Optimizer":
-        return Optimizer(
-            saved["name"], saved["flags"], tuple(saved["columns"]), tuple(group_sizes), saved["any_momentum"]
-        )
+        return Optimizer(saved["name"], saved["flags"], tuple(saved["columns"]), tuple(group_sizes), saved["any_momentum"])
 
 
 def _joined(parts: list[Slots]) -> Slots:
@@ -366,7 +364,7 @@ def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
 
 
-def read_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: dict[str, Tensor], theta: Tensor, row: np.ndarray):
+def read_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mapping[str, Tensor], theta: Tensor, row: np.ndarray):
     """The slots and the clock that a torch optimizer holds now; those of a fresh one where it has not stepped."""
     slots, clock = optimizer.initial(theta, row)
     held = {name: torch_optimizer.state.get(parameters[name], {}) for name in layout.names}
@@ -394,7 +392,7 @@ def _counters_of(state: dict, fresh: Clock) -> Clock:
     return {name: float(state[name]) if name in state else started.get(name, value) for name, value in fresh.items()}
 
 
-def write_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: dict[str, Tensor], slots: Slots, clock) -> None:
+def write_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mapping[str, Tensor], slots: Slots, clock) -> None:
     """Leave a torch optimizer as if it had taken the steps itself, so that its owner can go on from here."""
     named = {slot: layout.unflatten(value) for slot, value in slots.items()}
     for name, group in zip(layout.names, layout.group_of):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
@@ -165,7 +166,7 @@ def _chunks(data: Any, objective: Objective, size: int) -> Iterator[tuple[Any, A
 
 def _losses(objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
-    if not torch._C._functorch.is_batchedtensor(predicted):
+    if not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss.__name__)
     return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
 
@@ -202,5 +203,5 @@ def _rows(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         except RuntimeError:  # an operator without a batching rule
             one_by_one = [torch.autograd.grad(value[q], inputs, retain_graph=True, allow_unused=True) for q in range(len(value))]
             rows = [None if column[0] is None else torch.stack(column) for column in zip(*one_by_one)]
-    empty = lambda i: torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device)  # noqa: E731
+    empty = lambda i: torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device)
     return [empty(i) if row is None else row.detach() for row, i in zip(rows, inputs)]

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
-from .errors import BadInput, DrossError, NotReplayable, NotSupported, TapeMismatch
+from .errors import BadInput, NotReplayable, NotSupported, TapeMismatch
 from .instances import Augment, Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
 from .layout import State, check_signature
@@ -101,7 +102,7 @@ class Recorder:
         if epoch is not None:
             self._epoch = int(epoch)
         ids = check_ids(ids, len(self.instances) if self.instances else np.iinfo(np.int32).max, "Instance ids")
-        x, y = (torch.utils._pytree.tree_map(lambda t: placed(t, self.device, self.dtype), part) for part in (x, y))
+        x, y = (tree_map(lambda t: placed(t, self.device, self.dtype), part) for part in (x, y))
         if len(ids) != len(y):
             raise BadInput(f"{len(ids)} ids came with {len(y)} labels: pass the id of every instance of the batch.")
         self._check_against_data_set(ids, x, y)
@@ -202,7 +203,8 @@ class Recorder:
         present = any(p.grad is not None and bool((p.grad != 0).any()) for p in self.model.parameters())
         if present and not accumulating:
             raise NotReplayable(
-                f"Gradients were left over when backward() of step {self.steps} started. Call optimizer.zero_grad() after each step."
+                f"Gradients were left over when backward() of step {self.steps} started. "
+                "Call optimizer.zero_grad() after each step."
             )
         if accumulating and not present:
             raise NotReplayable(
@@ -233,8 +235,8 @@ class Recorder:
             if p in in_optimizer and (p.grad is not None) != (name in moving):
                 had = "a" if name in moving else "no"
                 raise NotReplayable(
-                    f"Parameter '{name}' had {had} gradient at the first step and the opposite at step {self.steps}. dross needs the "
-                    "same parameters to train in every step."
+                    f"Parameter '{name}' had {had} gradient at the first step and the opposite at step {self.steps}. "
+                    "dross needs the same parameters to train in every step."
                 )
             if p.grad is not None and self._versions.get(p) != (id(p.grad), p.grad._version):
                 raise NotReplayable(
@@ -254,7 +256,7 @@ class Recorder:
             for micro, (_, batch) in zip(step.micros, self._pending)
         ]
         parameters = dict(self.model.named_parameters())
-        g = self._objective.layout.flatten({n: parameters[n].grad for n in self._objective.layout.names})
+        g = self._objective.layout.flatten({n: _gradient_of(parameters[n]) for n in self._objective.layout.names})
         self._pending, self._clip, self._stepped = [], None, True
         after = self._objective.layout.read(self.model)[0]
         check_finite(self.steps, State(after), g, [torch.zeros(len(step.ids))], step.ids)
@@ -272,9 +274,10 @@ class Recorder:
         moved = float((after - self._before.theta).abs().max())
         if not difference <= 100 * torch.finfo(self.dtype).eps ** 0.5 * max(moved, torch.finfo(self.dtype).tiny):
             raise NotReplayable(
-                f"Step {self.steps} cannot be reproduced: the optimizer moved the parameters by up to {moved:.2e}, a replay differs "
-                f"by {difference:.2e}. Does the loop add something to the loss that is not in the losses it was given (use penalty=), "
-                "weight them in a way that is not linear, draw random numbers outside the model, or change the model by hand?"
+                f"Step {self.steps} cannot be reproduced: the optimizer moved the parameters by up to {moved:.2e}, a replay "
+                f"differs by {difference:.2e}. Does the loop add something to the loss that is not in the losses it was given (use "
+                "penalty=), weight them in a way that is not linear, draw random numbers outside "
+                "the model, or change the model by hand?"
             )
 
     def _discover(self, batch: Batch) -> None:
@@ -321,8 +324,8 @@ class Recorder:
         """A data set that answers twice differently cannot be replayed; find out at the first batch."""
         if self.instances is None or self._objective is not None:
             return
-        seen = torch.utils._pytree.tree_leaves((x, y))
-        again = torch.utils._pytree.tree_leaves(self.instances[ids])
+        seen = tree_leaves((x, y))
+        again = tree_leaves(self.instances[ids])
         same = len(seen) == len(again) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(seen, again))
         if not same:
             raise NotReplayable(
@@ -346,11 +349,13 @@ class Recorder:
             raise BadInput("Nothing was recorded.")
 
 
+def _gradient_of(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None  # _about_to_step has seen it
+    return parameter.grad
+
+
 def _simplified(micro: Micro) -> Micro:
     """1/B each is what a tape assumes; anything else is kept."""
     plain = np.full(len(micro.ids), 1 / len(micro.ids))
     same = micro.coefficients is None or np.allclose(micro.coefficients, plain, rtol=1e-7, atol=0)
     return Micro(micro.ids) if same else micro
-
-
-__all__ = ["DrossError", "Recorder"]

@@ -168,4 +168,3 @@ def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
                 f"{torch.__version__}. Retrace it there, pass the loss and the penalty it was trained with, or record it with "
                 "keep=EveryStep()."
             )
-

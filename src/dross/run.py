@@ -51,8 +51,7 @@ class Run:
         ):
             if recorded != given:
                 raise TapeMismatch(
-                    f"The run was recorded with {what}={recorded} and is opened with {what}={given}. "
-                    "Pass what it was trained with."
+                    f"The run was recorded with {what}={recorded} and is opened with {what}={given}. Pass what it was trained with."
                 )
         device, dtype = device_and_dtype(model)
         instances = Instances(train_set, device, dtype)
@@ -90,7 +89,8 @@ class Run:
 
     def __repr__(self) -> str:
         made = self.recording.tape.manifest
-        return f"<Run of {made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances: {_so_far(self.recording.tape)}>"
+        what = f"{made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances"
+        return f"<Run of {what}: {_so_far(self.recording.tape)}>"
 
     def evaluate(self, query: Query, *, at: int | None = None) -> np.ndarray:
         """The query's value at the trained model, or at the model after `at` steps."""

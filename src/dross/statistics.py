@@ -31,10 +31,11 @@ def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
     """Inside: run one forward pass in train mode. The yielded function then tells the buffers after it, differentiably."""
     inputs: list[tuple[str, _BatchNorm, Tensor]] = []
     layers = {name: layer for name, layer in tracking(model).items() if layer.training}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args, name=name, layer=layer: inputs.append((name, layer, args[0])))
-        for name, layer in layers.items()
-    ]
+
+    def noting(name: str, layer: _BatchNorm):
+        return lambda _module, args: inputs.append((name, layer, args[0]))
+
+    hooks = [layer.register_forward_pre_hook(noting(name, layer)) for name, layer in layers.items()]
 
     def moved(buffers: Buffers) -> Buffers:
         buffers = dict(buffers)

@@ -71,8 +71,6 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
 
 
 def _zero(state: State, count: int) -> Derivative:
-    zeros = lambda t: torch.zeros(count, *t.shape, dtype=t.dtype, device=t.device)  # noqa: E731
+    zeros = lambda t: torch.zeros(count, *t.shape, dtype=t.dtype, device=t.device)
     floating = {name: b for name, b in state.buffers.items() if b.is_floating_point()}
-    return Derivative(
-        zeros(state.theta), {n: zeros(s) for n, s in state.slots.items()}, {n: zeros(b) for n, b in floating.items()}
-    )
+    return Derivative(zeros(state.theta), {n: zeros(s) for n, s in state.slots.items()}, {n: zeros(b) for n, b in floating.items()})

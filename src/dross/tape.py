@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,7 @@ class TapeWriter:
         if not self.steps:
             return False
         length = max(self.spacing, self.keep.length(self.manifest["steps"], self.planned, self.state_bytes))
-        return len(self.steps) >= length or (self.keep.by_epoch and epoch != self.steps[-1].epoch)
+        return len(self.steps) >= length or (self.keep.last_epochs is not None and epoch != self.steps[-1].epoch)
 
     def add(self, step: Step, state: State | None, checksum: int = 0) -> None:
         if not self.steps:
@@ -307,10 +308,8 @@ class TapeWriter:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
-            try:
+            with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            except OSError:
-                pass
             raise _storage_failed(path, error, self.manifest["steps"]) from error
 
 

@@ -15,7 +15,7 @@ from .keep import Checkpoints, Keep
 from .layout import State
 from .loss import check_labels, resolve
 from .manifest import describe
-from .objective import Batch, Objective, Penalty
+from .objective import Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
 from .progress import bar
 from .randomness import mixed
@@ -166,7 +166,9 @@ def _rates(optimizer, pure: Optimizer, groups: list[dict], eta: Eta | None, step
     if eta is None:
         return rows
     if isinstance(eta, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise NotSupported("ReduceLROnPlateau looks at a loss that dross.train does not show it. Use dross.Recorder in your own loop.")
+        raise NotSupported(
+            "ReduceLROnPlateau looks at a loss that dross.train does not show it. Use dross.Recorder in your own loop."
+        )
     if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
         optimizer._opt_called = True  # our loop is the optimizer's step; torch would warn that it was never called
         for t in range(steps):

@@ -56,7 +56,7 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
     def correlations(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # constant input: the correlation is nan, and the sentence says so
-            tau, rho = float(stats.kendalltau(e, a)[0]), float(stats.spearmanr(e, a)[0])
+            tau, rho = float(stats.kendalltau(e, a).statistic), float(stats.spearmanr(e, a).statistic)  # type: ignore[attr-defined]
         spread = float(((e - e.mean()) ** 2).sum())
         slope = float(((e - e.mean()) * (a - a.mean())).sum()) / spread if spread > 0 else float("nan")
         return tau, rho, slope, jaccard_of_extremes(e, a)
