@@ -19,8 +19,8 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
 check: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks experiments
+	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
 
 clean:

@@ -372,7 +372,7 @@ def read_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mappin
         return slots, clock
     for slot in slots:
         filled = layout.unflatten(slots[slot])
-        filled = {n: held[n][slot].detach() if held[n].get(slot) is not None else filled[n] for n in layout.names}
+        filled = {n: filled[n] if held[n].get(slot) is None else held[n][slot].detach().to(theta.device) for n in layout.names}
         slots[slot] = layout.flatten(filled)
     counters = []
     for group, fresh in enumerate(clock):
