@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import dross
 import numpy as np
-import torch
+
+import dross
 from zoo import MODELS, OPTIMIZERS, problem
 
 TOLERANCE = 1e-7  # 20-odd steps of float64 with sums in another order, through Adam's 1/eps

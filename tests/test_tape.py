@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,6 +144,41 @@ def test_kill_at_any_moment(tmp_path):
     assert killed
     finished = output.split()[-1] if output.strip() else launch("killed", "resume").communicate()[0].split()[-1]
     assert finished == undisturbed
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after the rename", "before it"])
+@pytest.mark.parametrize("nth", range(3, 15))
+def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, nth, after):
+    """Ctrl-C just before or just after any file appears: the tape opens, replays and continues to the same bits."""
+    p = problem("batchnorm", "adam", epochs=2)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+
+    def train(folder, **options):
+        model, optimizer = p.start()
+        return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / folder, batches=p.batches, progress=False,
+                           keep=dross.Checkpoints(every=2), **options)  # fmt: skip
+
+    expected = train("whole").influence(query).values
+    rename, calls = os.replace, iter(range(1000))
+
+    def interrupted(source, target):
+        strike = next(calls) == nth
+        if strike and not after:
+            raise KeyboardInterrupt
+        rename(source, target)
+        if strike:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train("struck")
+    monkeypatch.undo()
+    tape = Tape(tmp_path / "struck")
+    if tape.steps and not tape.complete:
+        with pytest.warns(dross.DrossWarning, match="not complete"):
+            part = reopened(p, SimpleNamespace(tape=tmp_path / "struck"))
+        assert np.isfinite(part.influence(query).values).all()
+    np.testing.assert_array_equal(train("struck", resume=True).influence(query).values, expected)
 
 
 def test_keyboard_interrupt_leaves_a_usable_tape(tmp_path):

@@ -75,9 +75,13 @@ class Layout:
 
     def read(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         """A copy of the model's theta and moving buffers."""
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        parameters = dict(model.named_parameters())
         theta = self.flatten({name: parameters[name].detach() for name in self.names})
-        return theta, {name: buffers[name].detach().clone() for name in self.moving}
+        return theta, self.read_buffers(model)
+
+    def read_buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        buffers = dict(model.named_buffers()) if self.moving else {}
+        return {name: buffers[name].detach().clone() for name in self.moving}
 
     def write(self, state: State, model: nn.Module) -> None:
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())

@@ -35,8 +35,8 @@ def resolve(loss: str | Loss) -> tuple[str, Loss]:
         return loss, NAMED[loss]
     if not callable(loss):
         raise BadInput(f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED)}, not {loss!r}.")
-    name = getattr(loss, "__name__", type(loss).__name__)
-    return f"{getattr(loss, '__module__', '')}.{name}", loss
+    # the module is left out: the same function is __main__.f in a script and train.f when imported
+    return f"function {getattr(loss, '__name__', type(loss).__name__)}", loss
 
 
 def check_per_instance(losses: object, count: int) -> Tensor:

@@ -66,7 +66,10 @@ class Objective:
                 outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
         else:
             outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
-        losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+        try:
+            losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+        except IndexError as error:  # what torch says of a label that is out of range
+            raise BadInput(f"The loss does not take the labels: {error}") from error
         return losses if self.penalty is None else losses + self._penalty(parameters)
 
     def _penalty(self, parameters: dict[str, Tensor]) -> Tensor:

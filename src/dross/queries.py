@@ -23,8 +23,10 @@ from .loss import check_labels, check_per_instance
 from .objective import Objective
 from .step import Derivative
 
-Piece = Callable[[Tensor, dict[str, Tensor]], Tensor]  # (theta [p], buffers) -> scalar or [q]
+Function = Callable[[Tensor, dict[str, Tensor]], Tensor]  # (theta [p], buffers) -> scalar or [q]
+Piece = tuple[int, Function]  # how many instances it looks at, and what it computes
 _CHUNK = 1024  # instances in memory at once
+_AT_ONCE = 8192  # instances times models, when many models are asked
 _ROWS = 16  # queries of one instance each: their seeds are backward passes over the whole chunk
 
 
@@ -42,24 +44,24 @@ class Query:
     def evaluate(self, objective: Objective, state: State) -> Tensor:
         """The query's value at one state: float64, scalar or [Q]."""
         with objective.evaluating(), torch.no_grad():
-            values = [self._run(piece, state.theta, state.buffers).double() for piece in self.pieces(objective)]
+            values = [self._run(fn, state.theta, state.buffers).double() for _, fn in self.pieces(objective)]
         return _gathered(values, self.added)
 
     def evaluate_many(self, objective: Objective, states: State) -> Tensor:
         """The query's values at K states, [K] or [Q, K]; all at once where the model allows it."""
         one_by_one = False
 
-        def many(piece: Piece) -> Tensor:
+        def many(size: int, fn: Function) -> Tensor:
             nonlocal one_by_one
             if not one_by_one:
                 try:
-                    return vmap(piece, randomness="same")(states.theta, states.buffers)
+                    return vmap(fn, randomness="same", chunk_size=max(1, _AT_ONCE // size))(states.theta, states.buffers)
                 except (RuntimeError, ValueError):
                     one_by_one = True
-            return torch.stack([piece(*_nth(states, k)) for k in range(len(states.theta))])
+            return torch.stack([fn(*_nth(states, k)) for k in range(len(states.theta))])
 
         with objective.evaluating(), torch.no_grad():
-            values = [self._run(many, piece).double() for piece in self.pieces(objective)]
+            values = [self._run(many, size, fn).double() for size, fn in self.pieces(objective)]
         return _gathered([value.movedim(0, -1) for value in values], self.added)
 
     def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
@@ -69,11 +71,11 @@ class Query:
         parts: list[list[Tensor]] = []
         scalar = self.added
         with objective.evaluating(), statistics.readable(objective.model):
-            for piece in self.pieces(objective):
+            for _, fn in self.pieces(objective):
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
                 with torch.enable_grad():
-                    value = self._run(piece, theta, {**rest, **leaves})
+                    value = self._run(fn, theta, {**rest, **leaves})
                 if not torch.isfinite(value).all():
                     raise NotFinite(f"The query {self.name} is not finite at the trained model.")
                 scalar = scalar or value.dim() == 0
@@ -83,9 +85,9 @@ class Query:
         slots = {name: torch.zeros_like(a_theta) for name in state.slots}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 
-    def _run(self, piece: Callable, *arguments: Any) -> Tensor:
+    def _run(self, fn: Callable, *arguments: Any) -> Tensor:
         try:
-            value = piece(*arguments)
+            value = fn(*arguments)
         except (RuntimeError, TypeError, IndexError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -97,21 +99,23 @@ class Query:
 
 def mean_loss(data: Any) -> Query:
     """The mean loss over `data` (a map-style data set or a pair of tensors), without the penalty."""
+    source = _Source(data)
 
     def pieces(objective: Objective) -> Iterator[Piece]:
-        total = len(_instances(data, objective))
-        for x, y in _chunks(data, objective, _CHUNK):
-            yield lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
+        total = len(source.on(objective))
+        for x, y, size in source.chunks(objective, _CHUNK):
+            yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
 
     return Query("mean_loss", pieces, added=True)
 
 
 def losses(data: Any) -> Query:
     """One query per instance of `data`: its loss, without the penalty."""
+    source = _Source(data)
 
     def pieces(objective: Objective) -> Iterator[Piece]:
-        for x, y in _chunks(data, objective, _ROWS):
-            yield lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y)
+        for x, y, size in source.chunks(objective, _ROWS):
+            yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y)
 
     return Query("losses", pieces, added=False)
 
@@ -121,10 +125,11 @@ def outputs(data: Any, index: int | None = None) -> Query:
 
     `data` may be a tensor of inputs alone. The queries are ordered by instance, then by output.
     """
+    source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
 
     def pieces(objective: Objective) -> Iterator[Piece]:
-        for x, _ in _chunks(data, objective, _ROWS):
-            yield lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index)
+        for x, _, size in source.chunks(objective, _ROWS):
+            yield size, lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index)
 
     return Query("outputs" if index is None else f"outputs[{index}]", pieces, added=False)
 
@@ -133,14 +138,10 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
     """Any differentiable function of the model: fn(params, buffers) -> scalar or vector, with dicts of name -> tensor."""
 
     def pieces(objective: Objective) -> Iterator[Piece]:
-        def piece(theta: Tensor, buffers: dict[str, Tensor]) -> Tensor:
-            constants = objective.layout.constants(objective.model)
-            own_buffers = dict(objective.model.named_buffers())
-            frozen = {name: t for name, t in constants.items() if name not in own_buffers}
-            fixed = {name: t for name, t in constants.items() if name in own_buffers}
-            return fn({**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers})
-
-        yield piece
+        constants, own_buffers = objective.layout.constants(objective.model), dict(objective.model.named_buffers())
+        frozen = {name: t for name, t in constants.items() if name not in own_buffers}
+        fixed = {name: t for name, t in constants.items() if name in own_buffers}
+        yield 1, lambda theta, buffers: fn({**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers})
 
     return Query(getattr(fn, "__name__", "query"), pieces, added=False)
 
@@ -151,17 +152,25 @@ def as_query(given: Any) -> Query:
     return given
 
 
-def _instances(data: Any, objective: Objective) -> Instances:
-    parameter = next(p for p in objective.model.parameters())
-    if isinstance(data, Tensor):
-        data = (data, torch.zeros(len(data)))
-    return Instances(data, parameter.device, parameter.dtype)
+class _Source:
+    """A query's data, read once per kind of model that asks."""
 
+    def __init__(self, data: Any):
+        self.data = data
+        self.read: dict[tuple[torch.device, torch.dtype], Instances] = {}
 
-def _chunks(data: Any, objective: Objective, size: int) -> Iterator[tuple[Any, Any]]:
-    instances = _instances(data, objective)
-    for start in range(0, len(instances), size):
-        yield instances[np.arange(start, min(start + size, len(instances)))]
+    def on(self, objective: Objective) -> Instances:
+        parameter = next(p for p in objective.model.parameters())
+        key = (parameter.device, parameter.dtype)
+        if key not in self.read:
+            self.read[key] = Instances(self.data, *key)
+        return self.read[key]
+
+    def chunks(self, objective: Objective, size: int) -> Iterator[tuple[Any, Any, int]]:
+        instances = self.on(objective)
+        for start in range(0, len(instances), size):
+            ids = np.arange(start, min(start + size, len(instances)))
+            yield *instances[ids], len(ids)
 
 
 def _losses(objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any) -> Tensor:

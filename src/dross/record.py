@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from .errors import BadInput, NotReplayable, NotSupported, TapeMismatch
 from .instances import Augment, Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
 from .layout import State, check_signature
-from .loss import check_per_instance, resolve
+from .loss import NAMED, check_per_instance, resolve
 from .manifest import describe
 from .objective import Batch, Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
@@ -68,6 +69,8 @@ class Recorder:
         self._writer: TapeWriter | None = None
         self._pending: list[tuple[Micro, Batch]] = []  # micro-batches whose gradients wait for the optimizer's step
         self._before: State | None = None  # the state they were computed from, where it is needed
+        self._buffers: dict[str, Tensor] = {}  # the buffers before them: a forward pass moves these at once
+        self._stepping = False  # between the optimizer's two hooks
         self._clip: Clip | None = None
         self._inside, self._stepped, self._closed = False, False, False
         self._epoch = 0
@@ -108,21 +111,29 @@ class Recorder:
         self._check_against_data_set(ids, x, y)
         position = (self.steps, len(self._pending))
         batch = make_batch(x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype)
-        self._begin(batch)
-        losses, weights = self._forward(batch)
+        before = self._begin(batch)
+        weights = np.zeros(len(ids))
         self._inside, self._stepped = True, False
         self._pending.append((Micro(ids, weights), batch))
         try:
-            yield losses
+            yield self._forward(batch, weights)
         except BaseException:
             if not self._stepped:
-                self._pending.pop()
+                self._withdraw(before)
             raise
         finally:
             self._inside = False
         if not self._stepped and not weights.any():
-            self._pending.pop()
+            self._withdraw(before)
             raise NotReplayable("backward() was not called on the losses of this batch, so the batch has no part in any step.")
+
+    def _withdraw(self, buffers: dict[str, Tensor]) -> None:
+        """The last batch has no part in any step: forget it, and what its forward pass did to the model."""
+        self._pending.pop()
+        own = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, value in buffers.items():
+                own[name].copy_(value)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """torch.nn.utils.clip_grad_norm_ over the model, recorded. Call it between backward() and optimizer.step()."""
@@ -154,8 +165,7 @@ class Recorder:
         source = train_set if train_set is not None else (self.instances.source if self.instances else None)
         if source is None:
             raise BadInput("Pass the training set: recorder.run(train_set).")
-        return Run.open(self.folder, self.model, source, self.loss if self.loss_name.count(".") else self.loss_name,
-                        self.penalty, self.augment)  # fmt: skip
+        return Run.open(self.folder, self.model, source, self._given_loss(), self.penalty, self.augment)
 
     def __enter__(self) -> "Recorder":
         return self
@@ -168,27 +178,28 @@ class Recorder:
 
     # --- what happens around a step -----------------------------------------------------------------------------------------
 
-    def _begin(self, batch: Batch) -> None:
-        """Before the first forward pass of a step: look at the model, and keep its state where the tape wants it."""
-        if self._objective is None:
-            self._discover(batch)
+    def _begin(self, batch: Batch) -> dict[str, Tensor]:
+        """Before a forward pass: look at the model, and keep its state where the tape wants it. Returns its buffers."""
+        objective = self._objective if self._objective is not None else self._discover(batch)
         assert self._writer is not None
+        buffers = objective.layout.read_buffers(self.model)
         if self._pending:
-            return
+            return buffers
         if self._writer.is_full(self._epoch):
             self._writer.flush(self._state())
         self._before = self._state() if self._writer.wants_state() else None
+        self._buffers = buffers
+        return buffers
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, np.ndarray]:
-        """The losses of the user's own model on this batch, and the array in which backward() leaves their weights."""
+    def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
+        """The losses of the user's own model on this batch. backward() will leave each one's weight in `weights`."""
         assert self._objective is not None
         with seeded(self.device, batch.seed):
             outputs = self.called(batch.x)
         losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         if self.penalty is not None:
             losses = losses + self._objective._penalty(dict(self.model.named_parameters()))
-        weights = np.zeros(len(batch.c))
-        earlier = bool(self._pending)
+        earlier = len(self._pending) > 1
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
@@ -196,7 +207,7 @@ class Recorder:
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
         losses.register_hook(watch)
-        return losses, weights
+        return losses
 
     def _check_leftovers(self, accumulating: bool) -> None:
         """Called as backward() starts: the gradients that are there must be those of the pending micro-batches."""
@@ -243,6 +254,7 @@ class Recorder:
                     f"The gradient of '{name}' was changed between backward() and optimizer.step() at step {self.steps}. Clip with "
                     "recorder.clip_grad_norm_ or recorder.clip_grad_value_; a GradScaler and gradient noise are not supported."
                 )
+        self._stepping = True
 
     def _has_stepped(self) -> None:
         if self._closed:
@@ -257,13 +269,13 @@ class Recorder:
         ]
         parameters = dict(self.model.named_parameters())
         g = self._objective.layout.flatten({n: _gradient_of(parameters[n]) for n in self._objective.layout.names})
-        self._pending, self._clip, self._stepped = [], None, True
         after = self._objective.layout.read(self.model)[0]
-        check_finite(self.steps, State(after), g, [torch.zeros(len(step.ids))], step.ids)
-        opens_segment = not self._writer.steps
+        check_finite(self.steps, State(after), g, [torch.zeros(len(step.ids))], step.ids, kept=self._writer.first)
+        opens_segment = self._writer.opens_segment()
         if opens_segment:
             self._rehearse(step, batches, after)
-        self._writer.add(step, self._before, checksum(batches[0]) if opens_segment else 0)
+        self._writer.add(step, self._before, None, checksum(batches[0]) if opens_segment else 0)
+        self._pending, self._clip, self._stepped, self._stepping = [], None, True, False
 
     def _rehearse(self, step: Step, batches: list[Batch], after: Tensor) -> None:
         """Take the step once more as a pure function, and compare."""
@@ -280,13 +292,10 @@ class Recorder:
                 "the model, or change the model by hand?"
             )
 
-    def _discover(self, batch: Batch) -> None:
-        was_training = self.model.training
-        if not was_training:
+    def _discover(self, batch: Batch) -> Objective:
+        if not self.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
-        self._objective, self._pure = discover(
-            self.model, self.optimizer, self.loss if "." in self.loss_name else self.loss_name, self.penalty, batch.x, batch.y
-        )
+        self._objective, self._pure = discover(self.model, self.optimizer, self._given_loss(), self.penalty, batch.x, batch.y)
         manifest = self._earlier or describe(
             self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances
         )
@@ -294,6 +303,10 @@ class Recorder:
         self._writer = TapeWriter(self.folder, manifest, self.keep, state.nbytes, None)
         if self._earlier is None:
             self._writer.flush(state)
+        return self._objective
+
+    def _given_loss(self):
+        return self.loss_name if self.loss_name in NAMED else self.loss
 
     def _state(self) -> State:
         assert self._objective is not None and self._pure is not None
@@ -334,8 +347,8 @@ class Recorder:
             )
 
     def _save_what_there_is(self) -> None:
+        """After an exception or at exit. Where it struck inside the optimizer, the open segment has no known end and is lost."""
         if not self._closed:
-            self._pending = []
             self._finish(complete=False)
 
     def _finish(self, complete: bool) -> None:
@@ -343,8 +356,10 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         atexit.unregister(self._at_exit)
-        if self._writer is not None:
-            self._writer.finish(self._state(), complete=complete)
+        if self._writer is not None and not self._stepping:
+            state = self._state()
+            buffers = self._buffers if self._pending else state.buffers
+            self._writer.finish(replace(state, buffers=buffers), complete=complete)
         elif complete and self._earlier is None:
             raise BadInput("Nothing was recorded.")
 

@@ -196,55 +196,67 @@ def _clock(about: dict) -> tuple[dict[str, float], ...]:
 
 
 class TapeWriter:
-    """Appends steps to a tape. Ask `wants_state()` before each step, then `add` it; `flush` makes what there is durable."""
+    """Appends steps to a tape.
+
+    Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that the manifest already has is
+    not written again, and each end of a step is filed under the number of steps that led to it.
+    """
 
     def __init__(self, folder: str | os.PathLike, manifest: dict, keep: Keep, state_bytes: int, planned: int | None):
         self.folder, self.manifest, self.planned, self.state_bytes = Path(folder), manifest, planned, state_bytes
         self.keep = keep.settled(planned, state_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
-        self.steps: list[Step] = []
-        self.states: list[State] = []
-        self.checksum = 0
+        self.first = manifest["steps"]  # the first step of `open`
+        self.open: list[tuple[Step, State | None, int]] = []  # (step, the state before it if it is kept, checksum)
+        self.ends: dict[int, State] = {}  # the states before and after the last step, by the number of steps taken
 
     @property
     def next(self) -> int:
-        return self.manifest["steps"] + len(self.steps)
+        return self.first + len(self.open)
 
     def wants_state(self) -> bool:
-        return not self.steps or self.keep.every_state
+        return not self.open or self.keep.every_state
+
+    def opens_segment(self) -> bool:
+        return not self.open
 
     def is_full(self, epoch: int) -> bool:
         """Whether the open segment has to be flushed before a step of this epoch is added."""
-        if not self.steps:
+        if not self.open:
             return False
-        length = max(self.spacing, self.keep.length(self.manifest["steps"], self.planned, self.state_bytes))
-        return len(self.steps) >= length or (self.keep.last_epochs is not None and epoch != self.steps[-1].epoch)
+        length = max(self.spacing, self.keep.length(self.first, self.planned, self.state_bytes))
+        return len(self.open) >= length or (self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch)
 
-    def add(self, step: Step, state: State | None, checksum: int = 0) -> None:
-        if not self.steps:
-            self.checksum = checksum
-        if state is not None:
-            self.states.append(state.map(lambda t: t.detach().cpu()))
-        self.steps.append(step)
+    def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
+        """One step more. `after` may be left out by who knows the end when it is flushed."""
+        if before is not None and after is not None:
+            self.ends = {self.next: before, self.next + 1: after}
+        kept = before.map(lambda t: t.detach().cpu()) if before is not None and self.wants_state() else None
+        self.open.append((step, kept, checksum))
 
-    def flush(self, after: State) -> None:
-        """Write the open segment; `after` is the state that its last step led to."""
+    def flush(self, after: State | None = None) -> None:
+        """Write the open segment; `after` is the state that its last step led to, if `add` was not told."""
+        saved = self.manifest["steps"] - self.first
+        if saved:  # an interrupt came between the commit and this
+            self.open, self.first = self.open[saved:], self.manifest["steps"]
+        after = self.ends[self.next] if after is None else after
         old_end = self.manifest.get("end")
         entries = list(self.manifest.get("segments", []))
-        end_file = f"state-{self.next:012d}.safetensors"
-        if self.steps:
-            segment = Segment(self.manifest["steps"], self.steps, self.states, self.checksum)
+        if self.open:
+            steps, states = [step for step, _, _ in self.open], [state for _, state, _ in self.open if state is not None]
+            segment = Segment(self.first, steps, states, self.open[0][2])
             entries.append(self._write_segment(self._new_number(entries), segment))
-        end = self._write(end_file, {n: t.detach().cpu() for n, t in after.tensors().items()}, {"clock": after.clock})
+        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
+        end = self._write(f"state-{self.next:012d}.safetensors", named, {"clock": after.clock})
         entries, dropped = self._forgotten(entries)
         entries, merged = self._thinned(entries, end["bytes"])
         self._commit({**self.manifest, "segments": entries, "end": end, "steps": self.next})
-        self.steps, self.states = [], []
+        self.open, self.first = [], self.manifest["steps"]
         gone = [*dropped, *merged] + ([old_end["file"]] if old_end and old_end["file"] != end["file"] else [])
         for name in gone:
             (self.folder / name).unlink(missing_ok=True)
 
-    def finish(self, after: State, complete: bool = True) -> None:
+    def finish(self, after: State | None = None, complete: bool = True) -> None:
         self.flush(after)
         self._commit({**self.manifest, "complete": complete})
 

@@ -86,27 +86,26 @@ def train(
 
 def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress) -> State:
     """Take the steps that are still to be taken; whatever ends them early, the tape keeps what was done."""
-    done, told = writer.next, 0
-    with objective.training(), bar("training", plan.steps - done, show=progress) as advance:
+    complete, writer.ends = False, {writer.next: state}
+    with objective.training(), bar("training", plan.steps - writer.next, show=progress) as advance:
         try:
-            for t, (ids, epoch) in enumerate(plan.from_step(done), start=done):
+            for t, (ids, epoch) in enumerate(plan.from_step(writer.next), start=writer.next):
                 step = Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
                 feeds = [instances.feed(micro, seed, (t, k), augment) for k, micro in enumerate(step.micros)]
                 after, g, losses = take_step(objective, pure, state, step, feeds)
-                check_finite(t, after, g, losses, ids)
+                check_finite(t, after, g, losses, ids, kept=t)
                 if writer.is_full(epoch):
-                    writer.flush(state)
-                mark = checksum(feeds[0]) if feeds and not writer.steps else 0
-                writer.add(step, state if writer.wants_state() else None, mark)
+                    writer.flush()
+                writer.add(step, state, after, checksum(feeds[0]) if feeds and writer.opens_segment() else 0)
                 state = after
                 advance(1)
-            told = 1
+            complete = True
         finally:
-            writer.finish(state, complete=bool(told))
+            writer.finish(complete=complete)
     return state
 
 
-def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray) -> None:
+def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:
     """Stop at the step that breaks, and say which instances broke it."""
     if bool(torch.isfinite(g).all() & torch.isfinite(after.theta).all()):
         return
@@ -116,7 +115,8 @@ def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tenso
     else:
         what = "the gradient is not finite" if not bool(torch.isfinite(g).all()) else "the update overflows"
     raise NotFinite(
-        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape is whole up to step {t}.", step=t
+        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape is whole up to step {kept}.",
+        step=t,
     )
 
 
