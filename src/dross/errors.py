@@ -5,6 +5,7 @@
     ├── NotSupported        something dross does not know how to retrace
     ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
     ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
+    ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
     └── TapeError           the folder that holds a run
         ├── TapeExists      there is one already
         ├── TapeDamaged     a missing, truncated, altered or foreign file
@@ -34,6 +35,10 @@ class NotFinite(DrossError):
 
 
 class NotReplayable(DrossError):
+    pass
+
+
+class DataUnavailable(DrossError):
     pass
 
 
