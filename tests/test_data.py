@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+
 from dross import data
 from dross.data import paper, sets, sources
 from dross.data.augment import ShiftAndFlip
@@ -19,7 +20,9 @@ def needs(path: str):
         pytest.skip(f"{path} is not on this machine (DROSS_DATA names a folder that has it)")
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), [("digits", (1797, 64), 10), ("breast_cancer", (569, 30), 2), ("wine", (178, 13), 3)])
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"), [("digits", (1797, 64), 10), ("breast_cancer", (569, 30), 2), ("wine", (178, 13), 3)]
+)
 def test_inside_scikit_learn(name, shape, classes):
     loaded = data.load(name)
     assert loaded.train[0].shape == shape and len(loaded.classes) == classes and loaded.test is None
@@ -63,7 +66,9 @@ def test_adult_as_published(tmp_path, monkeypatch):
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path))
     (tmp_path / "adult").mkdir()
-    row = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, "
+    row = (
+        "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, "
+    )
     (tmp_path / "adult" / "adult.data").write_text(row + "<=50K\n" + row.replace("39", "50") + ">50K\n\n")
     (tmp_path / "adult" / "adult.test").write_text("|1x3 Cross validator\n" + row + ">50K.\n")
     loaded = data.load("adult")
@@ -122,7 +127,7 @@ def test_fetched_checked_and_kept(home, monkeypatch, tmp_path):
         np.testing.assert_array_equal(loaded.test[1], arrays[3])
         home.files = {}
     (tmp_path / "cache" / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"rotten")
-    with pytest.raises(DataUnavailable, match="t10k-labels-idx1-ubyte.gz is damaged"):
+    with pytest.raises(DataUnavailable, match=r"t10k-labels-idx1-ubyte\.gz is damaged"):
         data.load("mnist")
 
 

@@ -37,6 +37,7 @@ class Query:
     name: str
     pieces: Callable[[Objective], Iterator[Piece]]
     added: bool  # the pieces are added up to one scalar
+    data: Any = None  # what it is about, where that is a data set
 
     def __repr__(self) -> str:
         return f"<query {self.name}>"
@@ -106,7 +107,7 @@ def mean_loss(data: Any) -> Query:
         for x, y, size in source.chunks(objective, _CHUNK):
             yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
 
-    return Query("mean_loss", pieces, added=True)
+    return Query("mean_loss", pieces, added=True, data=data)
 
 
 def losses(data: Any) -> Query:
@@ -117,7 +118,7 @@ def losses(data: Any) -> Query:
         for x, y, size in source.chunks(objective, _ROWS):
             yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y)
 
-    return Query("losses", pieces, added=False)
+    return Query("losses", pieces, added=False, data=data)
 
 
 def outputs(data: Any, index: int | None = None) -> Query:
@@ -131,7 +132,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
         for x, _, size in source.chunks(objective, _ROWS):
             yield size, lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index)
 
-    return Query("outputs" if index is None else f"outputs[{index}]", pieces, added=False)
+    return Query("outputs" if index is None else f"outputs[{index}]", pieces, added=False, data=source.data)
 
 
 def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:

@@ -5,7 +5,7 @@ With a loss query a negative score means that the loss would fall without the in
 
 import csv
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ class Scores:
     first_epoch: int = 0  # the epoch that by_epoch begins with
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True
+    details: dict[str, Any] = field(default_factory=dict)  # what an estimator has to say about itself
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
@@ -57,7 +58,7 @@ class Scores:
             raise BadInput(f"There are {self.by_epoch.shape[-2]} epochs, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
         skipped = self.by_epoch.shape[-2] - epochs
-        return Scores(part.sum(-2), part, self.query, self.first_epoch + skipped, self.at, self.hessian)
+        return Scores(part.sum(-2), part, self.query, self.first_epoch + skipped, self.at, self.hessian, self.details)
 
     def to_frame(self) -> "pandas.DataFrame":
         """A table with one row per instance: id, score (score_0, ... for several queries), epoch_0, ..."""
@@ -142,9 +143,8 @@ class Scores:
         }
 
     def _about(self) -> dict[str, Any]:
-        shape = list(self.by_epoch.shape)
-        return {"query": self.query, "first_epoch": self.first_epoch, "at": self.at, "hessian": self.hessian,
-                "shape": shape}  # fmt: skip
+        kept = {name: getattr(self, name) for name in ("query", "first_epoch", "at", "hessian", "details")}
+        return kept | {"shape": list(self.by_epoch.shape)}
 
 
 def _checked_path(path: str | Path) -> Path:
@@ -155,7 +155,7 @@ def _checked_path(path: str | Path) -> Path:
 
 
 def _restored(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
-    return Scores(values, by_epoch, about["query"], about["first_epoch"], about["at"], about["hessian"])
+    return Scores(values, by_epoch, about["query"], about["first_epoch"], about["at"], about["hessian"], about["details"])
 
 
 def _from_columns(columns: dict[str, np.ndarray], about: dict) -> Scores:

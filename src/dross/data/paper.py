@@ -99,7 +99,7 @@ def newsgroups() -> tuple[np.ndarray, np.ndarray]:
         np.random.RandomState(42).shuffle(order)
         texts.append([strip_newsgroup_quoting(strip_newsgroup_footer(strip_newsgroup_header(inputs[i]))) for i in order])
         labels.append((classes[order] == data.classes.index(_MAC)).astype(np.int64))
-    words = TfidfVectorizer(stop_words="english", min_df=0.001, max_df=0.20)
+    words = TfidfVectorizer(stop_words="english", min_df=0.001, max_df=0.20)  # type: ignore[arg-type]
     x = [words.fit_transform(texts[0]), words.transform(texts[1])]
     return np.concatenate([part.toarray() for part in x]), np.concatenate(labels)  # type: ignore[attr-defined]
 

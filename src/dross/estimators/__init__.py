@@ -1,5 +1,78 @@
-"""Other estimates of the same quantity, one file each, for comparison. All have the sign of `dross.Scores`."""
+"""Ways to score training instances, one file each, with one protocol: `estimator.score(run, query) -> Scores`.
 
-from .without_hessian import without_hessian
+The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**. Only the first five estimate a change
+of the query; the others order the instances by a suspicion of their own, which says nothing about its size.
 
-__all__ = ["without_hessian"]
+    Retrace()                the paper's: the run retraced (epochs=1: its last epoch only)
+    WithoutHessian()         the same without the Hessian term: TracIn over every step
+    TracIn()                 gradients at checkpoints, one per epoch
+    InfluenceFunction()      Koh and Liang: H^-1 u at the final model, by conjugate gradients, LiSSA or momentum SGD
+    Autoencoder()            reconstruction error of an autoencoder trained on the query's data (the paper's baseline)
+    IsolationForest()        on the model's last features, fitted on the query's data (the paper's baseline)
+    LocalOutlierFactor(), OneClassSVM()    likewise
+    TrainingLoss()           the loss of the instance at the final model
+    Random()                 the control
+"""
+
+import difflib
+from typing import Protocol
+
+from ..errors import BadInput
+from ..queries import Query
+from ..run import Run
+from ..scores import Scores
+from .autoencoder import Autoencoder
+from .influence_function import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
+from .outliers import IsolationForest, LocalOutlierFactor, OneClassSVM
+from .retraced import Retrace, TracIn, WithoutHessian, without_hessian
+from .simple import Random, TrainingLoss
+
+
+class Estimator(Protocol):
+    def score(self, run: Run, query: Query) -> Scores: ...
+
+
+#: the names under which the command line knows them
+NAMED: dict[str, Estimator] = {
+    "retrace": Retrace(),
+    "last-epoch": Retrace(epochs=1),
+    "no-hessian": WithoutHessian(),
+    "no-hessian-last-epoch": WithoutHessian(epochs=1),
+    "tracin": TracIn(),
+    "influence-function": InfluenceFunction(),
+    "autoencoder": Autoencoder(),
+    "isolation-forest": IsolationForest(),
+    "local-outlier-factor": LocalOutlierFactor(),
+    "one-class-svm": OneClassSVM(),
+    "loss": TrainingLoss(),
+    "random": Random(),
+}
+
+
+def named(name: str) -> Estimator:
+    if name not in NAMED:
+        near = difflib.get_close_matches(name, NAMED, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise BadInput(f"There is no method named '{name}'.{hint} The names are: {', '.join(NAMED)}.")
+    return NAMED[name]
+
+
+__all__ = [
+    "NAMED",
+    "Autoencoder",
+    "ConjugateGradients",
+    "Estimator",
+    "InfluenceFunction",
+    "IsolationForest",
+    "LiSSA",
+    "LocalOutlierFactor",
+    "MomentumSGD",
+    "OneClassSVM",
+    "Random",
+    "Retrace",
+    "TracIn",
+    "TrainingLoss",
+    "WithoutHessian",
+    "named",
+    "without_hessian",
+]

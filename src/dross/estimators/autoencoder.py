@@ -1,0 +1,76 @@
+"""The paper's autoencoder baseline: trained on the query's data with the run's own augmentation, score = -|x - reconstruction|^2."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import NotSupported
+from ..progress import bar
+from ..queries import Query
+from ..randomness import generator, seeded
+from ..run import Run
+from ..scores import Scores
+from .outliers import healthy, suspicion
+
+
+def convolutional(channels: int, wide: int, narrow: int) -> nn.Module:
+    """The paper's figure: two 3x3 convolutions with pooling down, three transposed convolutions up, tanh.
+
+    The figure gives no padding; with 1 on the second way up the picture comes out in its own size.
+    """
+    return nn.Sequential(
+        nn.Conv2d(channels, wide, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(wide, narrow, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.ConvTranspose2d(narrow, narrow, 5, stride=2), nn.ReLU(), nn.ConvTranspose2d(narrow, wide, 4, stride=2, padding=1),
+        nn.ReLU(), nn.ConvTranspose2d(wide, channels, 3), nn.Tanh(),
+    )  # fmt: skip
+
+
+def network(shape: tuple[int, ...]) -> nn.Module:
+    """The paper's architecture for its two image shapes; a small dense one for flat inputs."""
+    if shape == (1, 28, 28):
+        return convolutional(1, 24, 12)
+    if shape == (3, 32, 32):
+        return convolutional(3, 64, 32)
+    if len(shape) == 1:
+        (size,) = shape
+        middle, inner = max(2, size // 2), max(1, size // 4)
+        return nn.Sequential(nn.Linear(size, middle), nn.ReLU(), nn.Linear(middle, inner), nn.ReLU(), nn.Linear(inner, middle),
+                             nn.ReLU(), nn.Linear(middle, size))  # fmt: skip
+    raise NotSupported(f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat vectors.")
+
+
+@dataclass(frozen=True)
+class Autoencoder:
+    epochs: int = 20
+    batch_size: int = 128
+    rate: float = 0.001
+    seed: int = 0
+
+    def score(self, run: Run, query: Query) -> Scores:
+        recording, reference = run.recording, healthy(run, query)
+        device = recording.device
+        x, _ = reference[np.arange(1)]
+        with seeded(device, self.seed):
+            model = network(tuple(x.shape[1:])).to(device, recording.instances.dtype)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.rate)
+        rng = np.random.default_rng(self.seed)
+        per_epoch = -(-len(reference) // self.batch_size)
+        with bar("training an autoencoder", self.epochs * per_epoch, show=run.progress) as advance:
+            for epoch in range(self.epochs):
+                for k, ids in enumerate(np.array_split(rng.permutation(len(reference)), per_epoch)):
+                    x, _ = reference[ids]
+                    if recording.augment is not None:
+                        x = recording.augment(x, generator(device, self.seed, epoch, k))
+                    loss = (model(x) - x).square().flatten(1).sum(1).mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    advance(1)
+        instances, errors = recording.instances, []
+        with torch.no_grad():
+            for start in range(0, len(instances), 1024):
+                x, _ = instances[np.arange(start, min(start + 1024, len(instances)))]
+                errors.append((model(x) - x).square().flatten(1).sum(1).double().cpu().numpy())
+        return suspicion(run, query, -np.concatenate(errors))
