@@ -123,7 +123,7 @@ def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
 
-@pytest.mark.parametrize("model", ["mlp", "batchnorm", "batchnorm_cnn", "dropout", "attention"])
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "batchnorm_cnn", "groupnorm", "dropout", "attention"])
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "amsgrad", "rmsprop"])
 def test_forwards_and_backwards_agree(record, model, optimizer):
     """<u, delta_j> = score_j, with delta from parameter_influence and u from the query."""
@@ -153,7 +153,7 @@ def test_true_leave_one_out(record, model):
     assert found[-1] == 0.0  # never used
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm", "batchnorm_cnn", "dropout", "embedding", "attention"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm", "batchnorm_cnn", "dropout", "embedding", "groupnorm", "attention"])
 def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     """Forward mode (where it is right) and reverse over reverse, for one query and for several."""
     p = problem(model, "sgd")

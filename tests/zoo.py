@@ -68,12 +68,16 @@ def batchnorm_cnn():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3))
 
 
+def groupnorm():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(64, 3))
+
+
 def dropout():
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 3))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "linear": linear, "mlp": mlp, "cnn": cnn, "batchnorm": batchnorm, "batchnorm_cnn": batchnorm_cnn, "dropout": dropout,
+    "linear": linear, "mlp": mlp, "cnn": cnn, "batchnorm": batchnorm, "batchnorm_cnn": batchnorm_cnn, "groupnorm": groupnorm, "dropout": dropout,
     "tied": Tied, "partly_used": PartlyUsed, "embedding": lambda: Words(False), "attention": lambda: Words(True),
 }  # fmt: skip
 
@@ -102,7 +106,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def inputs(model: str, count: int, generator: torch.Generator) -> Tensor:
     if model in ("embedding", "attention"):
         return torch.randint(0, 10, (count, 4), generator=generator)  # rows 10 and 11 are never used
-    shape = (count, 1, 6, 6) if "cnn" in model else (count, 6)
+    shape = (count, 1, 6, 6) if "cnn" in model or model == "groupnorm" else (count, 6)
     return torch.randn(shape, dtype=F64, generator=generator)
 
 

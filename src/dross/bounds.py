@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_map
 from .errors import BadInput, NotSupported
 from .layout import State
 from .objective import Batch
-from .replay import Recording
+from .replay import Recording, take_step
 from .run import Run
+from .step import Step
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,24 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
     with objective.training():
         for index in range(len(tape.entries)):
             segment = recording.segment(index)
-            states, _ = recording.trail(index, segment, segment.end)
+            state = segment.states[0]
             for k, step in enumerate(segment.steps):
-                t, eta = segment.first + k, float(step.numbers[0, recording.optimizer.columns.index("lr")])
+                t, eta, ids = segment.first + k, _only_rate(recording, step, segment.first + k), step.ids
                 if eta > 1 / smooth * (1 + 1e-12):
                     raise BadInput(f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}.")
-                ids = step.ids
                 share = np.zeros(count)
                 np.add.at(share, ids, 1 / max(len(ids), 1))  # the part of the batch that is z_j
                 for a in once:
                     once[a] *= 1 - eta * a
                 truth *= 1 - eta * strong * (1 - share)
-                if len(ids) == 0:
-                    continue
-                norms = _gradient_norms(recording, states[k], recording.batches(t, step))
-                for j, norm in zip(ids, norms):
+                batches = recording.batches(t, step)
+                for j, norm in zip(ids, _gradient_norms(recording, state, batches)):
                     for a in once:
                         once[a][j] += eta / len(ids) * norm
                     truth[j] += eta / len(ids) * norm
                     visits[j] += 1
+                state, _, _ = take_step(objective, recording.optimizer, state, step, batches)
+            recording.check_arrival(index, state, segment)
     paper = np.sqrt(2 * (once[strong] ** 2 + once[smooth] ** 2))
     return ErrorBound(np.where(visits <= 1, paper, truth + once[strong]), once[strong], visits)
 
@@ -98,6 +98,15 @@ def _check(recording: Recording, strong: float, smooth: float) -> None:
         )
 
 
+def _only_rate(recording: Recording, step: Step, t: int) -> float:
+    rates = step.numbers[:, recording.optimizer.columns.index("lr")]
+    if (rates != rates[0]).any() or step.clip or any(micro.coefficients is not None for micro in step.micros):
+        raise NotSupported(
+            f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, weights or clipping of its own."
+        )
+    return float(rates[0])
+
+
 def _gradient_norms(recording: Recording, state: State, batches: list[Batch]) -> np.ndarray:
     """|g(z_i; theta_t)| for the instances of a step, in their order."""
     objective, norms = recording.objective, []
@@ -109,4 +118,4 @@ def _gradient_norms(recording: Recording, state: State, batches: list[Batch]) ->
 
         rows = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")(state.theta, batch.x, batch.y)
         norms.append(rows.norm(dim=1))
-    return torch.cat(norms).double().cpu().numpy()
+    return torch.cat(norms).double().cpu().numpy() if norms else np.zeros(0)

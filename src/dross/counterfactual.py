@@ -20,7 +20,7 @@ from .layout import State
 from .objective import Batch
 from .progress import bar
 from .queries import Query, as_query
-from .replay import Recording, take_step
+from .replay import Recording, check_same, take_step
 from .step import Step, advance
 
 #: the two ways to be absent
@@ -77,6 +77,7 @@ def leave_one_out(
     recording: Recording, query: Query, instances: np.ndarray, *, window: tuple[int, int], absent: str, progress: bool
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K]. Models are dropped as soon as they are asked."""
+    query.evaluate(recording.objective, recording.state_at(window[1]))  # a query that cannot be asked fails now, not after the runs
     groups = [np.array([j]) for j in instances]
     parts = [
         _against_replica(query.evaluate_many(recording.objective, chunk).cpu().numpy())
@@ -102,10 +103,11 @@ def replayed(
     start = recording.state_at(first)
     side_by_side = absent == "weight"
     size = min(len(groups), _fitting(recording, start, first)) if side_by_side else 1
+    recording.check_unchanged()
     runs = _Runs(recording, start, first, stop, absent)
     total = (stop - first) * (len(groups) + 1)
     at = 0
-    with recording.objective.training(), bar("counterfactual runs", total, show=progress, unit="model steps") as told:
+    with bar("counterfactual runs", total, show=progress, unit="model steps") as told:
         while at < len(groups):
             chunk = [np.zeros(0, dtype=np.int64), *groups[at : at + size]]
             if not side_by_side:
@@ -154,6 +156,10 @@ class _Runs:
 
     def together(self, groups: Sequence[np.ndarray], told) -> State:
         """All groups side by side."""
+        with self.recording.objective.training():
+            return self._together(groups, told)
+
+    def _together(self, groups: Sequence[np.ndarray], told) -> State:
         objective, optimizer = self.recording.objective, self.recording.optimizer
         count, device = len(groups), self.recording.device
         present = torch.ones(count, len(self.recording.instances), dtype=torch.bool)
@@ -161,29 +167,38 @@ class _Runs:
             present[k, torch.from_numpy(group)] = False
         present = present.to(device)
         state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
-        for t, step, batches in self.steps():
+        checked = False
+        for _, step, batches in self.steps():
             g, buffers = None, state.buffers
             for micro, batch in zip(step.micros, batches):
                 w = present[:, torch.from_numpy(micro.ids).to(device)].to(batch.c)  # [K, B]
                 part, buffers = objective.gradients(state.theta, buffers, batch, w)
                 g = part if g is None else g + part
             g = torch.zeros_like(state.theta) if g is None else g
-            before, state = state, advance(optimizer, state, step, g, buffers)
-            if t == self.first:
-                self._check_replica(before, state, step, batches)
+            checked = checked or self._replica_is_right(state, g, step, batches)
+            state = advance(optimizer, state, step, g, buffers)
             told(count)
         return _finite(state)
 
-    def _check_replica(self, before: State, after: State, step: Step, batches: list[Batch]) -> None:
-        """With nothing removed the first step must be the recorded one; inside `vmap` some layers draw other random numbers."""
-        alone, _, _ = take_step(self.recording.objective, self.recording.optimizer, before.map(lambda t: t[0]), step, batches)
-        moved = float((alone.theta - before.theta[0]).abs().max())
-        difference = float((alone.theta - after.theta[0]).abs().max())
-        if difference > 100 * torch.finfo(alone.theta.dtype).eps ** 0.5 * moved:
+    def _replica_is_right(self, state: State, g: Tensor, step: Step, batches: list[Batch]) -> bool:
+        """With nothing removed the gradient must be the recorded run's; inside `vmap` some layers draw other random numbers.
+        False: this step has no gradient to compare."""
+        objective, optimizer = self.recording.objective, self.recording.optimizer
+        _, alone, _ = take_step(objective, optimizer, state.map(lambda t: t[0]), step, batches)
+        size, difference = float(alone.abs().max()), float((alone - g[0]).abs().max())
+        if difference > 100 * torch.finfo(alone.dtype).eps ** 0.5 * size:
             raise RuntimeError("inside vmap it takes another step than alone")
+        return size > 0
 
     def alone(self, group: np.ndarray, told) -> State:
-        """One group, through the very function that trained the model."""
+        """One group, through the very function that trained the model. With nothing removed it must arrive where that did."""
+        with self.recording.objective.training():
+            state = self._alone(group, told)
+        if not len(group):
+            check_same(state, self.recording.state_at(self.stop), self.stop, self.recording.tape)
+        return state
+
+    def _alone(self, group: np.ndarray, told) -> State:
         objective, optimizer, state = self.recording.objective, self.recording.optimizer, self.start
         for t, step, batches in self.steps():
             present = [~np.isin(micro.ids, group) for micro in step.micros]
@@ -229,7 +244,9 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     if index is None:
         return _MOST_AT_ONCE
     segment = recording.segment(index)
-    batch = recording.batches(segment.first, segment.steps[0])[0]
+    batch = next((batch for k, step in enumerate(segment.steps) for batch in recording.batches(segment.first + k, step)), None)
+    if batch is None:
+        return _MOST_AT_ONCE
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:

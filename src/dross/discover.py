@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
 
 from . import statistics
 from .errors import BadInput, NotSupported
 from .layout import Layout
 from .loss import check_labels, check_per_instance, resolve
-from .objective import Objective, Penalty, strict
+from .objective import Batch, Objective, Penalty, random_direction, strict
 from .optimizers import Optimizer, understand
 from .randomness import global_generators, seeded
 
@@ -43,8 +44,8 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     if len(kinds) > 1:
         raise NotSupported(f"The parameters to train must share one device and one dtype; found {sorted(map(str, kinds))}.")
     device, dtype = kinds.pop()
-    if not dtype.is_floating_point:
-        raise NotSupported(f"Parameters of type {dtype} are not supported: use float32 or float64.")
+    if dtype not in (torch.float32, torch.float64):
+        raise NotSupported(f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use float32 or float64.")
     return device, dtype
 
 
@@ -68,8 +69,32 @@ def discover(
     sizes = tuple(sum(parameters[name].numel() for name in groups[k]) for k in kept)
     layout = Layout(names, tuple(parameters[name].shape for name in names), sizes, tuple(moved))
     evaluated = tuple(name for name, module in model.named_modules() if not module.training)
-    objective = Objective(model, layout, loss_function, penalty, stochastic, evaluated)
-    return objective, understand(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    unused = tuple(name for group in candidates for name in group if name not in used)
+    objective = Objective(model, layout, loss_function, loss_name, penalty, stochastic, evaluated, unused)
+    pure = understand(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    _check_second_derivative(objective, x, y)
+    return objective, pure
+
+
+def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
+    """An operator that can be trained but not retraced is found now, not after a long run."""
+    theta, buffers = objective.layout.read(objective.model)
+    batch = Batch(x, y, torch.full((count_of(y),), 1.0 / count_of(y), dtype=theta.dtype, device=theta.device), 0)
+    try:
+        with objective.training():
+            objective._pull_reverse(theta, buffers, batch, random_direction(theta), {}, True)
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise NotSupported(
+            f"The model has an operator without a second derivative, so its runs cannot be retraced: {reason}"
+        ) from error
+
+
+def count_of(y: Any) -> int:
+    """How many instances a batch of labels is for."""
+    return len(tree_leaves(y)[0])
 
 
 def moving_groups(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
@@ -88,26 +113,32 @@ def _named(parameter: Tensor, name_of: dict[Tensor, str]) -> str:
 def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], bool]:
     """One forward and backward pass: which parameters get a gradient, which buffers move, whether random numbers are drawn."""
     parameters = {n: p.detach().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     device = next(iter(parameters.values())).device
+    named = {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+    given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
     with seeded(device, 0), strict(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
         try:
-            outputs = functional_call(model, {**parameters, **buffers}, (x,))
+            outputs = functional_call(model, named, (given,))  # writes back what the pass assigned
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadInput(f"The model does not take the training inputs: {error}") from error
         stochastic = any(not torch.equal(g.get_state(), state) for g, state in zip(generators, before))
-        check_labels(outputs, y, loss_name)
+        if any(isinstance(t, Tensor) and t._version for t in tree_leaves(given)):
+            raise NotSupported(
+                "The model changes its input in place, so a batch would look different the second time. Use x = x - 1, not x -= 1."
+            )
+        if isinstance(y, Tensor):
+            check_labels(outputs, y, loss_name)
         try:
-            losses = check_per_instance(loss(outputs, y), len(y))
+            losses = check_per_instance(loss(outputs, y), count_of(y))
         except (RuntimeError, IndexError) as error:
             raise BadInput(f"The loss does not take the model's outputs and the labels: {error}") from error
         if penalty is not None:
-            losses = losses + Objective(model, Layout((), (), (), ()), loss, penalty)._penalty(parameters)
+            losses = losses + Objective(model, Layout((), (), (), ()), loss, penalty=penalty).penalty_at(parameters)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-    moved = [n for n, b in model.named_buffers() if not torch.equal(buffers[n], b)]
-    strangers = set(moved) - statistics.statistics_of(model)
+    moved = {name for name, buffer in model.named_buffers() if not torch.equal(named[name], buffer)}
+    strangers = moved - statistics.statistics_of(model)
     if strangers:
         raise NotSupported(
             f"The forward pass changes the buffer '{sorted(strangers)[0]}'. dross knows BatchNorm's running statistics and no "

@@ -15,16 +15,21 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 
+class ElementaryNorms(TorchFunctionMode):
+    """Inside, batch, layer and group norm are written out in elementary operations."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _NORMS.get(func, func)(*args, **(kwargs or {}))
+
+
 class ForwardRules(TorchFunctionMode):
-    """Inside, the functions below replace torch's. Only for use within `torch.func.jvp`."""
+    """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _NORMS:
-            return _NORMS[func](*args, **kwargs)
         if func in _BILINEAR and len(args) > 1 and _is_plain_data(args[0]):
             return _with_constant_input(func, args, kwargs)
-        return func(*args, **kwargs)
+        return _NORMS.get(func, func)(*args, **kwargs)
 
 
 def _is_plain_data(x: Tensor) -> bool:
@@ -43,7 +48,7 @@ def _with_constant_input(func, args, kwargs):
 
 
 def _batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    if not training and running_mean is not None:
+    if not training and running_mean is not None:  # linear in its input: torch's own rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     across = [axis for axis in range(input.dim()) if axis != 1]
     return _affine(_standardized(input, across, eps), weight, bias, [1, -1] + [1] * (input.dim() - 2))

@@ -28,6 +28,7 @@ class Instances:
         self.device, self.dtype = device, dtype
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.source = source
+        self.aliased = self.stored is not None  # the tensors are the user's own, who may change them in place
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
         if self.count == 0:
             raise BadInput("The data set is empty.")
@@ -59,7 +60,7 @@ class Instances:
     def fingerprint(self) -> str:
         """Tells data sets apart: everything of a pair of tensors, a sample of any other."""
         digest = hashlib.sha256(str(self.count).encode())
-        if self.stored and isinstance(self.source, (tuple, list)):
+        if self.stored and self.aliased:
             leaves = tree_leaves(self.stored)
         else:
             sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))

@@ -14,7 +14,7 @@ from .errors import BadInput
 
 _SEGMENT_BYTES = 32 << 20
 _SEGMENT_STEPS = 256
-_STEP_BYTES = 8 << 10  # what a step itself may take beside its state: ids, rates
+_SEGMENT_HEADER = 4 << 10  # what a segment takes beside states and steps
 
 
 class Keep(ABC):
@@ -29,8 +29,8 @@ class Keep(ABC):
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         """How many steps the segment that starts at step `first` shall have."""
 
-    def settled(self, planned: int | None, state_bytes: int) -> "Keep":
-        """The strategy to use, once it is known how large a state is and (perhaps) how many steps there will be."""
+    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
+        """The strategy to use, once it is known how large a state and a step are and (perhaps) how many steps there will be."""
         return self
 
     @property
@@ -94,6 +94,7 @@ class LastEpochs(Keep):
 @dataclass(frozen=True)
 class Budget(Keep):
     bytes: int
+    spacing: int = 16  # to begin with; a tape that is thinned out goes on with longer segments
 
     def __post_init__(self):
         if self.bytes <= 0:
@@ -104,18 +105,18 @@ class Budget(Keep):
         return self.bytes
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        return 16  # to begin with; a tape that is thinned out goes on with longer segments
+        return self.spacing
 
-    def settled(self, planned: int | None, state_bytes: int) -> Keep:
-        smallest = 2 * state_bytes + _STEP_BYTES  # where the run starts and where it ends
-        if self.bytes < smallest:
+    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+        fixed = 2 * (state_bytes + _SEGMENT_HEADER) + (planned or 0) * step_bytes  # the first state, the last one, all steps
+        if self.bytes < fixed:
             raise BadInput(
-                f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of this model: "
-                f"give at least {smallest:,}."
+                f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of this model and the list of "
+                f"instances: give at least {fixed:,}."
             )
         if planned is None:
             return self
-        if planned * (state_bytes + _STEP_BYTES) + smallest <= self.bytes:
+        if planned * state_bytes + fixed <= self.bytes:
             return EveryStep()
-        states = max(1, (self.bytes - smallest) // (state_bytes + _STEP_BYTES))
-        return Checkpoints(every=max(1, math.ceil(planned / states)))
+        states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER)
+        return Budget(self.bytes, max(1, math.ceil(planned / states)))

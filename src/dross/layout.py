@@ -99,16 +99,13 @@ class Layout:
 
     def signature(self, model: nn.Module) -> dict:
         """What a tape must find again in a model before it lets itself be retraced with it."""
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        return {"class": type(model).__name__, "constants": self.digest_of_constants(model), **_shapes(model)}
+
+    def digest_of_constants(self, model: nn.Module) -> str:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.constants(model).items()):
             digest.update(name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return {
-            "class": type(model).__name__,
-            "parameters": {name: [list(p.shape), str(p.dtype)] for name, p in parameters.items()},
-            "buffers": {name: [list(b.shape), str(b.dtype)] for name, b in buffers.items()},
-            "constants": digest.hexdigest(),
-        }
+        return digest.hexdigest()
 
     def to_json(self) -> dict:
         return {"names": list(self.names), "group_sizes": list(self.group_sizes), "moving": list(self.moving)}
@@ -121,24 +118,28 @@ class Layout:
 
 def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:
     """Refuse a model that is not the recorded one, and say in what it differs."""
-    own_parameters = {name: [list(p.shape), str(p.dtype)] for name, p in model.named_parameters()}
-    own_buffers = {name: [list(b.shape), str(b.dtype)] for name, b in model.named_buffers()}
-    for kind, recorded, own in (
-        ("parameter", saved["parameters"], own_parameters),
-        ("buffer", saved["buffers"], own_buffers),
-    ):
-        for name in {**recorded, **own}:
-            if recorded.get(name) != own.get(name):
+    for kind, own in _shapes(model).items():
+        for name in {**saved[kind], **own}:
+            if saved[kind].get(name) != own.get(name):
                 raise TapeMismatch(
-                    f"The tape belongs to another model: {kind} '{name}' is {_described(recorded.get(name))} on the tape "
+                    f"The tape belongs to another model: {kind[:-1]} '{name}' is {_described(saved[kind].get(name))} on the tape "
                     f"and {_described(own.get(name))} here. Build the model as it was when the run was recorded."
                 )
-    if layout.signature(model)["constants"] != saved["constants"]:
+    check_constants(saved, model, layout)
+
+
+def check_constants(saved: dict, model: nn.Module, layout: Layout) -> None:
+    if layout.digest_of_constants(model) != saved["constants"]:
         frozen = ", ".join(list(layout.constants(model))[:3])
         raise TapeMismatch(
             f"The tape was recorded with other values in the parameters or buffers that training leaves alone ({frozen}). "
-            "Load the same frozen weights before opening it."
+            "Load the same frozen weights before opening it, and leave them alone afterwards."
         )
+
+
+def _shapes(model: nn.Module) -> dict[str, dict[str, list]]:
+    described = lambda named: {name: [list(t.shape), str(t.dtype)] for name, t in named}
+    return {"parameters": described(model.named_parameters()), "buffers": described(model.named_buffers())}
 
 
 def _described(entry) -> str:

@@ -1,7 +1,11 @@
 """What a tape says about itself: everything needed to know whether a model, a data set and a loss are the recorded ones."""
 
+import json
+import uuid
+
 import torch
 
+from .errors import TapeMismatch
 from .instances import Augment, Instances
 from .keep import Keep
 from .objective import Objective
@@ -11,15 +15,17 @@ from .tape import FORMAT
 
 def describe(
     objective: Objective, optimizer: Optimizer, loss_name: str, augment: Augment | None, keep: Keep, seed: int,
-    planned: int | None, device: torch.device, instances: Instances | None,
+    planned: int | None, device: torch.device, instances: Instances | None, foreign: bool,
 ) -> dict:  # fmt: skip
-    """The manifest of a tape on which nothing has been recorded yet."""
+    """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop."""
     from . import __version__
 
     layout = objective.layout
     return {
         "made_by": "dross",
         "format": FORMAT,
+        "id": uuid.uuid4().hex,
+        "foreign": foreign,
         "dross": __version__,
         "torch": torch.__version__,
         "device": str(device),
@@ -27,6 +33,7 @@ def describe(
         "layout": layout.to_json(),
         "stochastic": objective.stochastic,
         "evaluated": list(objective.evaluated),
+        "unused": list(objective.unused),
         "optimizer": optimizer.to_json(),
         "loss": loss_name,
         "penalty": objective.penalty is not None,
@@ -40,3 +47,17 @@ def describe(
         "segments": [],
         "complete": False,
     }
+
+
+_MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
+
+
+def check_same_run(earlier: dict, now: dict) -> None:
+    """A tape is only continued with the settings it was started with."""
+    for key in sorted(set(now) - _MAY_DIFFER):
+        if earlier.get(key) != now[key]:
+            was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))
+            raise TapeMismatch(
+                f"The tape cannot be continued with other settings: {key} was {was} and is {is_now}. Use the settings it was "
+                "started with, or overwrite=True to start again."
+            )

@@ -1,7 +1,7 @@
 """The per-instance losses of a model as a pure function of its state, and the derivatives that training and retracing need."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import statistics
-from .errors import BadInput
-from .forward_rules import ForwardRules
+from .errors import BadInput, NotSupported
+from .forward_rules import ElementaryNorms, ForwardRules
 from .layout import Layout
 from .loss import Loss, check_per_instance
 from .randomness import seeded
@@ -37,9 +37,11 @@ class Objective:
     model: nn.Module
     layout: Layout
     loss: Loss
+    loss_name: str = ""
     penalty: Penalty | None = None
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
+    unused: tuple[str, ...] = ()  # parameters that the optimizer has and the first batch did not need
     forward_mode: bool | None = field(default=None, repr=False)  # None: not tried yet
     queries_at_once: int = field(default=8, repr=False)
 
@@ -70,9 +72,10 @@ class Objective:
             losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         except IndexError as error:  # what torch says of a label that is out of range
             raise BadInput(f"The loss does not take the labels: {error}") from error
-        return losses if self.penalty is None else losses + self._penalty(parameters)
+        return losses if self.penalty is None else losses + self.penalty_at(parameters)
 
-    def _penalty(self, parameters: dict[str, Tensor]) -> Tensor:
+    def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The penalty as a scalar tensor, or a clear error."""
         assert self.penalty is not None
         frozen = {name: p.detach() for name, p in self.model.named_parameters() if name not in parameters}
         try:
@@ -92,7 +95,15 @@ class Objective:
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
             losses, moved = self.losses(theta, buffers, batch)
-            (g,) = torch.autograd.grad((losses * (batch.c if w is None else batch.c * w)).sum(), theta)
+            idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
+            weighted = (losses * (batch.c if w is None else batch.c * w)).sum()
+            g, *others = torch.autograd.grad(weighted, [theta, *idle.values()], allow_unused=True)
+        for name, other in zip(idle, others):
+            if other is not None:
+                raise NotSupported(
+                    f"The parameter '{name}' had no part in the first batch and has one in a later batch. dross needs the same "
+                    "parameters to train in every step; put such a batch first, or freeze the parameter."
+                )
         return g, losses.detach(), moved
 
     def gradients(self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor) -> tuple[Tensor, Buffers]:
@@ -118,7 +129,7 @@ class Objective:
         the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
         """
         if self.forward_mode is None:
-            self._choose_mode(theta, buffers, batch, a_g, a_buffers)
+            self._choose_mode(theta, buffers, batch, a_buffers)
         how = self._pull_forward if self.forward_mode else self._pull_reverse
         parts = []
         for k in range(0, len(a_g), self.queries_at_once):
@@ -129,21 +140,21 @@ class Objective:
         terms, a_theta, moved = zip(*parts)
         return torch.cat(terms), torch.cat(a_theta), {name: torch.cat([m[name] for m in moved]) for name in a_buffers}
 
-    def _choose_mode(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers) -> None:
+    def _choose_mode(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> None:
         """Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
         with FlopCounterMode(display=False) as counted, torch.no_grad():
             self.losses(theta, buffers, batch)
         flops = counted.get_total_flops()
-        one = slice(0, 1)
-        a_one = {name: a[one] for name, a in a_buffers.items()}
         worth_it = flops >= _WORTH_FORWARD_MODE
-        self.forward_mode = worth_it and self._forward_mode_is_right(theta, buffers, batch, a_g[one], a_one)
+        self.forward_mode = worth_it and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
         at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
         self.queries_at_once = min(256, max(8, at_hand // max(flops, 1)))
 
-    def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers) -> bool:
+    def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> bool:
         """Some operators have no forward mode, and a forward rule can be wrong once it is differentiated again (see
-        forward_rules.py). So it is tried on the first batch and compared with what reverse mode says."""
+        forward_rules.py). So it is tried on the first batch, in a random direction, and compared with reverse mode."""
+        a_g = random_direction(theta)
+        a_buffers = {name: a[:1] for name, a in a_buffers.items()}
         try:
             terms, a_theta, _ = self._pull_forward(theta, buffers, batch, a_g, a_buffers, True)
         except torch.OutOfMemoryError:
@@ -189,7 +200,7 @@ class Objective:
         theta = theta.detach().requires_grad_()
         w = torch.ones_like(batch.c, requires_grad=True)
         floating = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
-        with torch.enable_grad():
+        with torch.enable_grad(), _rules(len(a_g)):
             losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
             (g,) = torch.autograd.grad((losses * batch.c * w).sum(), theta, create_graph=True)
         outputs, cotangents = [g], [a_g]
@@ -211,7 +222,7 @@ class Objective:
         """
         theta = theta.detach().requires_grad_()
         floating = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
-        with torch.enable_grad():
+        with torch.enable_grad(), _rules(len(dot)):
             losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
             weighted = losses * batch.c
             (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
@@ -251,6 +262,17 @@ _WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced si
 _WORK_AT_ONCE_GPU = 2**35
 
 
+def random_direction(theta: Tensor) -> Tensor:
+    """[1, p], the same every time."""
+    drawn = torch.randn(1, theta.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    return drawn.to(theta)
+
+
+def _rules(rows: int):
+    """Many vjps at once through group norm fail or are wrong in torch; through elementary operations they are right."""
+    return ElementaryNorms() if rows > 1 else nullcontext()
+
+
 def _vjp(outputs, inputs, cotangents, batched: bool = False):
     """autograd.grad that keeps the graph and says 0 where an output does not depend on an input."""
     kept = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
@@ -267,11 +289,18 @@ def _vjp(outputs, inputs, cotangents, batched: bool = False):
     return [torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f for f, i in zip(found, inputs)]
 
 
+_ROWS_AT_ONCE = 64
+
+
 def _batched_vjp(outputs, inputs, cotangents):
     """vjps for a leading axis of cotangents; one plain pass where there is only one."""
-    if len(cotangents[0]) == 1:
+    rows = len(cotangents[0])
+    if rows == 1:
         return [row.detach()[None] for row in _vjp(outputs, inputs, [a[0] for a in cotangents])]
-    return _vjp(outputs, inputs, cotangents, batched=True)
+    parts = [
+        _vjp(outputs, inputs, [a[k : k + _ROWS_AT_ONCE] for a in cotangents], batched=True) for k in range(0, rows, _ROWS_AT_ONCE)
+    ]
+    return [torch.cat(column) for column in zip(*parts)]
 
 
 @contextmanager
@@ -290,17 +319,25 @@ def _modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
 def strict(model: nn.Module) -> Iterator[None]:
     """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
     mha = torch.backends.mha.get_fastpath_enabled()
-    cudnn: Any = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    on_gpu = any(p.is_cuda for p in model.parameters())
-    before = (cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32) if on_gpu else None
+    switches = _gpu_switches() if any(p.is_cuda for p in model.parameters()) else []
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        if on_gpu:
-            cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32 = False, True, False
+        for holder, name, value in switches:
+            setattr(holder, name, value)
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(mha)
-        if before is not None:
-            cudnn.allow_tf32, cudnn.deterministic, matmul.allow_tf32 = before
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
+
+def _gpu_switches() -> list[tuple[Any, str, Any]]:
+    """What has to be set for strict float32; torch 2.9 renamed the switches and refuses to mix the names."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        precision = [(holder, "fp32_precision", "ieee") for holder in (matmul, cudnn.conv, cudnn.rnn)]  # type: ignore[attr-defined]
+    else:
+        precision = [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    return [*precision, (cudnn, "deterministic", True)]

@@ -10,7 +10,7 @@ their table is what autograd says of that one step.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import NotSupported
+from .errors import NotReplayable, NotSupported
 
 Slots = dict[str, Tensor]
 Clock = dict[str, float]
@@ -246,15 +246,15 @@ def _counter_dtype() -> torch.dtype:
 
 # --- from a torch optimizer to a rule and back -------------------------------------------------------------------------
 
-_IGNORED = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "max_lr", "min_lr", "base_momentum",
-            "max_momentum"}  # fmt: skip
+_IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
 SUPPORTED = ("SGD", "Adam", "AdamW", *_FRESH)
 
 
-def flat_numbers(group: dict[str, Any]) -> Numbers:
-    """The numbers among a parameter group's options; betas=(a, b) becomes betas.0 and betas.1."""
+def flat_numbers(group: dict[str, Any], known: Iterable[str]) -> Numbers:
+    """The numbers among a parameter group's own options; betas=(a, b) becomes betas.0 and betas.1."""
     numbers: Numbers = {}
-    for key, value in group.items():
+    for key in known:
+        value = group[key]
         if key in _IGNORED or isinstance(value, bool) or value is None:
             continue
         if isinstance(value, (tuple, list)):
@@ -347,20 +347,32 @@ def understand(optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], gro
         raise NotSupported(
             f"The optimizer {name} is not supported yet. dross can retrace: {', '.join(SUPPORTED)} (torch.optim's own classes)."
         )
-    flags = [{k: v for k, v in g.items() if isinstance(v, bool) and k not in _IGNORED} for g in groups]
-    columns = [tuple(flat_numbers(g)) for g in groups]
-    if any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns):
+    own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
+    flags = [{k: g[k] for k in own if isinstance(g[k], bool) and k not in _IGNORED} for g in groups]
+    columns = [tuple(flat_numbers(g, own)) for g in groups]
+    momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
+    mixed = name == "RMSprop" and len(momenta) > 1  # it keeps a buffer only where there is momentum
+    if mixed or any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns):
         raise NotSupported(
             f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all groups the same options; "
             "rates, momenta and decays may differ."
         )
-    any_momentum = name == "SGD" and any(g["momentum"] != 0 for g in groups)
-    return Optimizer(name, flags[0], columns[0], tuple(group_sizes), any_momentum)
+    return Optimizer(name, flags[0], columns[0], tuple(group_sizes), any(momenta))
+
+
+def check_same_structure(began: Optimizer, now: Optimizer) -> None:
+    """Rates and momenta may change from step to step; what kind of update it is may not."""
+    if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
+        raise NotReplayable(
+            f"The options of {began.name} changed during the run, from {began.flags} to {now.flags}, or momentum came in late. "
+            "dross follows schedules of numbers only; start with a momentum that is not 0."
+        )
 
 
 def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     """[G, H]: the options as they are now, in the order of the tape's columns."""
-    flat = [flat_numbers(group) for group in groups]
+    known = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
+    flat = [flat_numbers(group, known) for group in groups]
     return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
 
 
@@ -395,8 +407,12 @@ def _counters_of(state: dict, fresh: Clock) -> Clock:
 def write_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mapping[str, Tensor], slots: Slots, clock) -> None:
     """Leave a torch optimizer as if it had taken the steps itself, so that its owner can go on from here."""
     named = {slot: layout.unflatten(value) for slot, value in slots.items()}
+    options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
     for name, group in zip(layout.names, layout.group_of):
         counters = {} if optimizer.name == "SGD" else clock[group]
         state = {slot: values[name].clone() for slot, values in named.items()}
-        state |= {counter: torch.tensor(value, dtype=_counter_dtype()) for counter, value in counters.items()}
+        own = options[parameters[name]]
+        on_device = own.get("fused") or own.get("capturable")  # such steps want their counter beside the parameter
+        device = parameters[name].device if on_device else torch.device("cpu")
+        state |= {counter: torch.tensor(value, dtype=_counter_dtype(), device=device) for counter, value in counters.items()}
         torch_optimizer.state[parameters[name]] = state

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import statistics
 from .errors import BadInput, NotFinite
+from .forward_rules import ElementaryNorms
 from .instances import Instances
 from .layout import State
 from .loss import check_labels, check_per_instance
@@ -45,7 +46,9 @@ class Query:
     def evaluate(self, objective: Objective, state: State) -> Tensor:
         """The query's value at one state: float64, scalar or [Q]."""
         with objective.evaluating(), torch.no_grad():
-            values = [self._run(fn, state.theta, state.buffers).double() for _, fn in self.pieces(objective)]
+            values = [
+                _at_most_a_vector(self._run(fn, state.theta, state.buffers), self.name).double() for _, fn in self.pieces(objective)
+            ]
         return _gathered(values, self.added)
 
     def evaluate_many(self, objective: Objective, states: State) -> Tensor:
@@ -71,12 +74,12 @@ class Query:
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
         parts: list[list[Tensor]] = []
         scalar = self.added
-        with objective.evaluating(), statistics.readable(objective.model):
+        with objective.evaluating(), statistics.readable(objective.model), ElementaryNorms():
             for _, fn in self.pieces(objective):
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
                 with torch.enable_grad():
-                    value = self._run(fn, theta, {**rest, **leaves})
+                    value = _at_most_a_vector(self._run(fn, theta, {**rest, **leaves}), self.name)
                 if not torch.isfinite(value).all():
                     raise NotFinite(f"The query {self.name} is not finite at the trained model.")
                 scalar = scalar or value.dim() == 0
@@ -96,6 +99,12 @@ class Query:
         if not isinstance(value, Tensor):
             raise BadInput(f"The query {self.name} returned {type(value).__name__}, not a tensor.")
         return value
+
+
+def _at_most_a_vector(value: Tensor, name: str) -> Tensor:
+    if value.dim() > 1:
+        raise BadInput(f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a vector. Flatten it.")
+    return value
 
 
 def mean_loss(data: Any) -> Query:
@@ -177,7 +186,7 @@ class _Source:
 def _losses(objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
     if not is_batchedtensor(predicted):
-        check_labels(predicted, y, objective.loss.__name__)
+        check_labels(predicted, y, objective.loss_name)
     return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
 
 

@@ -20,21 +20,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .clip import Clip, ClipNorm, ClipValue
-from .discover import device_and_dtype, discover, moving_groups, unwrapped
+from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, NotReplayable, NotSupported, TapeMismatch
 from .instances import Augment, Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
-from .layout import State, check_signature
+from .layout import Layout, State, check_signature
 from .loss import NAMED, check_per_instance, resolve
-from .manifest import describe
+from .manifest import check_same_run, describe
 from .objective import Batch, Objective, Penalty
-from .optimizers import Optimizer, current_numbers, read_slots, write_slots
+from .optimizers import Optimizer, check_same_structure, current_numbers, read_slots, understand, write_slots
 from .randomness import seeded
 from .replay import checksum, take_step
 from .run import Run
 from .step import Micro, Step
 from .tape import Tape, TapeWriter, prepare_folder
 from .training import check_finite
+
+_RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()  # by the optimizer they listen to
 
 
 class Recorder:
@@ -56,6 +58,9 @@ class Recorder:
         penalty: Penalty | None = None, augment: Augment | None = None, keep: Keep | None = None, train_set: Any = None,
         seed: int = 0, overwrite: bool = False, resume: bool = False,
     ):  # fmt: skip
+        if (former := _RECORDERS.get(id(optimizer))) is not None:
+            former._save_what_there_is()  # an abandoned one must not listen to the same optimizer
+        _RECORDERS[id(optimizer)] = self
         self.called, self.model, self.optimizer = model, unwrapped(model), optimizer
         self.loss_name, self.loss = resolve(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
@@ -71,12 +76,14 @@ class Recorder:
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # the buffers before them: a forward pass moves these at once
         self._stepping = False  # between the optimizer's two hooks
+        self._after: Tensor | None = None  # theta as the last recorded step left it
         self._clip: Clip | None = None
         self._inside, self._stepped, self._closed = False, False, False
         self._epoch = 0
+        self._losses: list[Tensor] = []
         self._versions: dict[Tensor, tuple[int, int]] = {}
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._about_to_step()),
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._about_to_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._has_stepped()),
             *(p.register_post_accumulate_grad_hook(self._accumulated) for p in self.model.parameters() if p.requires_grad),
         ]
@@ -102,12 +109,13 @@ class Recorder:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
         if torch.is_autocast_enabled(self.device.type):
             raise NotSupported("Autocast is on: dross replays in the model's own type. Record without autocast.")
-        if epoch is not None:
-            self._epoch = int(epoch)
+        if epoch is not None and int(epoch) < self._epoch:
+            raise BadInput(f"Epoch {epoch} came after epoch {self._epoch}: epochs count up, through all phases of a run.")
+        self._epoch = self._epoch if epoch is None else int(epoch)
         ids = check_ids(ids, len(self.instances) if self.instances else np.iinfo(np.int32).max, "Instance ids")
         x, y = (tree_map(lambda t: placed(t, self.device, self.dtype), part) for part in (x, y))
-        if len(ids) != len(y):
-            raise BadInput(f"{len(ids)} ids came with {len(y)} labels: pass the id of every instance of the batch.")
+        if len(ids) != count_of(y):
+            raise BadInput(f"{len(ids)} ids came with {count_of(y)} labels: pass the id of every instance of the batch.")
         self._check_against_data_set(ids, x, y)
         position = (self.steps, len(self._pending))
         batch = make_batch(x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype)
@@ -118,8 +126,9 @@ class Recorder:
         try:
             yield self._forward(batch, weights)
         except BaseException:
-            if not self._stepped:
-                self._withdraw(before)
+            if not self._stepped and not self._stepping:
+                # once backward() has run, its gradient is mixed with those of the other micro-batches: all of them go
+                self._withdraw(self._buffers if weights.any() else before, everything=bool(weights.any()))
             raise
         finally:
             self._inside = False
@@ -127,9 +136,9 @@ class Recorder:
             self._withdraw(before)
             raise NotReplayable("backward() was not called on the losses of this batch, so the batch has no part in any step.")
 
-    def _withdraw(self, buffers: dict[str, Tensor]) -> None:
-        """The last batch has no part in any step: forget it, and what its forward pass did to the model."""
-        self._pending.pop()
+    def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
+        """The last batch (or all that wait) has no part in any step: forget it, and what its forward pass did to the model."""
+        del self._pending[0 if everything else -1 :]
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in buffers.items():
@@ -157,6 +166,7 @@ class Recorder:
                 f"{len(self._pending)} micro-batches were computed after step {self.steps - 1} and no optimizer step followed. "
                 "Take the step before closing, or leave them out of the recording."
             )
+        self._check_untouched()
         self._finish(complete=True)
 
     def run(self, train_set: Any = None) -> Run:
@@ -185,11 +195,25 @@ class Recorder:
         buffers = objective.layout.read_buffers(self.model)
         if self._pending:
             return buffers
+        self._check_untouched()
         if self._writer.is_full(self._epoch):
             self._writer.flush(self._state())
         self._before = self._state() if self._writer.wants_state() else None
         self._buffers = buffers
         return buffers
+
+    def _is_untouched(self) -> bool:
+        """Whether the parameters are where the last recorded step left them."""
+        return (
+            self._after is None or self._objective is None or torch.equal(self._objective.layout.read(self.model)[0], self._after)
+        )
+
+    def _check_untouched(self) -> None:
+        if not self._is_untouched():
+            raise NotReplayable(
+                f"The model's parameters were changed after step {self.steps - 1} by something other than the optimizer (clamping, "
+                "averaging, loading a checkpoint). Close the recorder first, or leave them alone while recording."
+            )
 
     def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
         """The losses of the user's own model on this batch. backward() will leave each one's weight in `weights`."""
@@ -198,7 +222,7 @@ class Recorder:
             outputs = self.called(batch.x)
         losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         if self.penalty is not None:
-            losses = losses + self._objective._penalty(dict(self.model.named_parameters()))
+            losses = losses + self._objective.penalty_at(dict(self.model.named_parameters()))
         earlier = len(self._pending) > 1
 
         def watch(arrived: Tensor) -> None:
@@ -207,11 +231,15 @@ class Recorder:
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
         losses.register_hook(watch)
+        self._losses = [*self._losses, losses.detach()] if earlier else [losses.detach()]
         return losses
 
     def _check_leftovers(self, accumulating: bool) -> None:
         """Called as backward() starts: the gradients that are there must be those of the pending micro-batches."""
-        present = any(p.grad is not None and bool((p.grad != 0).any()) for p in self.model.parameters())
+        assert self._objective is not None
+        parameters = dict(self.model.named_parameters())
+        gradients = [parameters[name].grad for name in self._objective.layout.names]
+        present = any(g is not None and bool((g != 0).any()) for g in gradients)
         if present and not accumulating:
             raise NotReplayable(
                 f"Gradients were left over when backward() of step {self.steps} started. "
@@ -232,9 +260,13 @@ class Recorder:
             if parameter.grad is not None:
                 self._accumulated(parameter)
 
-    def _about_to_step(self) -> None:
+    def _about_to_step(self, args: tuple, kwargs: dict) -> None:
         if self._closed:
             return
+        if any(callable(given) for given in (*args, *kwargs.values())):
+            raise NotSupported(
+                "optimizer.step(closure) computes losses that the recorder does not see. Call optimizer.step() without it."
+            )
         if not self._inside:
             raise NotReplayable(f"optimizer.step() ran outside `with recorder.step(...)` after step {self.steps - 1}.")
         if self._stepped:
@@ -261,6 +293,7 @@ class Recorder:
             return
         assert self._objective is not None and self._pure is not None and self._writer is not None
         groups = moving_groups(self._objective.layout, self.model, self.optimizer)
+        check_same_structure(self._pure, understand(self.optimizer, self._pure.group_sizes, groups))
         numbers = current_numbers(self._pure, groups)
         step = Step(tuple(_simplified(micro) for micro, _ in self._pending), numbers, self._epoch, self._clip)
         batches = [
@@ -270,11 +303,12 @@ class Recorder:
         parameters = dict(self.model.named_parameters())
         g = self._objective.layout.flatten({n: _gradient_of(parameters[n]) for n in self._objective.layout.names})
         after = self._objective.layout.read(self.model)[0]
-        check_finite(self.steps, State(after), g, [torch.zeros(len(step.ids))], step.ids, kept=self._writer.first)
+        check_finite(self.steps, State(after), g, self._losses, step.ids, kept=self._writer.first)
         opens_segment = self._writer.opens_segment()
         if opens_segment:
             self._rehearse(step, batches, after)
         self._writer.add(step, self._before, None, checksum(batches[0]) if opens_segment else 0)
+        self._after = after
         self._pending, self._clip, self._stepped, self._stepping = [], None, True, False
 
     def _rehearse(self, step: Step, batches: list[Batch], after: Tensor) -> None:
@@ -296,9 +330,12 @@ class Recorder:
         if not self.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
         self._objective, self._pure = discover(self.model, self.optimizer, self._given_loss(), self.penalty, batch.x, batch.y)
-        manifest = self._earlier or describe(
-            self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances
+        manifest = describe(
+            self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances, True
         )
+        if self._earlier is not None:
+            check_same_run(self._earlier, manifest)
+            manifest = self._earlier
         state = self._state()
         self._writer = TapeWriter(self.folder, manifest, self.keep, state.nbytes, None)
         if self._earlier is None:
@@ -318,8 +355,6 @@ class Recorder:
 
     def _restore(self, earlier: dict) -> None:
         """Put the model and the optimizer where the tape left off."""
-        from .layout import Layout
-
         layout = Layout.from_json(earlier["layout"], earlier["model"])
         check_signature(earlier["model"], self.model, layout)
         pure = Optimizer.from_json(earlier["optimizer"], layout.group_sizes)
@@ -356,7 +391,7 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         atexit.unregister(self._at_exit)
-        if self._writer is not None and not self._stepping:
+        if self._writer is not None and not self._stepping and (complete or self._is_untouched()):
             state = self._state()
             buffers = self._buffers if self._pending else state.buffers
             self._writer.finish(replace(state, buffers=buffers), complete=complete)

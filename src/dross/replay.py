@@ -4,6 +4,7 @@ Training is the first replay: `dross.train` folds `take_step` over its batches, 
 over the tape, so a run and its replay differ in nothing.
 """
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from .errors import BadInput, TapeMismatch
 from .instances import Augment, Instances, checksum_bytes
-from .layout import State
+from .layout import State, check_constants
 from .objective import Batch, Objective
 from .optimizers import Optimizer
 from .step import Step, advance, needs_gradient
 from .tape import Segment, Tape
+
+_STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
 
 
 def take_step(
@@ -87,20 +90,60 @@ class Recording:
             if entry["first"] < stop and entry["first"] + entry["steps"] > first:
                 yield index, self.segment(index)
 
-    def trail(self, index: int, segment: Segment, stop: int) -> tuple[list[State], list[Tensor | None]]:
-        """The states before each step of a segment up to `stop`, and the gradients where replaying gave them."""
+    def check_unchanged(self) -> None:
+        """The frozen weights and the data must still be the recorded ones: both are the user's, who may have touched them."""
+        made = self.tape.manifest
+        check_constants(made["model"], self.objective.model, self.objective.layout)
+        if self.instances.aliased and made["data"] not in (None, self.instances.fingerprint()):
+            raise TapeMismatch("The training data have been changed in place since the run was recorded. Pass them as they were.")
+
+    def blocks(self, index: int, segment: Segment, stop: int) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
+        """The part of a segment before `stop`, last block first: (its first step, the state before each step, and the gradients
+        where replaying gave them). A segment whose states do not fit into memory is replayed twice, block by block."""
         count = min(stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):
-            return segment.states[:count], [None] * count
-        states, gradients = [segment.states[0]], []
+            yield segment.first, segment.states[:count], self._checked_links(index, segment, count)
+            return
+        fitting = max(1, _STATES_AT_ONCE // max(segment.states[0].nbytes, 1))
+        size = count if count <= fitting else max(1, math.isqrt(count))
+        starts, state = {}, segment.states[0]
+        states: list[State] = []
+        gradients: list[Tensor | None] = []
         for k in range(count):
-            step, t = segment.steps[k], segment.first + k
-            after, g, _ = take_step(self.objective, self.optimizer, states[-1], step, self.batches(t, step))
-            gradients.append(g if needs_gradient(self.optimizer, step) else None)
-            states.append(after)
+            if k % size == 0:
+                starts[k] = state
+                states, gradients = [], []
+            states.append(state)
+            state, g = self._taken(segment, k, state)
+            gradients.append(g)
         if count == len(segment.steps):
-            self.check_arrival(index, states[-1], segment)
-        return states[:count], gradients
+            self.check_arrival(index, state, segment)
+        for k in reversed(starts):
+            if k != max(starts):
+                states, gradients, state = [], [], starts[k]
+                for t in range(k, k + size):
+                    states.append(state)
+                    state, g = self._taken(segment, t, state)
+                    gradients.append(g)
+            yield segment.first + k, states, gradients
+
+    def _taken(self, segment: Segment, k: int, state: State) -> tuple[State, Tensor | None]:
+        step, t = segment.steps[k], segment.first + k
+        after, g, _ = take_step(self.objective, self.optimizer, state, step, self.batches(t, step))
+        return after, g if needs_gradient(self.optimizer, step) else None
+
+    def _checked_links(self, index: int, segment: Segment, count: int) -> list[Tensor | None]:
+        """Where every state was kept, each must lead to the next. dross.train wrote them so, and its first step is a sample; in
+        somebody else's loop anything may have happened in between."""
+        suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
+        gradients: list[Tensor | None] = [None] * count
+        for k in suspect:
+            after, gradients[k] = self._taken(segment, k, segment.states[k])
+            if k + 1 < len(segment.steps):
+                check_same(after, segment.states[k + 1], segment.first + k + 1, self.tape)
+            else:
+                self.check_arrival(index, after, segment)
+        return gradients
 
     def check_arrival(self, index: int, arrived: State, segment: Segment) -> None:
         """The end of a replayed segment must be where the recording went on from."""
@@ -124,6 +167,12 @@ class Recording:
                 step = segment.steps[k]
                 state, _, _ = take_step(self.objective, self.optimizer, state, step, self.batches(segment.first + k, step))
         return state
+
+    def checked_end(self, at: int | None) -> int:
+        """The number of steps after which the model is asked."""
+        if at is not None and not self.tape.first <= at <= self.tape.steps:
+            raise BadInput(f"at={at}: the tape holds the model after {self.tape.first} to {self.tape.steps} steps.")
+        return self.tape.steps if at is None else at
 
     def epoch_of(self, t: int) -> int:
         """The epoch of step t."""
@@ -165,6 +214,6 @@ def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
             raise TapeMismatch(
                 f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} of {scale:.1e}). The run was "
                 f"recorded on {made['device']} with torch {made['torch']}; this is {arrived.theta.device} with torch "
-                f"{torch.__version__}. Retrace it there, pass the loss and the penalty it was trained with, or record it with "
-                "keep=EveryStep()."
+                f"{torch.__version__}. Retrace it there, and pass the loss, the penalty and the data it was trained with; a loop of your "
+                "own must not change the model between steps."
             )

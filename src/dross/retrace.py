@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import BadInput, NotFinite
+from .errors import NotFinite
 from .layout import State
-from .objective import Objective
+from .objective import Batch, Objective
 from .progress import bar
 from .queries import Query
 from .replay import Recording, take_step
@@ -36,23 +36,22 @@ def retrace(
     hessian=False leaves the Hessian term out: what remains is TracIn over every step.
     Cost: about 2-3 training steps per step; with checkpoints one more to replay it.
     """
-    tape, objective = recording.tape, recording.objective
-    stop = tape.steps if at is None else _checked_step(at, tape.first, tape.steps)
+    objective = recording.objective
+    stop = recording.checked_end(at)
     oldest, newest = recording.epochs_before(stop, epochs)
     first = recording.start_of(oldest)
     adjoint, scalar = query.seed(objective, recording.state_at(stop))
     totals = torch.zeros(newest - oldest + 1, len(adjoint.theta), len(recording.instances), dtype=torch.float64)
 
+    recording.check_unchanged()
     with objective.training(), bar("retracing", stop - first, show=progress) as advance:
         for index, segment in recording.backwards(first, stop):
-            states, gradients = recording.trail(index, segment, stop)
-            for k in reversed(range(len(states))):
-                t, step = segment.first + k, segment.steps[k]
-                if t < first:
-                    break
-                adjoint, terms = reverse_step(recording, t, step, states[k], gradients[k], adjoint, hessian)
-                _accumulate(totals[step.epoch - oldest], step.ids, terms)
-                advance(1)
+            for start, states, gradients in recording.blocks(index, segment, stop):
+                for k in reversed(range(max(0, first - start), len(states))):
+                    t, step = start + k, segment.steps[start + k - segment.first]
+                    adjoint, terms = reverse_step(recording, t, step, states[k], gradients[k], adjoint, hessian)
+                    _accumulate(totals[step.epoch - oldest], step.ids, terms)
+                    advance(1)
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
     return Scores(
@@ -75,9 +74,9 @@ def reverse_step(
     a_g, before = pull(optimizer, state, step, g, after)
 
     a_theta, a_buffers, terms = before.theta, _alive(after.buffers, a_g), []
+    buffers = _buffers_before_each(objective, state, batches) if a_buffers else [state.buffers] * len(batches)
     for k in reversed(range(len(batches))):
-        buffers = _buffers_before(objective, state, batches, k) if a_buffers else state.buffers
-        part, a_part, moved = objective.pull(state.theta, buffers, batches[k], a_g, a_buffers, hessian)
+        part, a_part, moved = objective.pull(state.theta, buffers[k], batches[k], a_g, a_buffers, hessian)
         terms.append(part)
         a_theta = a_theta + a_part if hessian else a_theta
         a_buffers = moved
@@ -88,16 +87,16 @@ def reverse_step(
             "limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or use float64.",
             step=t,
         )
-    buffers = {name: a_buffers.get(name, torch.zeros_like(a)) for name, a in after.buffers.items()}
-    return replace(before, theta=a_theta, buffers=buffers), merged
+    a_before = {name: a_buffers.get(name, torch.zeros_like(a)) for name, a in after.buffers.items()}
+    return replace(before, theta=a_theta, buffers=a_before), merged
 
 
-def _buffers_before(objective: Objective, state: State, batches, k: int) -> dict[str, Tensor]:
-    """The buffers that micro-batch k started from."""
-    buffers = state.buffers
+def _buffers_before_each(objective: Objective, state: State, batches: list[Batch]) -> list[dict[str, Tensor]]:
+    """The buffers that each micro-batch started from."""
+    buffers = [state.buffers]
     with torch.no_grad():
-        for batch in batches[:k]:
-            _, buffers = objective.losses(state.theta, buffers, batch)
+        for batch in batches[:-1]:
+            buffers.append(objective.losses(state.theta, buffers[-1], batch)[1])
     return buffers
 
 
@@ -110,9 +109,3 @@ def _alive(a_buffers: dict[str, Tensor], a_g: Tensor) -> dict[str, Tensor]:
 def _accumulate(totals: Tensor, ids: np.ndarray, terms: Tensor) -> None:
     """totals [Q, N] -= terms [Q, |S_t|], in float64; an instance may stand in a batch several times."""
     totals.index_add_(1, torch.from_numpy(ids), terms.detach().double().cpu(), alpha=-1)
-
-
-def _checked_step(at: int, first: int, steps: int) -> int:
-    if not first <= at <= steps:
-        raise BadInput(f"at={at}: the tape holds the model after {first} to {steps} steps.")
-    return at

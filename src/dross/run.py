@@ -60,7 +60,9 @@ class Run:
                 f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
                 "other contents). Pass the data set it was trained on."
             )
-        objective = Objective(model, layout, loss_function, penalty, made["stochastic"], tuple(made["evaluated"]))
+        objective = Objective(
+            model, layout, loss_function, loss_name, penalty, made["stochastic"], tuple(made["evaluated"]), tuple(made["unused"])
+        )
         optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
         if not opened.complete:
             warnings.warn(
@@ -126,7 +128,7 @@ class Run:
     ) -> np.ndarray:
         """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K]."""
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
-        window = self._window(epochs, self.steps if at is None else at)
+        window = self._window(epochs, self.recording.checked_end(at))
         return leave_one_out(self.recording, as_query(query), ids, window=window, absent=absent, progress=self.progress)
 
     def verify(self, scores: Scores, query: Query, instances: Any = None, n: int = 64) -> Verification:

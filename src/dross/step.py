@@ -64,7 +64,7 @@ def pull(optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Deriv
     table = _table(optimizer, state, step, g)
     inputs = {"theta": after.theta, **_ordered(after.slots)}
     a_g = _columns(table, "g", inputs)
-    assert a_g is not None
+    a_g = torch.zeros_like(after.theta) if a_g is None else a_g  # a rate of 0
     if step.clip:
         a_g = step.clip.derivative(g, a_g)
     columns = {name: _columns(table, name, inputs) for name in ("theta", *state.slots)}

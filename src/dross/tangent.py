@@ -45,14 +45,15 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
     state = recording.state_at(tape.first)
     tangent = _zero(state, len(instances))
     chosen = torch.as_tensor(instances)
+    recording.check_unchanged()
     with objective.training(), bar("following instances", tape.steps - tape.first, show=progress) as advance:
         for index in range(len(tape.entries)):
             segment = recording.segment(index)
-            states, _ = recording.trail(index, segment, segment.end)
+            state = segment.states[0]
             for k, step in enumerate(segment.steps):
+                state = segment.states[k] if len(segment.states) == len(segment.steps) else state
                 batches = recording.batches(segment.first + k, step)
-                state = states[k]
-                _, g, _ = take_step(objective, optimizer, state, step, batches)
+                after, g, _ = take_step(objective, optimizer, state, step, batches)
                 g_dot, buffers, buffers_dot = torch.zeros_like(tangent.theta), state.buffers, tangent.buffers
                 for micro, batch in zip(step.micros, batches):
                     present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
@@ -63,10 +64,12 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
                             _, buffers = objective.losses(state.theta, buffers, batch)
                 tangent = push(optimizer, state, step, g, tangent, g_dot)
                 tangent = Derivative(tangent.theta, tangent.slots, buffers_dot)
+                state = after
                 advance(1)
+            recording.check_arrival(index, state, segment)
     named = objective.layout.unflatten(tangent.theta)
     ordered = {name: named[name] for name, _ in objective.model.named_parameters() if name in named}
-    flat = torch.cat([value.flatten(1) for value in ordered.values()], dim=1)
+    flat = torch.cat([value.reshape(len(instances), -1) for value in ordered.values()], dim=1)
     return ParameterInfluence(instances, ordered, tangent.buffers, flat)
 
 

@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> dict:
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads format {FORMAT}. "
             "Use the dross that recorded it, or record the run again."
         )
-    if missing := {"segments", "end", "steps", "complete", "model", "layout", "optimizer", "loss"} - set(manifest):
+    if missing := {"segments", "end", "steps", "complete", "model", "layout", "optimizer", "loss", "id", "foreign"} - set(manifest):
         raise TapeDamaged(f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again.")
     for entry in [*manifest["segments"], manifest["end"]]:
         if not isinstance(entry, dict) or Path(str(entry.get("file", "/"))).name != entry.get("file"):
@@ -202,9 +202,11 @@ class TapeWriter:
     not written again, and each end of a step is filed under the number of steps that led to it.
     """
 
-    def __init__(self, folder: str | os.PathLike, manifest: dict, keep: Keep, state_bytes: int, planned: int | None):
+    def __init__(
+        self, folder: str | os.PathLike, manifest: dict, keep: Keep, state_bytes: int, planned: int | None, step_bytes: int = 0
+    ):
         self.folder, self.manifest, self.planned, self.state_bytes = Path(folder), manifest, planned, state_bytes
-        self.keep = keep.settled(planned, state_bytes)
+        self.keep = keep.settled(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
         self.open: list[tuple[Step, State | None, int]] = []  # (step, the state before it if it is kept, checksum)
@@ -308,6 +310,9 @@ class TapeWriter:
         return {"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
     def _commit(self, manifest: dict) -> None:
+        present = self.folder / MANIFEST
+        if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
+            raise TapeExists(f"Another run has been recorded in {self.folder} in the meantime; this one is not written over it.")
         self._replace(MANIFEST, json.dumps(manifest, indent=1).encode())
         self.manifest = manifest
 

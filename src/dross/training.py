@@ -9,12 +9,12 @@ import torch
 
 from .clip import Clip
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
-from .errors import BadInput, NotFinite, NotSupported, TapeMismatch
+from .errors import BadInput, NotFinite, NotSupported
 from .instances import Augment, Instances, check_ids
 from .keep import Checkpoints, Keep
 from .layout import State
 from .loss import check_labels, resolve
-from .manifest import describe
+from .manifest import check_same_run, describe
 from .objective import Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
 from .progress import bar
@@ -69,13 +69,13 @@ def train(
     theta, buffers = objective.layout.read(model)
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
     state = State(theta, slots, buffers, clock)
-    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances)
+    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances, False)
     earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
     if earlier is not None:
-        _check_same_run(earlier, manifest)
+        check_same_run(earlier, manifest)
         state = Tape(tape).end_state().map(lambda t: t.to(device))
         manifest = earlier
-    writer = TapeWriter(tape, manifest, keep, state.nbytes, plan.steps)
+    writer = TapeWriter(tape, manifest, keep, state.nbytes, plan.steps, step_bytes=16 + 4 * len(first))
     if earlier is None:
         writer.flush(state)
     state = _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress)
@@ -92,11 +92,12 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
             for t, (ids, epoch) in enumerate(plan.from_step(writer.next), start=writer.next):
                 step = Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
                 feeds = [instances.feed(micro, seed, (t, k), augment) for k, micro in enumerate(step.micros)]
-                after, g, losses = take_step(objective, pure, state, step, feeds)
-                check_finite(t, after, g, losses, ids, kept=t)
                 if writer.is_full(epoch):
                     writer.flush()
-                writer.add(step, state, after, checksum(feeds[0]) if feeds and writer.opens_segment() else 0)
+                mark = checksum(feeds[0]) if feeds and writer.opens_segment() else 0
+                after, g, losses = take_step(objective, pure, state, step, feeds)
+                check_finite(t, after, g, losses, ids, kept=t)
+                writer.add(step, state, after, mark)
                 state = after
                 advance(1)
             complete = True
@@ -194,18 +195,6 @@ def _check_all_labels(objective: Objective, instances: Instances, x: Any, loss_n
         theta, buffers = objective.layout.read(objective.model)
         with objective.evaluating(), torch.no_grad():
             check_labels(objective.predict(theta, buffers, x), instances.stored[1], loss_name)
-
-
-def _check_same_run(earlier: dict, now: dict) -> None:
-    volatile = {"dross", "torch", "segments", "end", "steps", "complete", "model"}
-    for key in sorted(set(now) - volatile):
-        if earlier.get(key) != now[key]:
-            raise TapeMismatch(
-                f"The tape cannot be continued with other settings: {key} was {earlier.get(key)!r} and is {now[key]!r}. "
-                "Use the settings it was started with, or overwrite=True to start again."
-            )
-    if earlier["model"]["parameters"] != now["model"]["parameters"]:
-        raise TapeMismatch("The tape cannot be continued with another model.")
 
 
 def _available(device: str | torch.device) -> torch.device:

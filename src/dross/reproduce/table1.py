@@ -1,0 +1,276 @@
+"""Table 1 of the paper: how well the linear influence is estimated, against 200 counterfactual runs per repetition.
+
+Six cells: Adult, 20 Newsgroups and MNIST (one against seven), each with logistic regression and with a small network. A repetition
+draws 200 training and 200 validation instances, trains, and compares each estimate with the truth by Kendall's tau and by the
+Jaccard index of the ten largest and ten smallest. Repetitions are saved as they finish, and a run that was stopped goes on.
+"""
+
+import difflib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import estimators
+from ..data import paper
+from ..errors import BadInput, NotFinite, TapeMismatch
+from ..progress import bar
+from ..queries import Query, mean_loss
+from ..run import Run
+from ..training import train
+from ..verification import jaccard_of_extremes
+
+METHODS = {
+    "retrace": "retrace (proposed)",
+    "no-hessian": "no Hessian",
+    "k&l": "K&L, as published",
+    "k&l exact": "K&L, solved exactly",
+}
+TRUTHS = {"change": "change of the loss", "linear": "linear"}
+SETTINGS = 1  # counts the settings below; results of other settings are not mixed with these
+
+
+@dataclass(frozen=True)
+class Cell:
+    data: str
+    network: bool  # two hidden layers of eight, or logistic regression
+    epochs: int
+    batch_size: int
+    rate: float
+    #: the paper's means: tau and Jaccard of the proposed method, of K&L
+    tau: float
+    tau_kl: float
+    jaccard: float
+    jaccard_kl: float
+
+    def eta(self, t: int) -> float:
+        return self.rate if self.network else self.rate / np.sqrt(t + 1)
+
+
+CELLS = {
+    "adult-logreg": Cell("adult", False, 20, 5, 0.1, 0.93, 0.85, 0.80, 0.60),
+    "adult-dnn": Cell("adult", True, 10, 20, 0.1, 0.75, 0.54, 0.59, 0.32),
+    "20news-logreg": Cell("20news", False, 10, 5, 0.01, 0.94, 0.82, 0.79, 0.52),
+    "20news-dnn": Cell("20news", True, 10, 20, 0.1, 0.45, 0.37, 0.25, 0.11),
+    "mnist-logreg": Cell("mnist", False, 5, 5, 0.1, 0.95, 0.70, 0.83, 0.41),
+    "mnist-dnn": Cell("mnist", True, 10, 20, 0.1, 0.45, 0.27, 0.37, 0.27),
+}
+
+
+def check_cells(names: Iterable[str]) -> list[str]:
+    for name in names:
+        if name not in CELLS:
+            near = difflib.get_close_matches(name, CELLS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise BadInput(f"There is no cell named '{name}'.{hint} The cells are: {', '.join(CELLS)}.")
+    return list(names)
+
+
+@cache
+def _problem(data: str) -> tuple[np.ndarray, np.ndarray]:
+    return paper.two_class_problem(data)
+
+
+def penalty_weight(cell: Cell, sample: paper.Sample) -> float:
+    """alpha = 1/(C N) with C from 5-fold cross validation for logistic regression, 0.001 for the network."""
+    if cell.network:
+        return 0.001
+    from sklearn.linear_model import LogisticRegressionCV
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # announcements of scikit-learn's next version, and folds that do not converge
+        search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False).fit(sample.x_train, sample.y_train)
+    return 1 / (paper.DRAWN * float(np.ravel(search.C_)[0]))
+
+
+def trained(cell: Cell, sample: paper.Sample, alpha: float, seed: int, folder: Path) -> tuple[Run, Query]:
+    widths = [sample.x_train.shape[1], *([8, 8] if cell.network else []), 1]
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    model = nn.Sequential(*layers[:-1])
+    orders = [np.random.default_rng([seed, epoch]).permutation(paper.DRAWN) for epoch in range(cell.epochs)]
+    batches = [ids for order in orders for ids in np.split(order, paper.DRAWN // cell.batch_size)]
+    run = train(
+        model, (sample.x_train, sample.y_train), "binary_cross_entropy", torch.optim.SGD(model.parameters(), lr=cell.rate), tape=folder,
+        batches=batches, epochs=cell.epochs, eta=cell.eta, seed=seed, progress=False, overwrite=True,
+        penalty=lambda params: alpha / 2 * torch.stack([value.square().sum() for value in params.values()]).sum(),
+    )  # fmt: skip
+    return run, mean_loss((sample.x_validation, sample.y_validation))
+
+
+def repetition(name: str, seed: int) -> dict:
+    """One repetition of one cell: estimates, both truths, and how well they agree."""
+    cell = CELLS[name]
+    torch.set_num_threads(1)
+    sample = paper.draw(_problem(cell.data), seed)
+    alpha = penalty_weight(cell, sample)
+    with tempfile.TemporaryDirectory(prefix="dross-") as folder:
+        run, query = trained(cell, sample, alpha, seed, Path(folder) / "tape")
+        damping = 1.0 if cell.network else alpha
+        estimated = {
+            "retrace": run.influence(query).values,
+            "no-hessian": estimators.without_hessian(run, query).values,
+            "k&l": estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping).score(run, query).values,
+        }
+        try:
+            exact = estimators.InfluenceFunction(estimators.ConjugateGradients(500, 1e-6), damping)
+            estimated["k&l exact"] = exact.score(run, query).values
+        except NotFinite:  # a network's Hessian need not be positive definite, whatever the damping
+            pass
+        truth = _truths(run, query)
+    agreement = {method: {of: _agreement(values, true) for of, true in truth.items()} for method, values in estimated.items()}
+    return {
+        "cell": name, "seed": seed, "settings": SETTINGS, "alpha": alpha, "agreement": agreement,
+        "estimated": {method: values.tolist() for method, values in estimated.items()},
+        "truth": {of: values.tolist() for of, values in truth.items()},
+    }  # fmt: skip
+
+
+def _truths(run: Run, query: Query) -> dict[str, np.ndarray]:
+    """The change of the loss and <u, theta_-j - theta>, for every instance, from the same counterfactual runs."""
+    cf = run.counterfactual([[j] for j in range(len(run))])
+    seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
+    linear = np.concatenate([((chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0]).double().numpy() for chunk in cf.chunks])
+    return {"change": cf.changes(query), "linear": linear}
+
+
+def _agreement(estimated: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    from scipy.stats import kendalltau
+
+    return {"tau": float(kendalltau(estimated, true)[0]), "jaccard": jaccard_of_extremes(estimated, true)}  # type: ignore[arg-type]
+
+
+# --- many repetitions --------------------------------------------------------------------------------------------------------------
+
+
+def run_all(folder: Path, cells: list[str], repetitions: int, *, jobs: int, progress: bool = True) -> list[dict]:
+    """Compute what is not there yet, and return everything that was asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [(name, seed) for seed in range(repetitions) for name in cells]
+    missing = [(name, seed) for name, seed in wanted if _load(folder, name, seed) is None]
+    with bar("repetitions", len(missing), show=progress, unit="repetitions") as advance:
+        for _ in _computed(folder, missing, jobs):
+            advance(1)
+    return [result for name, seed in wanted if (result := _load(folder, name, seed)) is not None]
+
+
+def _computed(folder: Path, missing: list[tuple[str, int]], jobs: int):
+    if jobs == 1 or len(missing) < 2:
+        yield from (_compute(folder, name, seed) for name, seed in missing)
+        return
+    from joblib import Parallel, delayed
+
+    yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
+        delayed(_compute)(folder, name, seed) for name, seed in missing
+    )
+
+
+def _compute(folder: Path, name: str, seed: int) -> None:
+    path = _path(folder, name, seed)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(repetition(name, seed)))
+    os.replace(temporary, path)  # a repetition is there whole or not at all
+
+
+def _path(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name}-{seed:03d}.json"
+
+
+def _load(folder: Path, name: str, seed: int) -> dict | None:
+    path = _path(folder, name, seed)
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+    except ValueError:
+        path.unlink()  # damaged: computed again
+        return None
+    if result.get("settings") != SETTINGS:
+        raise TapeMismatch(f"{path} was computed with other settings. Choose another folder, or remove it.")
+    return result
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------------------------
+
+
+def summarized(results: list[dict]) -> list[dict]:
+    """One row per cell, method and truth: mean and standard deviation of tau and Jaccard."""
+    rows = []
+    for name in dict.fromkeys(result["cell"] for result in results):
+        chosen = [result for result in results if result["cell"] == name]
+        for method in METHODS:
+            for truth in TRUTHS:
+                found = [r["agreement"][method][truth] for r in chosen if method in r["agreement"]]
+                if not found:
+                    continue
+                row = {"cell": name, "method": method, "truth": truth, "repetitions": len(found)}
+                for metric in ("tau", "jaccard"):
+                    values = np.array([agreement[metric] for agreement in found])
+                    row |= {metric: float(values.mean()), f"{metric}_std": float(values.std())}
+                rows.append(row)
+    return rows
+
+
+def paper_value(cell: str, method: str, metric: str) -> float | None:
+    if method not in ("retrace", "k&l"):
+        return None
+    return getattr(CELLS[cell], metric + ("_kl" if method == "k&l" else ""))
+
+
+def as_markdown(rows: list[dict]) -> str:
+    lines = [
+        "| cell | estimate | repetitions | tau | tau in the paper | Jaccard | Jaccard in the paper | tau, linear truth | Jaccard, linear truth |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["truth"] != "change":
+            continue
+        linear = next(r for r in rows if (r["cell"], r["method"], r["truth"]) == (row["cell"], row["method"], "linear"))
+        shown = [f"{r[m]:.2f} ({r[m + '_std']:.2f})" for r in (row, linear) for m in ("tau", "jaccard")]
+        known = [
+            "" if (value := paper_value(row["cell"], row["method"], m)) is None else f"{value:.2f}" for m in ("tau", "jaccard")
+        ]
+        cells = [row["cell"], METHODS[row["method"]], str(row["repetitions"]), shown[0], known[0], shown[1], known[1], *shown[2:]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def figure(results: list[dict], path: Path, seed: int = 0) -> None:
+    """Estimated against true for every cell, one repetition: the paper's scatter plots."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "dross", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
+    import matplotlib.pyplot as plt
+
+    chosen = [result for result in results if result["seed"] == seed]
+    columns = 3
+    rows = -(-len(chosen) // columns)
+    canvas, panels = plt.subplots(rows, columns, figsize=(7.6, 2.6 * rows), constrained_layout=True, squeeze=False)
+    for panel in panels.ravel()[len(chosen) :]:
+        panel.set_visible(False)
+    for panel, result in zip(panels.ravel(), chosen):
+        true = np.array(result["truth"]["change"])
+        for method, colour in (("k&l", "#d98e3f"), ("retrace", "#2f5d8a")):
+            panel.scatter(true, result["estimated"][method], s=6, color=colour, alpha=0.7, linewidths=0, label=METHODS[method])
+        low, high = true.min(), true.max()
+        panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
+        tau = result["agreement"]["retrace"]["change"]["tau"]
+        panel.set_title(f"{result['cell']}: tau {tau:.2f}", fontsize=8)
+        panel.ticklabel_format(style="sci", scilimits=(-2, 2))
+    panels[0][0].legend(frameon=False, fontsize=7)
+    canvas.supxlabel("true change of the validation loss")
+    canvas.supylabel("estimated")
+    canvas.savefig(path, metadata={"Date": None})
+    plt.close(canvas)
