@@ -68,6 +68,20 @@ def test_theorem_2_is_the_sum_in_the_proof():
         dross.bounds.theorem2(-1, 5, 1, 1, 1)
 
 
+def test_several_rates_weights_or_clipping_are_refused(tmp_path):
+    X, Y = torch.randn(8, 3, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    model = nn.Linear(3, 1).double()
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}]
+    for optimizer, options in (
+        (torch.optim.SGD(groups), {}),
+        (torch.optim.SGD(model.parameters(), lr=0.1), {"clip": dross.ClipNorm(0.1)}),
+    ):
+        run = dross.train(model, (X, Y), "binary_cross_entropy", optimizer, tape=tmp_path / "t", epochs=1, batch_size=4,
+                          progress=False, overwrite=True, **options)  # fmt: skip
+        with pytest.raises(NotSupported, match="one rate and the plain mean"):
+            dross.bounds.theorem1(run, 0.1, 2.0)
+
+
 def test_where_the_theorem_does_not_apply(tmp_path):
     run, smooth = logistic_run(tmp_path, 1)
     with pytest.raises(BadInput, match="at most 1/Lambda"):

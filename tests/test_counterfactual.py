@@ -143,7 +143,11 @@ def test_verification(record):
     np.testing.assert_allclose(check.actual, run.leave_one_out(query(p), check.instances), rtol=1e-12)
     assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
     assert list(check.to_frame()) == ["id", "estimated", "actual"]
-    wrong = dross.Scores(-scores.values, -scores.by_epoch, at=scores.at)
+    wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
+    with pytest.raises(BadInput, match="scores of mean_loss, not of losses"):
+        run.verify(scores, dross.losses((p.X_val, p.Y_val)))
+    with pytest.raises(BadInput, match="not a ndarray"):
+        run.verify(scores.values, query(p))
     assert "do not act on them" in run.verify(wrong, query(p), n=20).sentence
     vector = dross.losses((p.X_val, p.Y_val))
     several = run.verify(run.influence(vector), vector, [0, 1, 2, 3])
@@ -151,7 +155,7 @@ def test_verification(record):
     last = run.verify(run.influence(query(p), epochs=1), query(p), np.arange(12))
     assert last.tau > 0.8  # the truth is then that of the last epoch, too
     with pytest.raises(BadInput, match="the run has 40"):
-        run.verify(dross.Scores(np.zeros(3), np.zeros((1, 3))), query(p))
+        run.verify(dross.Scores(np.zeros(3), np.zeros((1, 3)), "mean_loss"), query(p))
 
 
 def test_a_verification_of_nothing_says_so(record):
@@ -163,9 +167,30 @@ def test_a_verification_of_nothing_says_so(record):
     assert "cannot be judged" in run.verify(scores, query(p), np.arange(3, 15)).sentence
 
 
+def test_a_query_that_fails_leaves_the_model_in_its_mode(record):
+    p = problem("dropout", "sgd")
+    run = record(p)
+    model = run.recording.objective.model.eval()
+    with pytest.raises(BadInput) as caught:
+        run.leave_one_out(dross.mean_loss((p.X_val[:, :2], p.Y_val)), [0])
+    assert caught.value is not None and not model.training and not model[2].training
+
+
+def test_warm_up_from_zero_does_not_blind_the_check_of_the_replica(record):
+    """Attention draws other dropout inside vmap; at a rate of 0 its parameters do not show it, its gradient does."""
+    p = problem("attention", "sgd", rate=lambda t: 0.0 if t == 0 else 0.1)
+    with pytest.warns(dross.DrossWarning, match="one after the other"):
+        found = record(p).leave_one_out(query(p), p.used[:2])
+    from oracles import literal_leave_one_out
+
+    np.testing.assert_allclose(found, [literal_leave_one_out(p, j) for j in p.used[:2]], rtol=1e-9)
+
+
 def test_bad_input(record):
     p = problem("mlp", "sgd")
     run = record(p)
+    with pytest.raises(BadInput, match="one list of ids per run"):
+        run.counterfactual(3)
     with pytest.raises(BadInput, match="at least one group"):
         run.counterfactual([])
     with pytest.raises(BadInput, match=r"0\.\.14; found 15"):
@@ -176,6 +201,9 @@ def test_bad_input(record):
         run.parameter_influence([0.5])
     with pytest.raises(BadInput, match="at least one instance"):
         run.leave_one_out(query(p), [])
+    for at in (-1, 99):
+        with pytest.raises(BadInput, match=f"at={at}"):
+            run.leave_one_out(query(p), [0], at=at)
     with pytest.raises(BadInput, match="not a way to be absent"):
         run.counterfactual([[0]], absent="vanished")
     with pytest.raises(BadInput, match="numbered from 0"):

@@ -124,6 +124,8 @@ def test_bad_queries(case):
         run.influence(dross.query(lambda params, buffers: 3.0))
     with pytest.raises(BadInput, match="nothing"):
         run.influence(dross.query(lambda params, buffers: params["nothing"]))
+    with pytest.raises(BadInput, match="Flatten it"):
+        run.influence(dross.query(lambda params, buffers: params["0.weight"]))
     with pytest.raises(NotFinite, match="not finite"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"].sum() * float("nan")))
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dross
-from dross.errors import BadInput, NotFinite, NotReplayable, NotSupported, TapeMismatch
+from dross.errors import BadInput, NotFinite, NotReplayable, NotSupported, TapeExists, TapeMismatch
 from dross.tape import Tape
 from oracles import derivative, literal_run
 from zoo import MODELS, OPTIMIZERS, problem
@@ -197,9 +197,62 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     for one, other in zip(model.state_dict().values(), finished.state_dict().values()):
         assert torch.equal(one, other)
     assert run.influence(query(p)).values.any()
+    with pytest.raises(TapeMismatch, match="seed was 0 and is 9"):
+        model, optimizer = p.start()
+        other = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True, seed=9)
+        with other.step(ids, p.X[ids], p.Y[ids]):
+            pass
     with pytest.raises(TapeMismatch, match="Continue it with the same"):
         model, _ = p.start()
         dross.Recorder(model, torch.optim.SGD(model.parameters(), lr=1), p.loss, tmp_path / "mine", resume=True)
+
+
+def test_only_the_head_is_in_the_optimizer(tmp_path):
+    """The body has gradients that nobody clears; they are none of the run's business."""
+    p = problem("mlp", "sgd")
+    p.groups = lambda model: model[2].parameters()
+    run = recorded_loop(p, tmp_path / "mine")[0].run((p.X, p.Y))
+    assert list(run.parameters()) == ["2.weight", "2.bias"]
+    assert run.influence(query(p)).values.any()
+
+
+def test_an_abandoned_recorder_does_no_harm(tmp_path):
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    ids = p.batches[0]
+
+    def steps(recorder, optimizer, count):
+        for _ in range(count):
+            with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
+                losses.mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    first = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+    steps(first, optimizer, 2)
+    second = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", overwrite=True)  # on the same optimizer
+    steps(second, optimizer, 5)
+    other, other_optimizer = p.start()
+    third = dross.Recorder(other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True)  # on another, in the same folder
+    steps(third, other_optimizer, 4)
+    third.close()
+    with pytest.raises(TapeExists, match="Another run"):
+        second._save_what_there_is()  # what happens at exit
+    assert Tape(tmp_path / "mine").steps == 4 and Tape(tmp_path / "mine").complete
+
+
+def test_what_rehearsals_do_not_see_is_found_when_retraced(tmp_path):
+    """A term that enters the loss only after the first step of a segment, on a tape that keeps every state."""
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", keep=dross.EveryStep())
+    for t, ids in enumerate(p.batches):
+        with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
+            (losses.mean() + (0.1 * model[0].weight.pow(2).sum() if t else 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(TapeMismatch, match="Step 1 replayed to a different theta"):
+        recorder.run((p.X, p.Y)).influence(query(p))
 
 
 class TestRefusals:
@@ -258,6 +311,74 @@ class TestRefusals:
             self.optimizer.step()
             self.optimizer.step()
 
+    @pytest.mark.parametrize("touch", ["clamp", "load"])
+    def test_parameters_changed_by_hand(self, loop, touch):
+        best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.good_step()
+        if touch == "clamp":
+            with torch.no_grad():
+                self.model[0].weight.clamp_(-0.01, 0.01)
+            with pytest.raises(NotReplayable, match="other than the optimizer"):
+                self.good_step()
+        else:
+            self.model.load_state_dict(best)
+            with pytest.raises(NotReplayable, match="other than the optimizer"):
+                self.recorder.close()
+
+    def test_momentum_that_comes_late(self, loop):
+        self.good_step()
+        self.optimizer.param_groups[0]["momentum"] = 0.9
+        with pytest.raises(NotReplayable, match="momentum came in late"):
+            self.good_step()
+
+    def test_an_exception_after_backward_in_a_later_micro_batch(self, loop):
+        with self.recorder.step(*self.batch) as losses:
+            (losses.mean() / 2).backward()
+        with pytest.raises(ZeroDivisionError), self.recorder.step(*self.batch) as losses:
+            (losses.mean() / 2).backward()
+            1 / 0  # noqa: B018
+        with pytest.raises(NotReplayable, match="left over"), self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+        self.optimizer.zero_grad()
+        self.good_step()
+
+    def test_two_clips_in_one_step(self, loop):
+        with pytest.raises(NotSupported, match="twice"), self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+            self.recorder.clip_grad_norm_(0.5)
+            self.recorder.clip_grad_value_(0.1)
+
+    def test_last_epochs_without_epochs(self, tmp_path):
+        p = problem("mlp", "sgd")
+        model, optimizer = p.start()
+        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "other", keep=dross.LastEpochs(1))
+        ids = p.batches[0]
+        with pytest.raises(BadInput, match="has to know the epochs"), recorder.step(ids, p.X[ids], p.Y[ids]):
+            pass
+
+    def test_ids_beyond_the_data_set(self, loop):
+        ids, x, y = self.batch
+        with self.recorder.step(ids + 1000, x, y) as losses:
+            losses.mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        with pytest.raises(TapeMismatch, match=r"used instance 10\d\d, but the data set has only 15"):
+            self.recorder.run((self.p.X, self.p.Y)).influence(query(self.p))
+
+    def test_epochs_count_up(self, loop):
+        ids, x, y = self.batch
+        with self.recorder.step(ids, x, y, epoch=3) as losses:
+            losses.mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        with pytest.raises(BadInput, match="Epoch 0 came after epoch 3"), self.recorder.step(ids, x, y, epoch=0):
+            pass
+
+    def test_a_closure(self, loop):
+        with pytest.raises(NotSupported, match="closure"), self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+            self.optimizer.step(lambda: losses.mean())
+
     def test_no_backward(self, loop):
         with pytest.raises(NotReplayable, match=r"backward\(\) was not called"), self.recorder.step(*self.batch):
             pass
@@ -288,8 +409,9 @@ class TestRefusals:
         self.good_step()
         with self.recorder.step(*self.batch) as losses:
             losses.mean().backward()
-        with pytest.raises(NotReplayable, match="no optimizer step followed"):
-            self.recorder.close()
+        with pytest.warns(dross.DrossWarning, match="no optimizer step followed"):
+            run = self.recorder.run((self.p.X, self.p.Y))
+        assert run.steps == 1 and run.complete and run.influence(query(self.p)).values.any()
 
     def test_inputs_that_are_not_the_data_sets(self, tmp_path):
         p = problem("mlp", "sgd")

@@ -260,6 +260,60 @@ def test_frozen_weights_must_be_the_recorded_ones(record):
         reopened(p, run, model=other)
 
 
+@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints()])
+def test_what_is_changed_under_a_live_run_is_found_out(record, keep):
+    p = problem("partly_used", "sgd")
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    run = record(p, keep=keep)
+    expected = run.influence(query).values
+    p.Y[3] = (p.Y[3] + 1) % 3  # in place: the run holds the same tensor
+    for ask in (lambda: run.influence(query), lambda: run.leave_one_out(query, [0]), lambda: run.parameter_influence([0])):
+        with pytest.raises(TapeMismatch, match=r"changed in place|other inputs or labels"):
+            ask()
+    p.Y[3] = (p.Y[3] + 2) % 3
+    np.testing.assert_array_equal(run.influence(query).values, expected)
+    with torch.no_grad():
+        run.recording.objective.model.frozen.weight.add_(1)
+    with pytest.raises(TapeMismatch, match="leave them alone"):
+        run.influence(query)
+    with torch.no_grad():
+        run.recording.objective.model.frozen.weight.sub_(1)
+    for parameter in run.recording.objective.model.head.parameters():  # the trained ones are the user's to change
+        parameter.data.zero_()
+    np.testing.assert_array_equal(run.influence(query).values, expected)
+
+
+def test_a_resumed_run_needs_the_same_frozen_weights(record):
+    p = problem("partly_used", "sgd")
+    run = record(p)
+    start = p.start
+
+    def other():
+        model, optimizer = start()
+        with torch.no_grad():
+            model.frozen.weight.add_(1)
+        return model, optimizer
+
+    p.start = other
+    with pytest.raises(TapeMismatch, match="model was"):
+        record(p, tape=run.tape, resume=True)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch, optimizer):
+    p = problem("batchnorm", optimizer, epochs=5)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    run = record(p, keep=dross.Checkpoints(every=100))
+    whole = run.influence(query)
+    monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 1)
+    for options in ({}, {"epochs": 2}, {"at": 13}):
+        monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 1 << 30)
+        expected = run.influence(query, **options).values
+        monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 1)
+        np.testing.assert_array_equal(run.influence(query, **options).values, expected)
+    assert whole.values.any()
+
+
 def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
     p = problem("mlp", "sgd")
     run = record(p, keep=dross.Checkpoints(every=3))
@@ -272,29 +326,27 @@ def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
     assert feed is type(recording.instances).feed
 
 
-def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path):
-    class Noisy:
+def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path, monkeypatch):
+    class Drifting:
+        """Gives the same instance twice in a row, and another one after the training."""
+
         def __init__(self, p):
-            self.p, self.generator = p, torch.Generator().manual_seed(0)
+            self.p, self.offset = p, 0.0
 
         def __len__(self):
             return len(self.p.X)
 
         def __getitem__(self, i):
-            return self.p.X[i] + torch.randn(6, generator=self.generator), self.p.Y[i]
+            return self.p.X[i] + self.offset, self.p.Y[i]
 
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
-    import dross.instances
-
-    held = dross.instances._HELD_IN_MEMORY
-    dross.instances._HELD_IN_MEMORY = 0  # as if the set were too large to be read once
-    try:
-        run = dross.train(model, Noisy(p), p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
-        with pytest.raises(TapeMismatch, match="must look the same twice"):
-            run.influence(dross.mean_loss((p.X_val, p.Y_val)))
-    finally:
-        dross.instances._HELD_IN_MEMORY = held
+    monkeypatch.setattr("dross.instances._HELD_IN_MEMORY", 0)  # as if the set were too large to be read once
+    drifting = Drifting(p)
+    run = dross.train(model, drifting, p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    drifting.offset = 1.0
+    with pytest.raises(TapeMismatch, match="must look the same twice"):
+        run.influence(dross.mean_loss((p.X_val, p.Y_val)))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -397,14 +449,16 @@ def test_last_epochs_keeps_exactly_those(record):
         np.testing.assert_array_equal(scores.values, whole.last_epochs(2).values)
         with pytest.raises(BadInput, match="not among them"):
             run.parameters(at=0)
+        with pytest.raises(BadInput, match="keeps only the last 2 epochs; 3 were asked for"):
+            run.influence(query, epochs=3)
 
 
 def test_budgets_are_kept(record, tmp_path):
     p = problem("mlp", "adam", epochs=20)
     state = record(p).recording.state_at(0).nbytes
-    for budget in (40 * state, 400 * state):
-        run = record(p, keep=dross.Budget(budget + 80 * 2048))
-        assert run.recording.tape.nbytes <= budget + 80 * 2048
+    for budget in (20_000, 60_000, 400_000):
+        run = record(p, keep=dross.Budget(budget))
+        assert run.recording.tape.nbytes <= budget
     with pytest.raises(BadInput, match="give at least"):
         record(p, keep=dross.Budget(state))
 

@@ -19,6 +19,8 @@ def trained(tmp_path):
     def train(**changes):
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
+        if "model" in changes and "optimizer" not in changes and isinstance(changes["model"], nn.Module):
+            optimizer = torch.optim.SGD(changes["model"].parameters(), lr=0.1)
         arguments = {"model": model, "train_set": (p.X, p.Y), "loss": "cross_entropy", "optimizer": optimizer,
                      "tape": tmp_path / "t", "batches": p.batches, "progress": False, "overwrite": True} | changes  # fmt: skip
         return dross.train(**arguments)
@@ -144,6 +146,14 @@ def test_other_losses(trained):
         ({"batches": None}, "epochs and batch_size"),
         ({"batches": None, "epochs": 0, "batch_size": 4}, "epochs must be at least 1"),
         ({"batches": None, "epochs": 1, "batch_size": 0}, "batch_size must be at least 1"),
+        ({"batches": None, "epochs": 1.5, "batch_size": 4}, "whole, not 1.5"),
+        ({"batches": [[], []]}, "nothing to train on"),
+        ({"keep": "all"}, "EveryStep"),
+        ({"clip": 1.0}, "ClipNorm"),
+        ({"train_set": torch.utils.data.DataLoader([1, 2])}, "map-style"),
+        ({"train_set": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
+        ({"model": type("Two", (nn.Linear,), {"forward": lambda self, x: (x, x)})(6, 3).double()}, "a tuple"),
+        ({"loss": "binary_cross_entropy", "model": nn.Linear(6, 1).double(), "train_set": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
         ({"eta": [0.1, 0.1]}, "2 rates for 8 steps"),
         ({"eta": -1.0}, "not negative"),
         ({"eta": float("nan")}, "finite"),
@@ -159,7 +169,7 @@ def test_other_losses(trained):
         ({"penalty": lambda params: sum(p.norm() for p in params)}, "dict of name -> tensor"),
         ({"penalty": lambda params: 3.0}, "one number as a tensor"),
     ],
-    ids=range(24),
+    ids=range(32),
 )  # fmt: skip
 def test_bad_input(trained, changes, message, tmp_path):
     with pytest.raises(BadInput, match=f"(?s){message}"):
@@ -207,6 +217,125 @@ def test_other_refusals(trained):
     mixed = nn.Sequential(nn.Linear(6, 4).double(), nn.Linear(4, 3))
     with pytest.raises(NotSupported, match="one dtype"):
         trained(model=mixed, optimizer=torch.optim.SGD(mixed.parameters(), lr=0.1))
+
+
+def test_rates_of_zero(record):
+    """A warm-up from 0, and a decay to it."""
+    from oracles import derivative
+
+    for optimizer in ("sgd", "momentum", "adamw"):
+        p = problem("mlp", optimizer, rate=lambda t: 0.0 if t in (0, 7) else 0.05)
+        run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
+        scores = run.influence(query).values
+        np.testing.assert_allclose(-scores[p.used], [derivative(p, j) for j in p.used], atol=1e-8 * np.abs(scores).max())
+        assert run.parameter_influence([2]).flat.abs().max() > 0
+
+
+def test_losses_that_are_objects(trained):
+    import functools
+
+    p = problem("mlp", "sgd")
+    for loss in (nn.CrossEntropyLoss(reduction="none"), functools.partial(F.cross_entropy, reduction="none")):
+        assert trained(loss=loss).influence(dross.mean_loss((p.X_val, p.Y_val))).values.any()
+
+
+def test_models_that_change_underway(trained):
+    class Late(nn.Module):
+        """The second layer has a part only in batches without instance 0."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.first(x) if len(x) == 4 else self.first(x) + self.second(x)
+
+    late = Late().double()
+    with pytest.raises(NotSupported, match=r"'second.weight' had no part in the first batch"):
+        trained(model=late, optimizer=torch.optim.SGD(late.parameters(), lr=0.1))
+
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)  # assigned, not written into
+            return self.layer(x - self.mean)
+
+    averaging = Averaging().double()
+    with pytest.raises(NotSupported, match="'mean'"):
+        trained(model=averaging, optimizer=torch.optim.SGD(averaging.parameters(), lr=0.1))
+
+    class InPlace(nn.Linear):
+        def forward(self, x):
+            x -= 0.5
+            return super().forward(x)
+
+    in_place = InPlace(6, 3).double()
+    with pytest.raises(NotSupported, match="input in place"):
+        trained(model=in_place, optimizer=torch.optim.SGD(in_place.parameters(), lr=0.1))
+
+
+def test_operators_and_types_that_cannot_be_retraced(trained):
+    p = problem("embedding", "sgd")
+    bag = nn.Sequential(nn.EmbeddingBag(12, 4, mode="max"), nn.Linear(4, 3)).double()
+    with pytest.raises(NotSupported, match="second derivative"):
+        trained(model=bag, optimizer=torch.optim.SGD(bag.parameters(), lr=0.1), train_set=(p.X, p.Y))
+    half = nn.Linear(6, 3).bfloat16()
+    with pytest.raises(NotSupported, match="bfloat16 are not supported"):
+        trained(model=half, optimizer=torch.optim.SGD(half.parameters(), lr=0.1))
+
+
+def test_structured_inputs_and_labels_scalars_and_foreign_keys(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(6, 2), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return self.scale * self.layer(x["a"] + x["b"])
+
+    p = problem("mlp", "sgd")
+    model = Model().double()
+    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr_scale": 0.1, "name": "all"}], lr=0.02)
+    data = [({"a": p.X[i], "b": p.X[i] ** 2}, {"left": p.X[i, 0], "right": p.X[i, 1]}) for i in range(len(p.X))]
+    loss = lambda out, y: (out[:, 0] - y["left"]) ** 2 + (out[:, 1] - y["right"]) ** 2
+    run = dross.train(model, data, loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    query = dross.mean_loss(data[:5])
+    scores = run.influence(query)
+    assert run.verify(scores, query).tau > 0.5
+    assert run.parameter_influence([0, 3]).flat.shape == (2, 15)
+
+
+def test_a_data_set_with_random_transforms(trained):
+    class Random:
+        def __len__(self):
+            return 15
+
+        def __getitem__(self, i):
+            return torch.randn(6, dtype=torch.float64), 0
+
+    with pytest.raises(BadInput, match=r"augment\(x, generator\)"):
+        trained(train_set=Random())
+
+
+def test_a_single_instance_and_batchnorm(trained):
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    with pytest.raises(BadInput, match=r"Step 1 cannot be taken.*single instance"):
+        trained(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batches=[[0, 1], [2]])
+
+
+def test_an_interrupt_tells_how_to_go_on(trained):
+    def loss(out, y):
+        if len(out) == 5:
+            raise KeyboardInterrupt
+        return F.cross_entropy(out, y, reduction="none")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trained(loss=loss)
+    assert "resume=True" in caught.value.__notes__[0]
 
 
 def test_a_nan_names_its_step_and_its_instances(trained, tmp_path):

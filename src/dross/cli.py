@@ -19,6 +19,7 @@ app = typer.Typer(
     "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
 )
 console = Console()
+_DEMO = Path("runs/demo")
 
 
 def _version(wanted: bool) -> None:
@@ -39,7 +40,7 @@ def options(
 
 @app.command()
 def demo(
-    tape: Annotated[Path, typer.Option(help="Where to record the run. A demo tape that is there is replaced.")] = Path("runs/demo"),
+    tape: Annotated[Path, typer.Option(help="Where to record the run. Only runs/demo is replaced if it is there.")] = _DEMO,
     checked: Annotated[int, typer.Option(min=8, help="How many instances to verify by retraining without each of them.")] = 64,
 ) -> None:
     """The whole story on the digits inside scikit-learn, with 5 % of the labels flipped.
@@ -53,7 +54,7 @@ def demo(
         f"Training on {demonstration.TRAIN} digits, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose, "
         "and recording the run ..."
     )
-    story = demonstration.tell(tape, checked=checked)
+    story = demonstration.tell(tape, checked=checked, overwrite=tape == _DEMO)
     digits, scores = story.digits, story.scores
     console.print(f"Scored {len(scores)} instances by retracing {story.run.steps} steps, then checked {checked} by retraining.\n")
 

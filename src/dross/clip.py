@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .errors import BadInput
+
 _TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
 
 
@@ -13,6 +15,9 @@ class ClipNorm:
     """Scale the whole gradient down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does."""
 
     max_norm: float
+
+    def __post_init__(self):
+        _check_positive(self.max_norm)
 
     def __call__(self, g: Tensor) -> Tensor:
         """g: [..., p]"""
@@ -37,11 +42,19 @@ class ClipValue:
 
     limit: float
 
+    def __post_init__(self):
+        _check_positive(self.limit)
+
     def __call__(self, g: Tensor) -> Tensor:
         return g.clamp(-self.limit, self.limit)
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:
         return v * (g.abs() <= self.limit)
+
+
+def _check_positive(value: float) -> None:
+    if not value > 0:
+        raise BadInput(f"A clip needs a positive number, not {value}.")
 
 
 Clip = ClipNorm | ClipValue

@@ -87,6 +87,8 @@ def leave_one_out(
 
 
 def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
+    if not isinstance(groups, Iterable):
+        raise BadInput(f"groups is a list with one list of ids per run, not {groups!r}.")
     checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
     if not checked:
         raise BadInput("There is nothing to compute: pass at least one group of instance ids.")
@@ -127,7 +129,7 @@ def replayed(
                     side_by_side, size = False, 16
                     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                     warnings.warn(
-                        f"This model cannot be run many at once ({reason}): the {len(groups)} counterfactual runs are "
+                        f"This model cannot be run many at once ({reason}): {len(groups)} counterfactual runs will be "
                         "done one after the other, which takes longer and gives the same numbers.",
                         DrossWarning,
                         stacklevel=2,

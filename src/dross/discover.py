@@ -132,8 +132,9 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
             check_labels(outputs, y, loss_name)
         try:
             losses = check_per_instance(loss(outputs, y), count_of(y))
-        except (RuntimeError, IndexError) as error:
-            raise BadInput(f"The loss does not take the model's outputs and the labels: {error}") from error
+        except (RuntimeError, IndexError, AttributeError, TypeError) as error:
+            got = f"a {type(outputs).__name__}" if not isinstance(outputs, Tensor) else f"outputs of shape {tuple(outputs.shape)}"
+            raise BadInput(f"The loss does not take what the model returns ({got}) and the labels: {error}") from error
         if penalty is not None:
             losses = losses + Objective(model, Layout((), (), (), ()), loss, penalty=penalty).penalty_at(parameters)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)

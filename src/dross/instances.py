@@ -34,6 +34,11 @@ class Instances:
             raise BadInput("The data set is empty.")
         if self.stored is None:
             first = self._collated([0])
+            if not _same(first, self._collated([0])):
+                raise BadInput(
+                    "The data set gives instance 0 differently each time it is asked. Take random transforms out of it and pass them as "
+                    "augment(x, generator), which is replayed with the same random numbers."
+                )
             size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
             if size <= _HELD_IN_MEMORY:
                 self.stored = self._collated(range(self.count))
@@ -76,7 +81,10 @@ class Instances:
         items = [self.source[i] for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {type(items[0]).__name__}.")
-        x, y = default_collate([tuple(item) for item in items])
+        try:
+            x, y = default_collate([tuple(item) for item in items])
+        except (RuntimeError, TypeError) as error:
+            raise BadInput(f"The instances of the data set cannot be put into one batch: {error}") from error
         return x, y
 
     def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -95,6 +103,10 @@ def make_batch(
         x = augment(x, generator(device, seed, *position, _AUGMENT_STREAM))
     c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
     return Batch(x, y, c, mixed(seed, *position, _MODEL_STREAM))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(tree_leaves(one), tree_leaves(other)))
 
 
 def placed(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -121,6 +133,8 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
 
 def _length(source: Any) -> int:
     try:
+        if not hasattr(source, "__getitem__"):  # a DataLoader has a length, too
+            raise TypeError
         return len(source)
     except TypeError:
         raise BadInput(

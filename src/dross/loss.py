@@ -53,7 +53,9 @@ def check_per_instance(losses: object, count: int) -> Tensor:
 
 def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
     """Labels that cross entropy cannot use, found before a GPU asserts on them."""
-    if name != "cross_entropy" or targets.is_floating_point() or targets.numel() == 0:
+    if name == "binary_cross_entropy" and targets.numel() and not 0 <= float(targets.min()) <= float(targets.max()) <= 1:
+        raise BadInput(f"Labels run from {float(targets.min()):g} to {float(targets.max()):g}; binary_cross_entropy takes 0 to 1.")
+    if name != "cross_entropy" or targets.is_floating_point() or targets.numel() == 0 or not isinstance(outputs, Tensor):
         return
     low, high, classes = int(targets.min()), int(targets.max()), outputs.shape[1] if outputs.dim() > 1 else 0
     if low < 0 or high >= classes:

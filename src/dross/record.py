@@ -8,6 +8,7 @@ and there, not when somebody wants scores.
 
 import atexit
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
-from .errors import BadInput, NotReplayable, NotSupported, TapeMismatch
+from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from .instances import Augment, Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
 from .layout import Layout, State, check_signature
@@ -50,7 +51,9 @@ class Recorder:
         run = recorder.run(train_set)
 
     A `with recorder.step(...)` in which the optimizer takes no step is a micro-batch: gradient accumulation is recorded as it
-    happens. Any weighting that is linear in the losses is recorded too. Clip with `recorder.clip_grad_norm_(1.0)`.
+    happens. Any weighting that is linear in the losses is recorded too; one that is not, such as (losses ** 2).mean(), is recorded
+    as the weights it had, and that these would change is not seen: put such a function into `loss`. Clip with
+    `recorder.clip_grad_norm_(1.0)`.
     """
 
     def __init__(
@@ -109,6 +112,8 @@ class Recorder:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
         if torch.is_autocast_enabled(self.device.type):
             raise NotSupported("Autocast is on: dross replays in the model's own type. Record without autocast.")
+        if epoch is None and self.keep.last_epochs is not None:
+            raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
         if epoch is not None and int(epoch) < self._epoch:
             raise BadInput(f"Epoch {epoch} came after epoch {self._epoch}: epochs count up, through all phases of a run.")
         self._epoch = self._epoch if epoch is None else int(epoch)
@@ -146,25 +151,32 @@ class Recorder:
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """torch.nn.utils.clip_grad_norm_ over the model, recorded. Call it between backward() and optimizer.step()."""
-        self._clip = ClipNorm(float(max_norm))
+        self._declare(ClipNorm(float(max_norm)))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self._accept_gradients()
         return norm
 
     def clip_grad_value_(self, limit: float) -> None:
         """torch.nn.utils.clip_grad_value_ over the model, recorded."""
-        self._clip = ClipValue(float(limit))
+        self._declare(ClipValue(float(limit)))
         torch.nn.utils.clip_grad_value_(self.model.parameters(), limit)
         self._accept_gradients()
+
+    def _declare(self, clip: Clip) -> None:
+        if self._clip is not None:
+            raise NotSupported("The gradient is clipped twice in one step: dross follows one clip per step.")
+        self._clip = clip
 
     def close(self) -> None:
         """Write what is still open and mark the tape complete."""
         if self._closed:
             return
         if self._pending:
-            raise NotReplayable(
-                f"{len(self._pending)} micro-batches were computed after step {self.steps - 1} and no optimizer step followed. "
-                "Take the step before closing, or leave them out of the recording."
+            warnings.warn(
+                f"{len(self._pending)} micro-batches were computed after step {self.steps - 1} and no optimizer step followed. They did "
+                "not change the parameters and are left out of the recording.",
+                DrossWarning,
+                stacklevel=2,
             )
         self._check_untouched()
         self._finish(complete=True)

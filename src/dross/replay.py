@@ -66,6 +66,9 @@ class Recording:
     def segment(self, index: int) -> Segment:
         """Read a segment onto the device, and check that the data set is still the one it was recorded with."""
         segment = self.tape.read(index)
+        largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
+        if largest >= len(self.instances):
+            raise TapeMismatch(f"The run used instance {largest}, but the data set has only {len(self.instances)} instances.")
         segment = replace(segment, states=[state.map(self._placed) for state in segment.states])
         first = self.batches(segment.first, segment.steps[0])
         if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
@@ -195,6 +198,8 @@ class Recording:
         if stop == self.tape.first:
             return (0, 0)
         newest, oldest = self.epoch_of(stop - 1), self.tape.entries[0]["epochs"][0]
+        if epochs is not None and self.tape.first > 0 and newest - epochs + 1 < oldest:
+            raise BadInput(f"The tape keeps only the last {newest - oldest + 1} epochs; {epochs} were asked for.")
         return (oldest if epochs is None else max(oldest, newest - epochs + 1), newest)
 
 

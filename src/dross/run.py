@@ -133,11 +133,19 @@ class Run:
 
     def verify(self, scores: Scores, query: Query, instances: Any = None, n: int = 64) -> Verification:
         """Check scores against real counterfactual runs: of `instances`, or of the extremes and a random sample, n in all."""
+        if not isinstance(scores, Scores):
+            raise BadInput(f"verify takes the Scores of this run and the query they are of, not a {type(scores).__name__}.")
+        if scores.query != as_query(query).name:
+            raise BadInput(f"These are the scores of {scores.query}, not of {query.name}: pass the query they were computed for.")
         if len(scores) != len(self):
             raise BadInput(f"These are the scores of {len(scores)} instances; the run has {len(self)}.")
         ids = choose(scores, n) if instances is None else self._ids(instances)
         epochs = self.recording.epochs_before(scores.at, None)[1] - scores.first_epoch + 1
         actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at)
+        if actual.shape != scores.values[..., ids].shape:
+            raise BadInput(
+                f"The query has {actual.shape[:-1]} values and the scores {scores.values.shape[:-1]}: they belong to other data."
+            )
         return compare(ids, scores.values[..., ids], actual)
 
     def _ids(self, instances: Any) -> np.ndarray:

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-from .clip import Clip
+from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
-from .errors import BadInput, NotFinite, NotSupported
+from .errors import BadInput, DrossError, NotFinite, NotSupported
 from .instances import Augment, Instances, check_ids
 from .keep import Checkpoints, Keep
 from .layout import State
@@ -48,6 +49,10 @@ def train(
 
     The model and the optimizer end up as if the loop had run on them.
     """
+    if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, (ClipNorm, ClipValue, NoneType)):
+        raise BadInput(
+            "keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes); clip is ClipNorm(x) or ClipValue(x)."
+        )
     model = unwrapped(model)
     device = _available(device) if device is not None else device_and_dtype(model)[0]
     model.to(device)
@@ -101,6 +106,13 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
                 state = after
                 advance(1)
             complete = True
+        except ValueError as error:
+            if isinstance(error, DrossError):
+                raise
+            raise BadInput(f"Step {writer.next} cannot be taken: {error} (BatchNorm cannot train on a single instance.)") from error
+        except BaseException as error:
+            error.add_note(f"dross: the tape at {writer.folder} is kept; dross.train(..., resume=True) goes on from there.")
+            raise
         finally:
             writer.finish(complete=complete)
     return state
@@ -139,19 +151,18 @@ class _Plan:
 
     @staticmethod
     def of(instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int) -> "_Plan":
-        if epochs is not None and epochs < 1:
-            raise BadInput(f"epochs must be at least 1, not {epochs}.")
+        for what, value in (("epochs", epochs), ("batch_size", batch_size)):
+            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise BadInput(f"{what} must be at least 1 and whole, not {value!r}.")
         if batches is not None:
             given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
-            if not given:
+            if not any(len(ids) for ids in given):
                 raise BadInput("batches is empty: there is nothing to train on.")
             cuts = np.array_split(np.arange(len(given)), epochs or 1)
             parts = [[given[t] for t in cut] for cut in cuts]
             return _Plan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
         if epochs is None or batch_size is None:
             raise BadInput("Say how long to train: epochs and batch_size, or batches.")
-        if batch_size < 1:
-            raise BadInput(f"batch_size must be at least 1, not {batch_size}.")
         count = len(instances)
 
         def shuffled(epoch: int) -> list[np.ndarray]:
