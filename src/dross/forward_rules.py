@@ -3,7 +3,7 @@
 A retrace differentiates the directional losses `jvp(losses)` in reverse. For that torch's forward rules fall short twice:
 
 - batch norm and layer norm take the saved mean and deviation for constants, so the derivative of their jvp is silently wrong
-  (torch 2.13). Written out in elementary operations, they are right.
+  (torch 2.11 and 2.13). Written out in elementary operations, they are right.
 - a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros.
 """
 

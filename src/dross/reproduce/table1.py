@@ -5,6 +5,7 @@ draws 200 training and 200 validation instances, trains, and compares each estim
 Jaccard index of the ten largest and ten smallest. Repetitions are saved as they finish, and a run that was stopped goes on.
 """
 
+import csv
 import difflib
 import json
 import os
@@ -246,9 +247,23 @@ def as_markdown(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def write(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
+    """The summary as Markdown and as CSV, and the scatter plots."""
+    (folder / "summary.md").write_text(as_markdown(rows) + "\n")
+    with open(folder / "summary.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    figure(results, folder / "scatter.svg")
+    return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]
+
+
 def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     """Estimated against true for every cell, one repetition: the paper's scatter plots."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise BadInput("The figure needs matplotlib: pip install 'dross[figures]'. The results are kept.") from None
 
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "dross", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
