@@ -21,29 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
+from dross.models import cifar10_cnn, dense, mnist_cnn
 from dross.retrace import reverse_step
-
-
-def mnist_cnn() -> nn.Module:
-    """The paper's network for MNIST."""
-    return nn.Sequential(
-        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(320, 10),
-    )  # fmt: skip
-
-
-def cifar_cnn() -> nn.Module:
-    """The paper's network for CIFAR10."""
-    layers: list[nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(),
-                   nn.Conv2d(after, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]  # fmt: skip
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 10))
-
-
-def small_mlp(outputs: int) -> nn.Module:
-    """The paper's network of Section 7.1: two layers of eight."""
-    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
 def data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +141,7 @@ def many_over_one(rounds: int, device: str, folder: Path, outputs: int) -> float
     x, y = data((64,), 400, device)
     pair, loss = ((x, y), "cross_entropy") if outputs > 1 else ((x, (y > 4).float()), "binary_cross_entropy")
     batches = [np.random.default_rng(t).permutation(400)[:20] for t in range(200)]
-    model, trained = small_mlp(outputs).to(device), small_mlp(outputs).to(device)
+    model, trained = dense(64, 8, 8, outputs).to(device), dense(64, 8, 8, outputs).to(device)
     run = dross.train(model, pair, loss, torch.optim.SGD(model.parameters(), lr=0.01), tape=folder, batches=batches,
                       progress=False, overwrite=True)  # fmt: skip
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
@@ -213,7 +192,7 @@ def main() -> None:
         print(f"{what:58} {value:10.3g} {aim:>8}  {note}", flush=True)
 
     try:
-        for name, make, shape, aim in (("MNIST", mnist_cnn, (1, 28, 28), "1.7"), ("CIFAR10", cifar_cnn, (3, 32, 32), "3.0")):
+        for name, make, shape, aim in (("MNIST", mnist_cnn, (1, 28, 28), "1.7"), ("CIFAR10", cifar10_cnn, (3, 32, 32), "3.0")):
             training, retracing, early, mode = retrace_over_training(make, shape, rounds, device, folder / "step")
             note = f"{training * 1e3:.2f} ms and {retracing * 1e3:.2f} ms, {mode} mode"
             row(f"retrace step / training step, {name} CNN, batch 64", retracing / training, aim, note)

@@ -157,3 +157,12 @@ def test_names_and_shapes():
         assert network(shape)(torch.zeros(2, *shape)).shape == (2, *shape)
     with pytest.raises(NotSupported, match="only 1x28x28"):
         network((3, 64, 64))
+
+
+def test_the_papers_networks():
+    from dross.models import cifar10_cnn, dense, mnist_cnn
+
+    count = lambda model: sum(p.numel() for p in model.parameters())
+    assert count(mnist_cnn()) == 13_750 and mnist_cnn()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert cifar10_cnn()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert count(dense(62, 8, 8, 1)) == 62 * 8 + 8 + 72 + 9 and len(dense(5, 1)) == 1

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
+from .gradient_watch import GradientWatch
 from .instances import Augment, Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
 from .layout import Layout, State, check_signature
@@ -84,11 +85,11 @@ class Recorder:
         self._inside, self._stepped, self._closed = False, False, False
         self._epoch = 0
         self._losses: list[Tensor] = []
-        self._versions: dict[Tensor, tuple[int, int]] = {}
+        self._gradients = GradientWatch(self.model)
         self._handles = [
             optimizer.register_step_pre_hook(lambda _, args, kwargs: self._about_to_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._has_stepped()),
-            *(p.register_post_accumulate_grad_hook(self._accumulated) for p in self.model.parameters() if p.requires_grad),
+            *self._gradients.handles,
         ]
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
@@ -153,14 +154,14 @@ class Recorder:
         """torch.nn.utils.clip_grad_norm_ over the model, recorded. Call it between backward() and optimizer.step()."""
         self._declare(ClipNorm(float(max_norm)))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        self._accept_gradients()
+        self._gradients.accept()
         return norm
 
     def clip_grad_value_(self, limit: float) -> None:
         """torch.nn.utils.clip_grad_value_ over the model, recorded."""
         self._declare(ClipValue(float(limit)))
         torch.nn.utils.clip_grad_value_(self.model.parameters(), limit)
-        self._accept_gradients()
+        self._gradients.accept()
 
     def _declare(self, clip: Clip) -> None:
         if self._clip is not None:
@@ -229,48 +230,23 @@ class Recorder:
 
     def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
         """The losses of the user's own model on this batch. backward() will leave each one's weight in `weights`."""
-        assert self._objective is not None
+        objective = self._objective
+        assert objective is not None
         with seeded(self.device, batch.seed):
             outputs = self.called(batch.x)
         losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         if self.penalty is not None:
-            losses = losses + self._objective.penalty_at(dict(self.model.named_parameters()))
+            losses = losses + objective.penalty_at(dict(self.model.named_parameters()))
         earlier = len(self._pending) > 1
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
-                self._check_leftovers(earlier)
+                self._gradients.check_start(objective.layout, self.steps, accumulating=earlier)
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
         losses.register_hook(watch)
         self._losses = [*self._losses, losses.detach()] if earlier else [losses.detach()]
         return losses
-
-    def _check_leftovers(self, accumulating: bool) -> None:
-        """Called as backward() starts: the gradients that are there must be those of the pending micro-batches."""
-        assert self._objective is not None
-        parameters = dict(self.model.named_parameters())
-        gradients = [parameters[name].grad for name in self._objective.layout.names]
-        present = any(g is not None and bool((g != 0).any()) for g in gradients)
-        if present and not accumulating:
-            raise NotReplayable(
-                f"Gradients were left over when backward() of step {self.steps} started. "
-                "Call optimizer.zero_grad() after each step."
-            )
-        if accumulating and not present:
-            raise NotReplayable(
-                f"The gradients of the {len(self._pending) - 1} micro-batches since step {self.steps - 1} were cleared without a "
-                "step. A step that did not happen (a GradScaler that skipped it) cannot be recorded as one."
-            )
-
-    def _accumulated(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        self._versions[parameter] = (id(parameter.grad), parameter.grad._version)
-
-    def _accept_gradients(self) -> None:
-        for parameter in self._versions:
-            if parameter.grad is not None:
-                self._accumulated(parameter)
 
     def _about_to_step(self, args: tuple, kwargs: dict) -> None:
         if self._closed:
@@ -284,20 +260,7 @@ class Recorder:
         if self._stepped:
             raise NotReplayable(f"The optimizer stepped twice in one `with recorder.step(...)`, at step {self.steps}.")
         assert self._objective is not None
-        moving, parameters = set(self._objective.layout.names), dict(self.model.named_parameters())
-        in_optimizer = {p for group in self.optimizer.param_groups for p in group["params"]}
-        for name, p in parameters.items():
-            if p in in_optimizer and (p.grad is not None) != (name in moving):
-                had = "a" if name in moving else "no"
-                raise NotReplayable(
-                    f"Parameter '{name}' had {had} gradient at the first step and the opposite at step {self.steps}. "
-                    "dross needs the same parameters to train in every step."
-                )
-            if p.grad is not None and self._versions.get(p) != (id(p.grad), p.grad._version):
-                raise NotReplayable(
-                    f"The gradient of '{name}' was changed between backward() and optimizer.step() at step {self.steps}. Clip with "
-                    "recorder.clip_grad_norm_ or recorder.clip_grad_value_; a GradScaler and gradient noise are not supported."
-                )
+        self._gradients.check_step(self._objective.layout, self.optimizer, self.steps)
         self._stepping = True
 
     def _has_stepped(self) -> None:
@@ -312,8 +275,7 @@ class Recorder:
             Batch(batch.x, batch.y, torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device), batch.seed)
             for micro, (_, batch) in zip(step.micros, self._pending)
         ]
-        parameters = dict(self.model.named_parameters())
-        g = self._objective.layout.flatten({n: _gradient_of(parameters[n]) for n in self._objective.layout.names})
+        g = self._gradients.flat(self._objective.layout)
         after = self._objective.layout.read(self.model)[0]
         check_finite(self.steps, State(after), g, self._losses, step.ids, kept=self._writer.first)
         opens_segment = self._writer.opens_segment()
@@ -409,11 +371,6 @@ class Recorder:
             self._writer.finish(replace(state, buffers=buffers), complete=complete)
         elif complete and self._earlier is None:
             raise BadInput("Nothing was recorded.")
-
-
-def _gradient_of(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None  # _about_to_step has seen it
-    return parameter.grad
 
 
 def _simplified(micro: Micro) -> Micro:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .clip import Clip
 from .layout import State
-from .optimizers import Optimizer, Table
+from .optimizers import Optimizer
+from .rules import Table
 
 
 @dataclass(frozen=True)

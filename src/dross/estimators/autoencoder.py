@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ..errors import NotSupported
+from ..models import cifar10_autoencoder, dense, mnist_autoencoder
 from ..progress import bar
 from ..queries import Query
 from ..randomness import generator, seeded
@@ -15,29 +16,15 @@ from ..scores import Scores
 from .outliers import healthy, suspicion
 
 
-def convolutional(channels: int, wide: int, narrow: int) -> nn.Module:
-    """The paper's figure: two 3x3 convolutions with pooling down, three transposed convolutions up, tanh.
-
-    The figure gives no padding; with 1 on the second way up the picture comes out in its own size.
-    """
-    return nn.Sequential(
-        nn.Conv2d(channels, wide, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(wide, narrow, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.ConvTranspose2d(narrow, narrow, 5, stride=2), nn.ReLU(), nn.ConvTranspose2d(narrow, wide, 4, stride=2, padding=1),
-        nn.ReLU(), nn.ConvTranspose2d(wide, channels, 3), nn.Tanh(),
-    )  # fmt: skip
-
-
 def network(shape: tuple[int, ...]) -> nn.Module:
     """The paper's architecture for its two image shapes; a small dense one for flat inputs."""
     if shape == (1, 28, 28):
-        return convolutional(1, 24, 12)
+        return mnist_autoencoder()
     if shape == (3, 32, 32):
-        return convolutional(3, 64, 32)
+        return cifar10_autoencoder()
     if len(shape) == 1:
-        (size,) = shape
-        middle, inner = max(2, size // 2), max(1, size // 4)
-        return nn.Sequential(nn.Linear(size, middle), nn.ReLU(), nn.Linear(middle, inner), nn.ReLU(), nn.Linear(inner, middle),
-                             nn.ReLU(), nn.Linear(middle, size))  # fmt: skip
+        middle, inner = max(2, shape[0] // 2), max(1, shape[0] // 4)
+        return dense(shape[0], middle, inner, middle, shape[0])
     raise NotSupported(f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat vectors.")
 
 

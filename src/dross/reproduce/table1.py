@@ -14,16 +14,15 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from .. import estimators
 from ..data import paper
 from ..errors import BadInput, NotFinite, TapeMismatch
+from ..models import dense
 from ..progress import bar
 from ..queries import Query, mean_loss
 from ..run import Run
@@ -94,12 +93,8 @@ def penalty_weight(cell: Cell, sample: paper.Sample) -> float:
 
 
 def trained(cell: Cell, sample: paper.Sample, alpha: float, seed: int, folder: Path) -> tuple[Run, Query]:
-    widths = [sample.x_train.shape[1], *([8, 8] if cell.network else []), 1]
     torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1])
+    model = dense(sample.x_train.shape[1], *([8, 8] if cell.network else []), 1)
     orders = [np.random.default_rng([seed, epoch]).permutation(paper.DRAWN) for epoch in range(cell.epochs)]
     batches = [ids for order in orders for ids in np.split(order, paper.DRAWN // cell.batch_size)]
     run = train(
