@@ -145,28 +145,32 @@ class Recorder:
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """The last batch (or all that wait) has no part in any step: forget it, and what its forward pass did to the model."""
         del self._pending[0 if everything else -1 :]
+        self._clip = None
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in buffers.items():
                 own[name].copy_(value)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ over the model, recorded. Call it between backward() and optimizer.step()."""
-        self._declare(ClipNorm(float(max_norm)))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded. Between backward() and optimizer.step()."""
+        norm = torch.nn.utils.clip_grad_norm_(self._declare(ClipNorm(float(max_norm))), max_norm)
         self._gradients.accept()
         return norm
 
     def clip_grad_value_(self, limit: float) -> None:
-        """torch.nn.utils.clip_grad_value_ over the model, recorded."""
-        self._declare(ClipValue(float(limit)))
-        torch.nn.utils.clip_grad_value_(self.model.parameters(), limit)
+        """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded."""
+        torch.nn.utils.clip_grad_value_(self._declare(ClipValue(float(limit))), limit)
         self._gradients.accept()
 
-    def _declare(self, clip: Clip) -> None:
+    def _declare(self, clip: Clip) -> list[Tensor]:
+        """Note the clip, and name the parameters that it is for."""
         if self._clip is not None:
             raise NotSupported("The gradient is clipped twice in one step: dross follows one clip per step.")
+        if self._objective is None:
+            raise BadInput("There is nothing to clip before the first recorder.step.")
         self._clip = clip
+        parameters = dict(self.model.named_parameters())
+        return [parameters[name] for name in self._objective.layout.names]
 
     def close(self) -> None:
         """Write what is still open and mark the tape complete."""
