@@ -127,6 +127,54 @@ def table1(
     console.print(f"Written: {', '.join(str(path) for path in written)}")
 
 
+@reproduce.command()
+def cleansing(
+    data: Annotated[str, typer.Option(help="mnist, fashion-mnist or cifar10.")] = "mnist",
+    draws: Annotated[str, typer.Option(help="Which draws of validation data: 0:30 are the first thirty.")] = "0:3",
+    retrain: Annotated[str, typer.Option(help="How to train again, separated by commas: last, all, fresh.")] = "last",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas. Default: all of them.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A small subset and few epochs: a few minutes on two cores.")] = False,
+    out: Annotated[Path, typer.Option(help="Where results are kept, draw by draw; a run that was stopped goes on.")] = Path(
+        "runs/cleansing"
+    ),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Section 7.2: remove what each method finds harmful, train again, and measure the test error.
+
+    Full size means 20 epochs on 50,000 pictures per draw: use a GPU, or --quick. Draws computed on different machines are merged by
+    putting their files into one folder.
+    """
+    from .reproduce import cleansing as experiment
+
+    settings = experiment.Settings.of(data, quick)
+    split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
+    chosen = experiment.check("method", split(methods), experiment.METHODS) or list(experiment.METHODS)
+    ways = experiment.check("way to retrain", split(retrain), experiment.RETRAINED)
+    for number in experiment.numbers(draws):
+        console.print(f"Draw {number}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ...")
+        experiment.compute(settings, number, chosen, ways, out, device=device)
+    rows = experiment.merged(out, settings)
+    table = Table(
+        title=f"Test error after removing m, mean over draws; nothing removed: {_mean(rows, 'error_kept'):.2%}",
+        title_justify="left",
+    )
+    summary = [row for row in experiment.summarized(rows) if row["method"] in chosen and row["retrain"] in ways]
+    sizes = sorted({row["m"] for row in summary})
+    for name in ("retrain", "method", *map(str, sizes)):
+        table.add_column(name, justify="left" if name in ("retrain", "method") else "right")
+    for way in ways:
+        for method in chosen:
+            cells = {row["m"]: row for row in summary if (row["retrain"], row["method"]) == (way, method)}
+            table.add_row(way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes))
+    console.print(table)
+    written = experiment.write(out, rows, data)
+    console.print(f"Written: {', '.join(str(path) for path in written)}")
+
+
+def _mean(rows: list[dict], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
+
+
 @app.command()
 def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was recorded in.")]) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""

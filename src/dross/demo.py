@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .queries import mean_loss, query
+from .queries import error_rate, mean_loss
 from .run import Run
 from .scores import Scores
 from .training import train
@@ -79,14 +79,6 @@ def tell(folder: Path, *, checked: int = 64, removed: int = 45, progress: bool =
     at_random = np.random.default_rng(1).choice(TRAIN, removed, replace=False)
     without = run.counterfactual([[], harmful, at_random])
     kinds: list[str] = ["nothing", "most harmful", "random"]
-    test_error = query(_error_rate(model, digits.test))
-    values = [dict(zip(kinds, map(float, without.evaluate(q)))) for q in (validation, mean_loss(digits.test), test_error)]
+    asked = (validation, mean_loss(digits.test), error_rate(digits.test))
+    values = [dict(zip(kinds, map(float, without.evaluate(q)))) for q in asked]
     return Story(run, scores, verification, digits, removed, *values)
-
-
-def _error_rate(model: nn.Module, part: tuple[torch.Tensor, torch.Tensor]):
-    def test_error(params, buffers):
-        predicted = torch.func.functional_call(model, {**params, **buffers}, (part[0],)).argmax(-1)
-        return (predicted != part[1]).double().mean()
-
-    return test_error

@@ -119,6 +119,21 @@ def mean_loss(data: Any) -> Query:
     return Query("mean_loss", pieces, added=True, data=data)
 
 
+def error_rate(data: Any) -> Query:
+    """The share of `data` that the model's largest output gets wrong. To be evaluated; its derivative is 0."""
+    source = _Source(data)
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        total = len(source.on(objective))
+        for x, y, size in source.chunks(objective, _CHUNK):
+            yield (
+                size,
+                lambda theta, buffers, x=x, y=y: (objective.predict(theta, buffers, x).argmax(-1) != y).double().sum() / total,
+            )
+
+    return Query("error_rate", pieces, added=True, data=data)
+
+
 def losses(data: Any) -> Query:
     """One query per instance of `data`: its loss, without the penalty."""
     source = _Source(data)

@@ -1,0 +1,270 @@
+"""Section 7.2 of the paper: does removing what a method finds harmful make the model better?
+
+One draw holds out validation data at random, trains the paper's network, scores every training instance by each method, removes the m
+lowest-scored for a grid of m, trains again and measures the test part. Three ways to train again:
+
+    last    the recorded run up to its last epoch, the last epoch without the removed instances
+    all     the recorded run from the start without them
+    fresh   a new run with new seeds, with and without them: what a user would do next
+
+Every result is compared with a model from which nothing was removed, computed in the same way and in the same batch of models.
+Draws are written as they finish and merged later, so a long experiment can run in pieces and on different machines.
+"""
+
+import csv
+import difflib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import estimators
+from ..data import load
+from ..data.augment import ShiftAndFlip
+from ..errors import BadInput, TapeMismatch
+from ..estimators import Estimator
+from ..models import cifar10_cnn, mnist_cnn
+from ..queries import error_rate, mean_loss
+from ..run import Run
+from ..training import train
+
+REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
+RETRAINED = ("last", "all", "fresh")
+_CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a result hangs on. Results of different settings are never merged."""
+
+    data: str = "mnist"
+    train: int = 50_000
+    validation: int = 10_000
+    test: int = 10_000
+    epochs: int = 20
+    batch_size: int = 64
+    rate: float = 0.05
+    removed: tuple[int, ...] = REMOVED
+    version: int = 1
+
+    @staticmethod
+    def of(data: str, quick: bool) -> "Settings":
+        if data not in TASKS:
+            near = difflib.get_close_matches(data, TASKS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise BadInput(f"The cleansing experiment knows {', '.join(TASKS)}, not '{data}'.{hint}")
+        if quick:
+            return Settings(data, 1500, 500, 1000, 4, 64, 0.05, (1, 3, 10, 30, 100, 300))
+        return Settings(data, train=TASKS[data].train)
+
+
+@dataclass(frozen=True)
+class Task:
+    model: Callable[[], nn.Module]
+    augment: ShiftAndFlip
+    damping: float  # of K&L, in the paper's public code
+    train: int
+    absent: str  # with BatchNorm, removal means gone from the batch and its statistics
+
+    def prepared(self, images: np.ndarray) -> torch.Tensor:
+        """uint8 [N, H, W] or [N, H, W, 3] -> float32 [N, C, H, W], scaled as in the paper."""
+        x = torch.from_numpy(np.ascontiguousarray(images)).float() / 255
+        if x.dim() == 3:
+            return (x[:, None] - 0.5) / 0.5
+        return (x.permute(0, 3, 1, 2) - torch.tensor(_CIFAR_MEAN)[:, None, None]) / torch.tensor(_CIFAR_STD)[:, None, None]
+
+
+_BLACK = tuple(-mean / std for mean, std in zip(_CIFAR_MEAN, _CIFAR_STD))
+TASKS = {
+    "mnist": Task(mnist_cnn, ShiftAndFlip(2, fill=-1.0), 0.1, 50_000, "weight"),
+    "fashion-mnist": Task(mnist_cnn, ShiftAndFlip(2, fill=-1.0), 0.1, 50_000, "weight"),
+    "cifar10": Task(cifar10_cnn, ShiftAndFlip(4, flip=True, fill=_BLACK), 10.0, 40_000, "batch"),
+}
+
+
+def methods(settings: Settings, draw: int) -> dict[str, Estimator]:
+    """The paper's methods and the others, with the paper's settings. The lowest scores are removed first."""
+    steps = max(1, 2 * settings.train // 1000)  # two epochs of batches of 1,000
+    solver = estimators.MomentumSGD(steps, 0.005, 0.9, min(1000, settings.train))
+    return {
+        "retrace": estimators.Retrace(),
+        "last-epoch": estimators.Retrace(epochs=1),
+        "no-hessian": estimators.WithoutHessian(),
+        "k&l": estimators.InfluenceFunction(solver, TASKS[settings.data].damping, seed=draw),
+        "autoencoder": estimators.Autoencoder(epochs=settings.epochs, seed=draw),
+        "isolation-forest": estimators.IsolationForest(seed=draw),
+        "loss": estimators.TrainingLoss(),
+        "random": estimators.Random(seed=draw),
+    }
+
+
+METHODS = tuple(methods(Settings(), 0))
+
+
+def check(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
+    for name in (names := list(names)):
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise BadInput(f"There is no {kind} named '{name}'.{hint} Choose among: {', '.join(known)}.")
+    return names
+
+
+def numbers(draws: str) -> range:
+    """ "0:30" or "7"."""
+    first, colon, last = draws.partition(":")
+    try:
+        found = range(int(first or 0), int(last)) if colon else range(int(first), int(first) + 1)
+    except ValueError:
+        raise BadInput(f"draws are given as 0:30 or as one number, not '{draws}'.") from None
+    if not len(found) or found[0] < 0:
+        raise BadInput(f"'{draws}' names no draw.")
+    return found
+
+
+# --- one draw ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    settings: Settings
+    number: int
+    train: tuple[torch.Tensor, torch.Tensor]
+    validation: tuple[torch.Tensor, torch.Tensor]
+    test: tuple[torch.Tensor, torch.Tensor]
+
+    @staticmethod
+    def of(settings: Settings, number: int) -> "Draw":
+        task, data = TASKS[settings.data], load(settings.data)
+        assert data.test is not None
+        order = np.random.default_rng([7, number]).permutation(len(data.train[1]))
+        if settings.train + settings.validation > len(order):
+            raise BadInput(f"{settings.data} has {len(order)} training instances, not {settings.train + settings.validation}.")
+        parts = [(data.train, order[: settings.validation]), (data.train, order[settings.validation :][: settings.train])]
+        parts.append((data.test, np.arange(settings.test)))
+        validation, training, test = ((task.prepared(x[ids]), torch.from_numpy(y[ids])) for (x, y), ids in parts)
+        return Draw(settings, number, training, validation, test)
+
+    def trained(self, folder: Path, seed: int, device: str | None, progress: bool) -> Run:
+        task, settings = TASKS[self.settings.data], self.settings
+        torch.manual_seed(seed)
+        model = task.model()
+        return train(
+            model, self.train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=settings.rate), tape=folder, epochs=settings.epochs,
+            batch_size=settings.batch_size, augment=task.augment, seed=seed, device=device, progress=progress, overwrite=True,
+        )  # fmt: skip
+
+    def measured(self, run: Run, removed: dict[tuple[str, int], np.ndarray], retrain: str) -> list[dict]:
+        """One row per method and m: test error and loss, and those of the model that kept everything."""
+        epochs = 1 if retrain == "last" else None
+        without = run.counterfactual(list(removed.values()), epochs=epochs, absent=TASKS[self.settings.data].absent)
+        rows = [{"method": method, "m": m, "retrain": retrain} for method, m in removed]
+        for name, query in (("error", error_rate(self.test)), ("loss", mean_loss(self.test))):
+            values, changes = without.evaluate(query), without.changes(query)
+            for row, value, change in zip(rows, values, changes):
+                row |= {name: float(value), f"{name}_kept": float(value - change)}
+        return rows
+
+
+def compute(
+    settings: Settings,
+    number: int,
+    chosen: list[str],
+    retrain: list[str],
+    folder: Path,
+    *,
+    device: str | None = None,
+    progress: bool = True,
+) -> dict:
+    """Train, score, remove, train again, measure. What is computed is written before the next part begins."""
+    path = folder / f"{settings.data}-{number:03d}.json"
+    result = _load(path, settings) or {"settings": asdict(settings), "draw": number, "rows": []}
+    done = {(row["method"], row["retrain"]) for row in result["rows"]}
+    missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
+    if not any(missing.values()):
+        return result
+    draw = Draw.of(settings, number)
+    tape = folder / "tapes" / f"{settings.data}-{number:03d}"
+    run = draw.trained(tape, number, device, progress)
+    query, available = mean_loss(draw.validation), methods(settings, number)
+    wanted = dict.fromkeys(name for names in missing.values() for name in names)
+    order = {name: np.argsort(available[name].score(run, query).values, kind="stable") for name in wanted}
+    sizes = [m for m in settings.removed if m < settings.train]
+    for way, names in missing.items():
+        if not names:
+            continue
+        again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
+        removed = {(name, m): order[name][:m] for name in names for m in sizes}
+        result["rows"] += draw.measured(again, removed, way)
+        _save(path, result)
+    return result
+
+
+def _save(path: Path, result: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(result))
+    os.replace(temporary, path)
+
+
+def _load(path: Path, settings: Settings) -> dict | None:
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+    except ValueError:
+        path.unlink()  # damaged: computed again
+        return None
+    if result["settings"] != json.loads(json.dumps(asdict(settings))):
+        raise TapeMismatch(f"{path} holds results of other settings, which must not be mixed. Choose another folder.")
+    return result
+
+
+# --- many draws -----------------------------------------------------------------------------------------------------------------------
+
+
+def merged(folder: Path, settings: Settings) -> list[dict]:
+    """All draws that are in the folder, as rows with their draw."""
+    results = [_load(path, settings) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
+    return [row | {"draw": result["draw"]} for result in results if result is not None for row in result["rows"]]
+
+
+def summarized(rows: list[dict]) -> list[dict]:
+    """Per method, way and m: mean error, the paired difference to the models that kept everything, its p-value, and how many improved."""
+    from scipy.stats import ttest_rel
+
+    table = []
+    for key in dict.fromkeys((row["retrain"], row["method"], row["m"]) for row in rows):
+        chosen = [row for row in rows if (row["retrain"], row["method"], row["m"]) == key]
+        error, kept = (np.array([row[name] for row in chosen]) for name in ("error", "error_kept"))
+        differences = len(set(np.round(error - kept, 12)))  # a test needs differences that differ
+        p = float(ttest_rel(error, kept)[1]) if differences > 1 else float("nan")  # type: ignore[arg-type]
+        table.append({
+            "retrain": key[0], "method": key[1], "m": key[2], "draws": len(chosen), "error": float(error.mean()),
+            "error_std": float(error.std()), "error_kept": float(kept.mean()), "p": p, "improved": int((error < kept).sum()),
+        })  # fmt: skip
+    return table
+
+
+def write(folder: Path, rows: list[dict], name: str) -> list[Path]:
+    """All rows and the summary as CSV, the summary as Markdown."""
+    table = summarized(rows)
+    paths = [folder / f"{name}-rows.csv", folder / f"{name}-summary.csv"]
+    for path, content in zip(paths, (rows, table)):
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(content[0]))
+            writer.writeheader()
+            writer.writerows(content)
+    lines = ["| retrain | method | m | draws | error | error, nothing removed | p | improved |", "| --- " * 8 + "|"]
+    for row in table:
+        p = "" if np.isnan(row["p"]) else f"{row['p']:.3f}"
+        lines.append(f"| {row['retrain']} | {row['method']} | {row['m']} | {row['draws']} | {row['error']:.2%} | {row['error_kept']:.2%} | {p} | "
+                     f"{row['improved']}/{row['draws']} |")  # fmt: skip
+    markdown = folder / f"{name}-summary.md"
+    markdown.write_text("\n".join(lines) + "\n")
+    return [*paths, markdown]

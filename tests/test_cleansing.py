@@ -1,0 +1,91 @@
+"""The cleansing experiment in a small form, on made-up pictures in place of MNIST."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dross import cli
+from dross.data import DataSet
+from dross.errors import BadInput, DataUnavailable, TapeMismatch
+from dross.reproduce import cleansing
+
+SMALL = cleansing.Settings("mnist", 200, 100, 150, 2, 50, 0.05, (5, 60))
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Ten kinds of stripes; a tenth of the training labels is wrong."""
+    rng = np.random.default_rng(0)
+
+    def part(count, wrong):
+        y = rng.integers(0, 10, count)
+        x = rng.integers(0, 60, (count, 28, 28))
+        for k in range(count):
+            x[k, 2 * y[k] + 3 : 2 * y[k] + 6] += 180
+        flipped = rng.random(count) < wrong
+        return x.astype(np.uint8), np.where(flipped, (y + 3) % 10, y)
+
+    made = DataSet("mnist", part(400, 0.1), part(150, 0), tuple("0123456789"))
+    monkeypatch.setattr(cleansing, "load", lambda name: made)
+    return made
+
+
+def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
+    first = cleansing.compute(SMALL, 0, ["retrace", "random"], ["last"], tmp_path, progress=False)
+    assert len(first["rows"]) == 4
+    for row in first["rows"]:
+        assert 0 <= row["error"] <= 1 and row["error_kept"] == pytest.approx(first["rows"][0]["error_kept"])
+    more = cleansing.compute(SMALL, 0, ["retrace", "random", "loss"], ["last", "all"], tmp_path, progress=False)
+    assert more["rows"][:4] == first["rows"]  # what was there is kept as it was
+    assert {(row["method"], row["retrain"]) for row in more["rows"]} == {
+        (method, way) for method in ("retrace", "random", "loss") for way in ("last", "all")
+    }
+    cleansing.compute(SMALL, 1, ["retrace", "random"], ["last"], tmp_path, progress=False)
+    rows = cleansing.merged(tmp_path, SMALL)
+    table = cleansing.summarized(rows)
+    assert {row["draw"] for row in rows} == {0, 1}
+    assert next(r for r in table if (r["method"], r["m"], r["retrain"]) == ("retrace", 5, "last"))["draws"] == 2
+    assert "retrace" in cleansing.write(tmp_path, rows, "mnist")[-1].read_text()
+    with pytest.raises(TapeMismatch, match="other settings"):
+        cleansing.merged(tmp_path, replace(SMALL, epochs=3))
+    (tmp_path / "mnist-001.json").write_text("{broken")
+    assert {row["draw"] for row in cleansing.merged(tmp_path, SMALL)} == {0}
+
+
+def test_every_method_and_fresh_seeds(pictures, tmp_path):
+    result = cleansing.compute(SMALL, 2, list(cleansing.METHODS), ["fresh"], tmp_path, progress=False)
+    assert {row["method"] for row in result["rows"]} == set(cleansing.METHODS)
+    assert all(np.isfinite(row["loss"]) for row in result["rows"])
+
+
+def test_removing_the_last_epoch_is_not_removing_all(pictures, tmp_path):
+    rows = cleansing.compute(SMALL, 0, ["random"], ["last", "all"], tmp_path, progress=False)["rows"]
+    last, everything = (next(r for r in rows if r["retrain"] == way and r["m"] == 60) for way in ("last", "all"))
+    assert last["loss"] != everything["loss"] and last["loss_kept"] == pytest.approx(everything["loss_kept"], rel=1e-3)
+
+
+def test_the_command(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(cleansing.Settings, "of", staticmethod(lambda data, quick: SMALL))
+    command = ["reproduce", "cleansing", "--quick", "--draws", "0", "--methods", "loss,random", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert result.exit_code == 0 and "nothing removed" in result.output and "random" in result.output
+    assert json.loads((tmp_path / "mnist-000.json").read_text())["draw"] == 0
+
+
+def test_bad_input(monkeypatch, tmp_path):
+    with pytest.raises(BadInput, match="Did you mean 'cifar10'"):
+        cleansing.Settings.of("cifar", True)
+    with pytest.raises(BadInput, match="Did you mean 'retrace'"):
+        cleansing.check("method", ["retrase"], cleansing.METHODS)
+    for wrong in ("a:b", "5:2", "-1", ""):
+        with pytest.raises(BadInput):
+            cleansing.numbers(wrong)
+    assert list(cleansing.numbers("2:5")) == [2, 3, 4] and list(cleansing.numbers("7")) == [7]
+    monkeypatch.delenv("DROSS_DATA", raising=False)
+    monkeypatch.setenv("DROSS_CACHE", str(tmp_path))
+    monkeypatch.setattr("dross.data.sets._HOMES", {"mnist": ("http://127.0.0.1:9/", ("0" * 32,) * 4)})
+    with pytest.raises(DataUnavailable, match="DROSS_DATA"):
+        cleansing.Draw.of(SMALL, 0)
