@@ -36,11 +36,10 @@ def main(path: str) -> None:
             panel.scatter(check.estimated[kind], check.actual[kind], s=9, color=colour, label=label, alpha=0.8, linewidths=0)
         low, high = min(check.estimated.min(), check.actual.min()), max(check.estimated.max(), check.actual.max())
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0)
-        panel.set(
-            title=f"{activation.__name__}: Kendall's tau {check.tau:.2f}", xlabel="score: estimated change of the validation loss"
-        )
+        panel.set(title=f"{activation.__name__}: Kendall's tau {check.tau:.2f}", xlabel="score: estimated change")
+        panel.locator_params(axis="x", nbins=5)
         print(activation.__name__, f"tau {check.tau:.3f} spearman {check.spearman:.3f} slope {check.slope:.3f}")
-    panels[0].set_ylabel("true change, by retraining")
+    panels[0].set_ylabel("true change of the validation loss")
     panels[0].legend(frameon=False, loc="upper left")
     figure.savefig(path, metadata={"Date": None})
 

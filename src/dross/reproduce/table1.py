@@ -277,7 +277,7 @@ def figure(results: list[dict], path: Path, seed: int = 0) -> None:
         low, high = true.min(), true.max()
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
         tau = result["agreement"]["retrace"]["change"]["tau"]
-        panel.set_title(f"{result['cell']}: tau {tau:.2f}", fontsize=8)
+        panel.set_title(f"{result['cell']}: tau {tau:.2f}", fontsize=8, loc="right")
         panel.ticklabel_format(style="sci", scilimits=(-2, 2))
     panels[0][0].legend(frameon=False, fontsize=7)
     canvas.supxlabel("true change of the validation loss")
