@@ -1,7 +1,6 @@
 """The named data sets, as they are: no scaling, no encoding, no sampling."""
 
 import csv
-import difflib
 import gzip
 import io
 import json
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, DataUnavailable
+from ..errors import DataUnavailable
+from ..names import check_name
 from .sources import Remote, at_hand, cache, get
 
 Pair = tuple[Any, np.ndarray]  # inputs and integer labels
@@ -36,11 +36,7 @@ class DataSet:
 
 def load(name: str) -> DataSet:
     """A data set by its name."""
-    if name not in _LOADERS:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise BadInput(f"There is no data set named '{name}'.{hint} The names are: {', '.join(NAMES)}.")
-    return _LOADERS[name]()
+    return _LOADERS[check_name("data set", name, NAMES)]()
 
 
 # --- inside scikit-learn -----------------------------------------------------------------------------------------------------

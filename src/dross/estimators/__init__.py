@@ -14,10 +14,9 @@ of the query; the others order the instances by a suspicion of their own, which 
     Random()                 the control
 """
 
-import difflib
 from typing import Protocol
 
-from ..errors import BadInput
+from ..names import check_name
 from ..queries import Query
 from ..run import Run
 from ..scores import Scores
@@ -50,11 +49,7 @@ NAMED: dict[str, Estimator] = {
 
 
 def named(name: str) -> Estimator:
-    if name not in NAMED:
-        near = difflib.get_close_matches(name, NAMED, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise BadInput(f"There is no method named '{name}'.{hint} The names are: {', '.join(NAMED)}.")
-    return NAMED[name]
+    return NAMED[check_name("method", name, NAMED)]
 
 
 __all__ = [

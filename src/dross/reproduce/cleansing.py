@@ -12,9 +12,6 @@ Draws are written as they finish and merged later, so a long experiment can run 
 """
 
 import csv
-import difflib
-import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,12 +23,14 @@ from torch import nn
 from .. import estimators
 from ..data import load
 from ..data.augment import ShiftAndFlip
-from ..errors import BadInput, TapeMismatch
+from ..errors import BadInput
 from ..estimators import Estimator
 from ..models import cifar10_cnn, mnist_cnn
+from ..names import check_name
 from ..queries import error_rate, mean_loss
 from ..run import Run
 from ..training import train
+from . import kept
 
 REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
 RETRAINED = ("last", "all", "fresh")
@@ -54,10 +53,7 @@ class Settings:
 
     @staticmethod
     def of(data: str, quick: bool) -> "Settings":
-        if data not in TASKS:
-            near = difflib.get_close_matches(data, TASKS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise BadInput(f"The cleansing experiment knows {', '.join(TASKS)}, not '{data}'.{hint}")
+        check_name("cleansing experiment", data, TASKS)
         if quick:
             return Settings(data, 1500, 500, 1000, 4, 64, 0.05, (1, 3, 10, 30, 100, 300))
         return Settings(data, train=TASKS[data].train)
@@ -107,12 +103,7 @@ METHODS = tuple(methods(Settings(), 0))
 
 
 def check(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    for name in (names := list(names)):
-        if name not in known:
-            near = difflib.get_close_matches(name, list(known), n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise BadInput(f"There is no {kind} named '{name}'.{hint} Choose among: {', '.join(known)}.")
-    return names
+    return [check_name(kind, name, known) for name in names]
 
 
 def numbers(draws: str) -> range:
@@ -183,7 +174,7 @@ def compute(
 ) -> dict:
     """Train, score, remove, train again, measure. What is computed is written before the next part begins."""
     path = folder / f"{settings.data}-{number:03d}.json"
-    result = _load(path, settings) or {"settings": asdict(settings), "draw": number, "rows": []}
+    result = kept.load(path, asdict(settings)) or {"settings": asdict(settings), "draw": number, "rows": []}
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
     missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
     if not any(missing.values()):
@@ -201,27 +192,7 @@ def compute(
         again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
         removed = {(name, m): order[name][:m] for name in names for m in sizes}
         result["rows"] += draw.measured(again, removed, way)
-        _save(path, result)
-    return result
-
-
-def _save(path: Path, result: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(result))
-    os.replace(temporary, path)
-
-
-def _load(path: Path, settings: Settings) -> dict | None:
-    if not path.exists():
-        return None
-    try:
-        result = json.loads(path.read_text())
-    except ValueError:
-        path.unlink()  # damaged: computed again
-        return None
-    if result["settings"] != json.loads(json.dumps(asdict(settings))):
-        raise TapeMismatch(f"{path} holds results of other settings, which must not be mixed. Choose another folder.")
+        kept.save(path, result)
     return result
 
 
@@ -230,7 +201,7 @@ def _load(path: Path, settings: Settings) -> dict | None:
 
 def merged(folder: Path, settings: Settings) -> list[dict]:
     """All draws that are in the folder, as rows with their draw."""
-    results = [_load(path, settings) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
+    results = [kept.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
     return [row | {"draw": result["draw"]} for result in results if result is not None for row in result["rows"]]
 
 
@@ -241,12 +212,12 @@ def summarized(rows: list[dict]) -> list[dict]:
     table = []
     for key in dict.fromkeys((row["retrain"], row["method"], row["m"]) for row in rows):
         chosen = [row for row in rows if (row["retrain"], row["method"], row["m"]) == key]
-        error, kept = (np.array([row[name] for row in chosen]) for name in ("error", "error_kept"))
-        differences = len(set(np.round(error - kept, 12)))  # a test needs differences that differ
-        p = float(ttest_rel(error, kept)[1]) if differences > 1 else float("nan")  # type: ignore[arg-type]
+        error, whole = (np.array([row[name] for row in chosen]) for name in ("error", "error_kept"))
+        differences = len(set(np.round(error - whole, 12)))  # a test needs differences that differ
+        p = float(ttest_rel(error, whole)[1]) if differences > 1 else float("nan")  # type: ignore[arg-type]
         table.append({
             "retrain": key[0], "method": key[1], "m": key[2], "draws": len(chosen), "error": float(error.mean()),
-            "error_std": float(error.std()), "error_kept": float(kept.mean()), "p": p, "improved": int((error < kept).sum()),
+            "error_std": float(error.std()), "error_kept": float(whole.mean()), "p": p, "improved": int((error < whole).sum()),
         })  # fmt: skip
     return table
 

@@ -6,9 +6,6 @@ Jaccard index of the ten largest and ten smallest. Repetitions are saved as they
 """
 
 import csv
-import difflib
-import json
-import os
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -21,13 +18,15 @@ import torch
 
 from .. import estimators
 from ..data import paper
-from ..errors import BadInput, NotFinite, TapeMismatch
+from ..errors import BadInput, NotFinite
 from ..models import dense
+from ..names import check_name
 from ..progress import bar
 from ..queries import Query, mean_loss
 from ..run import Run
 from ..training import train
 from ..verification import jaccard_of_extremes
+from . import kept
 
 METHODS = {
     "retrace": "retrace (proposed)",
@@ -67,12 +66,7 @@ CELLS = {
 
 
 def check_cells(names: Iterable[str]) -> list[str]:
-    for name in names:
-        if name not in CELLS:
-            near = difflib.get_close_matches(name, CELLS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise BadInput(f"There is no cell named '{name}'.{hint} The cells are: {', '.join(CELLS)}.")
-    return list(names)
+    return [check_name("cell", name, CELLS) for name in names]
 
 
 @cache
@@ -173,10 +167,7 @@ def _computed(folder: Path, missing: list[tuple[str, int]], jobs: int):
 
 
 def _compute(folder: Path, name: str, seed: int) -> None:
-    path = _path(folder, name, seed)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(repetition(name, seed)))
-    os.replace(temporary, path)  # a repetition is there whole or not at all
+    kept.save(_path(folder, name, seed), repetition(name, seed))
 
 
 def _path(folder: Path, name: str, seed: int) -> Path:
@@ -184,17 +175,7 @@ def _path(folder: Path, name: str, seed: int) -> Path:
 
 
 def _load(folder: Path, name: str, seed: int) -> dict | None:
-    path = _path(folder, name, seed)
-    if not path.exists():
-        return None
-    try:
-        result = json.loads(path.read_text())
-    except ValueError:
-        path.unlink()  # damaged: computed again
-        return None
-    if result.get("settings") != SETTINGS:
-        raise TapeMismatch(f"{path} was computed with other settings. Choose another folder, or remove it.")
-    return result
+    return kept.load(_path(folder, name, seed), SETTINGS)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------------------------
