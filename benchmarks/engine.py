@@ -73,10 +73,11 @@ def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -
     trained = make().to(device)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
 
-    early = replace(adjoint, buffers={name: torch.zeros_like(a) for name, a in adjoint.buffers.items()})
+    early = replace(adjoint, buffers={})
+    (batches,) = recording.batches(1, segment.steps[1:2])
 
     def retrace(adjoint) -> None:
-        reverse_step(recording, 1, segment.steps[1], segment.states[1], None, adjoint)
+        reverse_step(recording, segment.steps[1], batches, segment.states[1], None, adjoint)
 
     with recording.objective.training():
         training, retracing, retracing_early = medians(

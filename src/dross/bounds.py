@@ -6,6 +6,7 @@ docs/derivations.md has the extension to instances that are used more than once.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
+from .batch import AnyBatch, Batch
 from .errors import BadInput, NotSupported
 from .layout import State
-from .objective import Batch
 from .replay import Recording, take_step
 from .run import Run
 from .step import Step
@@ -49,7 +50,8 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
         for index in range(len(tape.entries)):
             segment = recording.segment(index)
             state = segment.states[0]
-            for k, step in enumerate(segment.steps):
+            all_batches = recording.batches(segment.first, segment.steps)
+            for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
                 t, eta, ids = segment.first + k, _only_rate(recording, step, segment.first + k), step.ids
                 if eta > 1 / smooth * (1 + 1e-12):
                     raise BadInput(f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}.")
@@ -58,7 +60,6 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
                 for a in once:
                     once[a] *= 1 - eta * a
                 truth *= 1 - eta * strong * (1 - share)
-                batches = recording.batches(t, step)
                 for j, norm in zip(ids, _gradient_norms(recording, state, batches)):
                     for a in once:
                         once[a][j] += eta / len(ids) * norm
@@ -107,10 +108,10 @@ def _only_rate(recording: Recording, step: Step, t: int) -> float:
     return float(rates[0])
 
 
-def _gradient_norms(recording: Recording, state: State, batches: list[Batch]) -> np.ndarray:
+def _gradient_norms(recording: Recording, state: State, batches: Sequence[AnyBatch]) -> np.ndarray:
     """|g(z_i; theta_t)| for the instances of a step, in their order."""
     objective, norms = recording.objective, []
-    for batch in batches:
+    for batch in (batch.realized() for batch in batches):
 
         def single(theta: Tensor, x, y, batch=batch) -> Tensor:
             one = Batch(tree_map(lambda t: t[None], x), tree_map(lambda t: t[None], y), batch.c[:1], batch.seed)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from .batch import AnyBatch, Batch
 from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported
 from .layout import State
-from .objective import Batch
 from .progress import bar
 from .queries import Query, as_query
 from .replay import Recording, check_same, take_step
@@ -146,15 +146,16 @@ class _Runs:
     stop: int
     absent: str
 
-    def steps(self) -> Iterator[tuple[int, Step, list[Batch]]]:
+    def steps(self) -> Iterator[tuple[int, Step, list[AnyBatch]]]:
         tape = self.recording.tape
         for index, entry in enumerate(tape.entries):
             if entry["first"] >= self.stop or entry["first"] + entry["steps"] <= self.first:
                 continue
             segment = self.recording.segment(index)
-            for t, step in zip(range(segment.first, segment.end), segment.steps):
+            all_batches = self.recording.batches(segment.first, segment.steps)
+            for t, step, batches in zip(range(segment.first, segment.end), segment.steps, all_batches):
                 if self.first <= t < self.stop:
-                    yield t, step, self.recording.batches(t, step)
+                    yield t, step, batches
 
     def together(self, groups: Sequence[np.ndarray], told) -> State:
         """All groups side by side."""
@@ -182,7 +183,7 @@ class _Runs:
             told(count)
         return _finite(state)
 
-    def _replica_is_right(self, state: State, g: Tensor, step: Step, batches: list[Batch]) -> bool:
+    def _replica_is_right(self, state: State, g: Tensor, step: Step, batches: list[AnyBatch]) -> bool:
         """With nothing removed the gradient must be the recorded run's; inside `vmap` some layers draw other random numbers.
         False: this step has no gradient to compare."""
         objective, optimizer = self.recording.objective, self.recording.optimizer
@@ -223,8 +224,9 @@ def _finite(state: State) -> State:
     return state
 
 
-def _without(batch: Batch, present: np.ndarray) -> Batch:
+def _without(batch: AnyBatch, present: np.ndarray) -> Batch:
     """The rows that are left. Their coefficients stay, so |S_t| stays in the divisor."""
+    batch = batch.realized()
     rows = torch.as_tensor(present, device=batch.c.device)
     select = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t
     return Batch(tree_map(select, batch.x), tree_map(select, batch.y), batch.c[rows], batch.seed)
@@ -246,7 +248,7 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     if index is None:
         return _MOST_AT_ONCE
     segment = recording.segment(index)
-    batch = next((batch for k, step in enumerate(segment.steps) for batch in recording.batches(segment.first + k, step)), None)
+    batch = next((batch for batches in recording.batches(segment.first, segment.steps) for batch in batches), None)
     if batch is None:
         return _MOST_AT_ONCE
     saved = 0
@@ -257,7 +259,7 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
         return tensor
 
     with recording.objective.training(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        recording.objective.gradient(state.theta, state.buffers, batch)
+        recording.objective._gradient(batch.realized(), state.theta, state.buffers, None)
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
     return int(max(1, min(_MOST_AT_ONCE, _memory_at_hand(recording.device) // 3 // each)))
 

@@ -8,10 +8,11 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import statistics
+from .batch import Batch
 from .errors import BadInput, NotSupported
 from .layout import Layout
 from .loss import check_labels, check_per_instance, resolve
-from .objective import Batch, Objective, Penalty, random_direction, strict
+from .objective import Objective, Penalty, random_direction, strict
 from .optimizers import Optimizer, understand
 from .randomness import global_generators, seeded
 

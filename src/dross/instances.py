@@ -1,7 +1,7 @@
 """The training set, seen as instances with ids."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
+from .batch import AnyBatch, Augment, Batch, Fed, Feed
 from .errors import BadInput
-from .objective import Batch
 from .randomness import generator, mixed
-from .step import Micro
+from .step import Micro, Step
 
-Augment = Callable[[Any, torch.Generator], Any]
 _HELD_IN_MEMORY = 2 << 30  # a map-style data set up to this many bytes is read once
 _FINGERPRINT_SAMPLE = 64
 _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
@@ -44,23 +43,47 @@ class Instances:
                 self.stored = self._collated(range(self.count))
         if self.stored and self._fits_on_device():
             self.stored = self._placed(self.stored)
+        self._feeds: dict[int, Feed] = {}
+        self._equal_weights: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, ids: np.ndarray) -> tuple[Any, Any]:
         """x and y of the given ids, on the device, floating point in the model's type."""
-        if self.stored:
-            at = torch.as_tensor(np.asarray(ids))
-            batch = tree_map(lambda t: t[at.to(t.device)], self.stored)
-        else:
-            batch = self._collated(np.asarray(ids).tolist())
-        return self._placed(batch)
+        return self._look_up(torch.as_tensor(np.asarray(ids)))
 
-    def feed(self, micro: Micro, seed: int, position: tuple[int, int], augment: Augment | None) -> Batch:
-        """The batch of one forward pass; `position` is (step, micro-batch), from which its random numbers follow."""
-        x, y = self[micro.ids]
-        return make_batch(x, y, micro, seed, position, augment, self.device, self.dtype)
+    def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
+        looked_up = tree_map(lambda t: t[ids.to(t.device)], self.stored) if self.stored else self._collated(ids.tolist())
+        return self._placed(looked_up)
+
+    def feed(self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None) -> list[list[AnyBatch]]:
+        """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
+        seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
+        if id(augment) not in self._feeds:
+            self._feeds[id(augment)] = Feed(self._look_up, augment, self.device, capturable=self._is_on_device())
+        feed = self._feeds[id(augment)]
+        arrays = [micro.ids for step in steps for micro in step.micros]
+        together = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
+        ids = iter(self._near_data(together).split([len(array) for array in arrays]))
+        return [
+            [
+                Fed(feed, next(ids), self._weights(micro), mixed(seed, t, k, _MODEL_STREAM), mixed(seed, t, k, _AUGMENT_STREAM))
+                for k, micro in enumerate(step.micros)
+            ]
+            for t, step in enumerate(steps, start=first)
+        ]
+
+    def _near_data(self, ids: Tensor) -> Tensor:
+        return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
+
+    def _weights(self, micro: Micro) -> Tensor:
+        if micro.coefficients is not None:
+            return torch.as_tensor(micro.coefficients, dtype=self.dtype, device=self.device)
+        size = len(micro.ids)
+        if size not in self._equal_weights:
+            self._equal_weights[size] = torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device)
+        return self._equal_weights[size]
 
     def fingerprint(self) -> str:
         """Tells data sets apart: everything of a pair of tensors, a sample of any other."""
@@ -89,6 +112,9 @@ class Instances:
 
     def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         return tree_map(lambda t: placed(t, self.device, self.dtype), batch)
+
+    def _is_on_device(self) -> bool:
+        return self.stored is not None and all(t.device == self.device for t in tree_leaves(self.stored))
 
     def _fits_on_device(self) -> bool:
         size = sum(t.numel() * t.element_size() for t in tree_leaves(self.stored))

@@ -5,8 +5,9 @@ import uuid
 
 import torch
 
+from .batch import Augment
 from .errors import TapeMismatch
-from .instances import Augment, Instances
+from .instances import Instances
 from .keep import Keep
 from .objective import Objective
 from .optimizers import Optimizer

@@ -12,24 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import statistics
+from .batch import AnyBatch, Batch
 from .errors import BadInput, NotSupported
 from .forward_rules import ElementaryNorms, ForwardRules
+from .graphs import Graphs
 from .layout import Layout
 from .loss import Loss, check_per_instance
 from .randomness import seeded
 
 Buffers = dict[str, Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one forward pass sees."""
-
-    x: Any
-    y: Any
-    c: Tensor  # [B]: how much each loss counts, 1/|S_t| in plain training
-    seed: int  # of everything random inside the model
 
 
 @dataclass
@@ -44,15 +36,16 @@ class Objective:
     unused: tuple[str, ...] = ()  # parameters that the optimizer has and the first batch did not need
     forward_mode: bool | None = field(default=None, repr=False)  # None: not tried yet
     queries_at_once: int = field(default=8, repr=False)
+    graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
-    def losses(self, theta: Tensor, buffers: Buffers, batch: Batch, differentiable: bool = False) -> tuple[Tensor, Buffers]:
+    def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False) -> tuple[Tensor, Buffers]:
         """One loss per instance [B], and the buffers that the forward pass leaves.
 
         `differentiable`: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
         """
-        parameters = self.layout.unflatten(theta)
+        parameters, batch = self.layout.unflatten(theta), batch.realized()
         moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
         if differentiable:
             with statistics.watched(self.model) as moved_by_the_pass:
@@ -90,8 +83,11 @@ class Objective:
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
-    def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None):
+    def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None) -> tuple[Tensor, Tensor, Buffers]:
         """sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
+        return self._run("training step", self._gradient, batch, theta, buffers, w)
+
+    def _gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
             losses, moved = self.losses(theta, buffers, batch)
@@ -106,8 +102,11 @@ class Objective:
                 )
         return g, losses.detach(), moved
 
-    def gradients(self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor) -> tuple[Tensor, Buffers]:
+    def gradients(self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor) -> tuple[Tensor, Buffers]:
         """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...]."""
+        return self._run("step of many models", self._gradients, batch, thetas, buffers, w)
+
+    def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor) -> tuple[Tensor, Buffers]:
         thetas = thetas.detach().requires_grad_()
         with torch.enable_grad():
             losses, moved = vmap(lambda theta, b: self.losses(theta, b, batch), randomness="same")(thetas, buffers)  # [K, B]
@@ -117,7 +116,7 @@ class Objective:
 
     # --- second order: the heart of a reverse step -----------------------------------------------------------------------
 
-    def pull(self, theta: Tensor, buffers: Buffers, batch: Batch, a_g: Tensor, a_buffers: Buffers, hessian: bool = True):
+    def pull(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, a_g: Tensor, a_buffers: Buffers, hessian: bool = True):
         """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
 
             terms_i  = c_i <a_g, grad l_i>                    [Q, B]   d query / d w_i
@@ -127,6 +126,9 @@ class Objective:
         training steps. Reverse over reverse gives the same numbers, works for every operator with a double backward, and is
         the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
         """
+        return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian)
+
+    def _pull(self, batch: Batch, theta: Tensor, buffers: Buffers, a_g: Tensor, a_buffers: Buffers, hessian: bool):
         if self.forward_mode is None:
             self._choose_mode(theta, buffers, batch, a_buffers)
         how = self._pull_forward if self.forward_mode else self._pull_reverse
@@ -212,13 +214,14 @@ class Objective:
             return terms, torch.zeros_like(a_g), a_buffers
         return terms, rest[0], dict(zip(floating, rest[1:]))
 
-    def push(self, theta: Tensor, buffers: Buffers, batch: Batch, dot: Tensor, buffers_dot: Buffers, w_dot: Tensor):
+    def push(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, dot: Tensor, buffers_dot: Buffers, w_dot: Tensor):
         """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
 
             g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i        dot [J, p], w_dot [J, B] -> [J, p]
 
         H is symmetric, so its products come from the reverse pass, which every operator with a double backward has.
         """
+        batch = batch.realized()
         theta = theta.detach().requires_grad_()
         floating = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
         with torch.enable_grad(), _rules(len(dot)):
@@ -237,19 +240,30 @@ class Objective:
         moved_dot = _batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
         return g_dot, dict(zip(moving, moved_dot))
 
+    def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any) -> Any:
+        """Random numbers and parameters that come and go are decided anew by each pass; the others may be replayed."""
+        if self.stochastic or self.unused:
+            return function(batch.realized(), *args)
+        return self.graphs.run(name, function, batch, *args)
+
     # --- contexts -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside: modules are in the modes they were trained in, and arithmetic is strict and repeatable."""
         evaluated = set(self.evaluated)
-        with _modes({m: name not in evaluated for name, m in self.model.named_modules()}), strict(self.model):
+        modes = {m: name not in evaluated for name, m in self.model.named_modules()}
+        with _modes(modes), strict(self.model), self.graphs.within("training", self._constants()):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with _modes(dict.fromkeys(self.model.modules(), False)), strict(self.model):
+        modes = dict.fromkeys(self.model.modules(), False)
+        with _modes(modes), strict(self.model), self.graphs.within("evaluating", self._constants()):
             yield
+
+    def _constants(self) -> list[Tensor]:
+        return list(self.layout.constants(self.model).values())
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
         """The model's outputs; differentiable in theta and in BatchNorm's statistics when in eval mode."""

@@ -20,16 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .batch import Augment, Batch
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from .gradient_watch import GradientWatch
-from .instances import Augment, Instances, check_ids, make_batch, placed
+from .instances import Instances, check_ids, make_batch, placed
 from .keep import Checkpoints, Keep
 from .layout import Layout, State, check_signature
 from .loss import NAMED, check_per_instance, resolve
 from .manifest import check_same_run, describe
-from .objective import Batch, Objective, Penalty
+from .objective import Objective, Penalty
 from .optimizers import Optimizer, check_same_structure, current_numbers, read_slots, understand, write_slots
 from .randomness import seeded
 from .replay import checksum, take_step

@@ -6,17 +6,18 @@ over the tape, so a run and its replay differ in nothing.
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from .batch import AnyBatch, Augment
 from .errors import BadInput, TapeMismatch
-from .instances import Augment, Instances, checksum_bytes
+from .instances import Instances, checksum_bytes
 from .layout import State, check_constants
-from .objective import Batch, Objective
+from .objective import Objective
 from .optimizers import Optimizer
 from .step import Step, advance, needs_gradient
 from .tape import Segment, Tape
@@ -25,7 +26,7 @@ _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
 
 
 def take_step(
-    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: list[Batch], w: list[Tensor] | None = None
+    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Sequence[AnyBatch], w: list[Tensor] | None = None
 ) -> tuple[State, Tensor, list[Tensor]]:
     """s_{t+1}, the raw gradient and the losses of each micro-batch. w: instance weights per micro-batch, all 1 by default."""
     g, losses, buffers = None, [], state.buffers
@@ -37,9 +38,9 @@ def take_step(
     return advance(optimizer, state, step, g, buffers), g, losses
 
 
-def checksum(batch: Batch) -> int:
+def checksum(batch: AnyBatch) -> int:
     """Of what the model sees, to tell a data set that has changed from a replay that went wrong."""
-    value = 0
+    value, batch = 0, batch.realized()
     for leaf in tree_leaves((batch.x, batch.y)):
         value = zlib.crc32(checksum_bytes(leaf), value)
     return value
@@ -60,8 +61,9 @@ class Recording:
     def device(self) -> torch.device:
         return self.instances.device
 
-    def batches(self, t: int, step: Step) -> list[Batch]:
-        return [self.instances.feed(micro, self.seed, (t, k), self.augment) for k, micro in enumerate(step.micros)]
+    def batches(self, first: int, steps: Sequence[Step]) -> list[list[AnyBatch]]:
+        """What each of these steps was fed; the first of them is step number `first`."""
+        return self.instances.feed(steps, first, self.seed, self.augment)
 
     def segment(self, index: int) -> Segment:
         """Read a segment onto the device, and check that the data set is still the one it was recorded with."""
@@ -69,14 +71,22 @@ class Recording:
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
             raise TapeMismatch(f"The run used instance {largest}, but the data set has only {len(self.instances)} instances.")
-        segment = replace(segment, states=[state.map(self._placed) for state in segment.states])
-        first = self.batches(segment.first, segment.steps[0])
+        segment = replace(segment, states=self._all_placed(segment.states))
+        (first,) = self.batches(segment.first, segment.steps[:1])
         if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
             raise TapeMismatch(
                 f"At step {segment.first} the data set gives other inputs or labels than the run was trained on. Pass the same "
                 "data set, the same augment and no random transforms of your own: an instance must look the same twice."
             )
         return segment
+
+    def _all_placed(self, states: list[State]) -> list[State]:
+        if self.device.type == "cpu":
+            return [state.map(self._placed) for state in states]
+        named = [state.tensors() for state in states]  # one transfer for all of them
+        stacked = {name: self._placed(torch.stack([one[name] for one in named])) for name in named[0]}
+        rows = [{name: tensor[k].clone() for name, tensor in stacked.items()} for k in range(len(states))]
+        return [State.from_tensors(row, state.clock) for row, state in zip(rows, states)]
 
     def _placed(self, t: Tensor) -> Tensor:
         # A copy even on the CPU: vectorized sums round differently on memory that is not aligned, as a file's is not.
@@ -109,6 +119,7 @@ class Recording:
             return
         fitting = max(1, _STATES_AT_ONCE // max(segment.states[0].nbytes, 1))
         size = count if count <= fitting else max(1, math.isqrt(count))
+        batches = self.batches(segment.first, segment.steps[:count])
         starts, state = {}, segment.states[0]
         states: list[State] = []
         gradients: list[Tensor | None] = []
@@ -117,7 +128,7 @@ class Recording:
                 starts[k] = state
                 states, gradients = [], []
             states.append(state)
-            state, g = self._taken(segment, k, state)
+            state, g = self._taken(segment.steps[k], state, batches[k])
             gradients.append(g)
         if count == len(segment.steps):
             self.check_arrival(index, state, segment)
@@ -126,13 +137,12 @@ class Recording:
                 states, gradients, state = [], [], starts[k]
                 for t in range(k, k + size):
                     states.append(state)
-                    state, g = self._taken(segment, t, state)
+                    state, g = self._taken(segment.steps[t], state, batches[t])
                     gradients.append(g)
             yield segment.first + k, states, gradients
 
-    def _taken(self, segment: Segment, k: int, state: State) -> tuple[State, Tensor | None]:
-        step, t = segment.steps[k], segment.first + k
-        after, g, _ = take_step(self.objective, self.optimizer, state, step, self.batches(t, step))
+    def _taken(self, step: Step, state: State, batches: Sequence[AnyBatch]) -> tuple[State, Tensor | None]:
+        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches)
         return after, g if needs_gradient(self.optimizer, step) else None
 
     def _checked_links(self, index: int, segment: Segment, count: int) -> list[Tensor | None]:
@@ -140,8 +150,9 @@ class Recording:
         somebody else's loop anything may have happened in between."""
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
         gradients: list[Tensor | None] = [None] * count
+        batches = self.batches(segment.first, segment.steps[: len(suspect)])
         for k in suspect:
-            after, gradients[k] = self._taken(segment, k, segment.states[k])
+            after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
             if k + 1 < len(segment.steps):
                 check_same(after, segment.states[k + 1], segment.first + k + 1, self.tape)
             else:
@@ -164,11 +175,10 @@ class Recording:
         segment = self.segment(index)
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
-        state = segment.states[0]
+        state, steps = segment.states[0], segment.steps[: t - segment.first]
         with self.objective.training():
-            for k in range(t - segment.first):
-                step = segment.steps[k]
-                state, _, _ = take_step(self.objective, self.optimizer, state, step, self.batches(segment.first + k, step))
+            for step, batches in zip(steps, self.batches(segment.first, steps)):
+                state, _ = self._taken(step, state, batches)
         return state
 
     def checked_end(self, at: int | None) -> int:

@@ -10,15 +10,16 @@ With s the state, w the instance weights and a the adjoint of the query with res
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import AnyBatch
 from .errors import NotFinite
 from .layout import State
-from .objective import Batch, Objective
+from .objective import Objective
 from .progress import bar
 from .queries import Query
 from .replay import Recording, take_step
@@ -47,11 +48,15 @@ def retrace(
     with objective.training(), bar("retracing", stop - first, show=progress) as advance:
         for index, segment in recording.backwards(first, stop):
             for start, states, gradients in recording.blocks(index, segment, stop):
+                adjoint = _without_spent_statistics(adjoint)
+                steps = segment.steps[start - segment.first :][: len(states)]
+                batches = recording.batches(start, steps)
+                block = []
                 for k in reversed(range(max(0, first - start), len(states))):
-                    t, step = start + k, segment.steps[start + k - segment.first]
-                    adjoint, terms = reverse_step(recording, t, step, states[k], gradients[k], adjoint, hessian)
-                    _accumulate(totals[step.epoch - oldest], step.ids, terms)
+                    adjoint, terms = reverse_step(recording, steps[k], batches[k], states[k], gradients[k], adjoint, hessian)
+                    block.append((start + k, steps[k], terms))
                     advance(1)
+                _accumulate(totals, oldest, block, adjoint)
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
     return Scores(
@@ -61,11 +66,16 @@ def retrace(
 
 
 def reverse_step(
-    recording: Recording, t: int, step: Step, state: State, g: Tensor | None, after: Derivative, hessian: bool = True
+    recording: Recording,
+    step: Step,
+    batches: Sequence[AnyBatch],
+    state: State,
+    g: Tensor | None,
+    after: Derivative,
+    hessian: bool = True,
 ) -> tuple[Derivative, Tensor]:
-    """The adjoint before step t, and d query / d w_i for the instances of the step in their order: [Q, |S_t|]."""
+    """The adjoint before a step, and d query / d w_i for the instances of the step in their order: [Q, |S_t|]."""
     objective, optimizer = recording.objective, recording.optimizer
-    batches = recording.batches(t, step)
     if g is None:
         if needs_gradient(optimizer, step):
             _, g, _ = take_step(objective, optimizer, state, step, batches)
@@ -73,7 +83,7 @@ def reverse_step(
             g = torch.zeros_like(state.theta)  # the table does not look at it
     a_g, before = pull(optimizer, state, step, g, after)
 
-    a_theta, a_buffers, terms = before.theta, _alive(after.buffers, a_g), []
+    a_theta, a_buffers, terms = before.theta, after.buffers, []
     buffers = _buffers_before_each(objective, state, batches) if a_buffers else [state.buffers] * len(batches)
     for k in reversed(range(len(batches))):
         part, a_part, moved = objective.pull(state.theta, buffers[k], batches[k], a_g, a_buffers, hessian)
@@ -81,17 +91,10 @@ def reverse_step(
         a_theta = a_theta + a_part if hessian else a_theta
         a_buffers = moved
     merged = torch.cat(terms[::-1], dim=1) if terms else a_theta.new_zeros(len(a_theta), 0)
-    if not bool(torch.isfinite(a_theta).all() & torch.isfinite(merged).all()):
-        raise NotFinite(
-            f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies every change without "
-            "limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or use float64.",
-            step=t,
-        )
-    a_before = {name: a_buffers.get(name, torch.zeros_like(a)) for name, a in after.buffers.items()}
-    return replace(before, theta=a_theta, buffers=a_before), merged
+    return replace(before, theta=a_theta, buffers=a_buffers), merged
 
 
-def _buffers_before_each(objective: Objective, state: State, batches: list[Batch]) -> list[dict[str, Tensor]]:
+def _buffers_before_each(objective: Objective, state: State, batches: Sequence[AnyBatch]) -> list[dict[str, Tensor]]:
     """The buffers that each micro-batch started from."""
     buffers = [state.buffers]
     with torch.no_grad():
@@ -100,12 +103,31 @@ def _buffers_before_each(objective: Objective, state: State, batches: list[Batch
     return buffers
 
 
-def _alive(a_buffers: dict[str, Tensor], a_g: Tensor) -> dict[str, Tensor]:
-    """The adjoint of a running statistic shrinks by 1 - momentum per step. Once it is beyond rounding, it is 0."""
-    floor = torch.finfo(a_g.dtype).eps ** 3 * float(a_g.abs().max())
-    return a_buffers if any(float(a.abs().max()) > floor for a in a_buffers.values()) else {}
+def _without_spent_statistics(adjoint: Derivative) -> Derivative:
+    """The adjoint of a running statistic shrinks by 1 - momentum per step. Once it is beyond rounding, it is left out."""
+    floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max()) if adjoint.buffers else 0.0
+    alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())
+    return adjoint if alive else replace(adjoint, buffers={})
 
 
-def _accumulate(totals: Tensor, ids: np.ndarray, terms: Tensor) -> None:
-    """totals [Q, N] -= terms [Q, |S_t|], in float64; an instance may stand in a batch several times."""
-    totals.index_add_(1, torch.from_numpy(ids), terms.detach().double().cpu(), alpha=-1)
+def _accumulate(totals: Tensor, oldest: int, block: list[tuple[int, Step, Tensor]], adjoint: Derivative) -> None:
+    """totals [E, Q, N] -= terms [Q, |S_t|] of each step, in float64; an instance may stand in a batch several times.
+
+    Once per block, because looking at a number makes a GPU wait."""
+    if not block:
+        return
+    together = torch.cat([terms for _, _, terms in block], dim=1).detach().double().cpu()
+    for (t, step, _), terms in zip(block, together.split([len(step.ids) for _, step, _ in block], dim=1)):
+        if not bool(torch.isfinite(terms).all()):
+            raise _not_finite(t)
+        totals[step.epoch - oldest].index_add_(1, torch.from_numpy(step.ids), terms, alpha=-1)
+    if not bool(torch.isfinite(adjoint.theta).all()):
+        raise _not_finite(block[-1][0])
+
+
+def _not_finite(t: int) -> NotFinite:
+    return NotFinite(
+        f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies every change without "
+        "limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or use float64.",
+        step=t,
+    )

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .batch import Augment
 from .counterfactual import Counterfactual, counterfactual, leave_one_out
 from .discover import device_and_dtype, unwrapped
 from .errors import BadInput, DrossWarning, TapeMismatch
-from .instances import Augment, Instances
+from .instances import Instances
 from .layout import Layout, check_signature
 from .loss import resolve
 from .objective import Objective, Penalty

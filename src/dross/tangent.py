@@ -50,9 +50,9 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
         for index in range(len(tape.entries)):
             segment = recording.segment(index)
             state = segment.states[0]
-            for k, step in enumerate(segment.steps):
+            all_batches = recording.batches(segment.first, segment.steps)
+            for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
                 state = segment.states[k] if len(segment.states) == len(segment.steps) else state
-                batches = recording.batches(segment.first + k, step)
                 after, g, _ = take_step(objective, optimizer, state, step, batches)
                 g_dot, buffers, buffers_dot = torch.zeros_like(tangent.theta), state.buffers, tangent.buffers
                 for micro, batch in zip(step.micros, batches):

@@ -144,7 +144,7 @@ def read_manifest(folder: Path) -> dict:
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
     states = [state.tensors() for state in segment.states]
-    tensors = {f"state.{n}": torch.stack([s[n] for s in states]) for n in states[0]}
+    tensors = {f"state.{n}": torch.stack([s[n] for s in states]).cpu() for n in states[0]}
     tensors["ids"] = torch.from_numpy(np.concatenate([m.ids for m in micros] or [np.zeros(0)]).astype(np.int32))
     tensors["micro.sizes"] = _int32([len(m.ids) for m in micros])
     if any(len(step.micros) != 1 for step in steps):
@@ -233,7 +233,7 @@ class TapeWriter:
         """One step more. `after` may be left out by who knows the end when it is flushed."""
         if before is not None and after is not None:
             self.ends = {self.next: before, self.next + 1: after}
-        kept = before.map(lambda t: t.detach().cpu()) if before is not None and self.wants_state() else None
+        kept = before.map(lambda t: t.detach()) if before is not None and self.wants_state() else None
         self.open.append((step, kept, checksum))
 
     def flush(self, after: State | None = None) -> None:

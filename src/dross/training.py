@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
+from .batch import Augment
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossError, NotFinite, NotSupported
-from .instances import Augment, Instances, check_ids
+from .instances import Instances, check_ids
 from .keep import Checkpoints, Keep
 from .layout import State
 from .loss import check_labels, resolve
@@ -25,6 +27,8 @@ from .run import Run
 from .step import Micro, Step
 from .tape import Tape, TapeWriter, prepare_folder
 
+_MOST_UNWATCHED = 64
+_UNWATCHED_BYTES = 256 << 20
 Eta = float | Sequence[float] | np.ndarray | Callable[[int], float] | torch.optim.lr_scheduler.LRScheduler
 
 
@@ -92,19 +96,23 @@ def train(
 def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress) -> State:
     """Take the steps that are still to be taken; whatever ends them early, the tape keeps what was done."""
     complete, writer.ends = False, {writer.next: state}
+    coming = plan.from_step(writer.next)
     with objective.training(), bar("training", plan.steps - writer.next, show=progress) as advance:
         try:
-            for t, (ids, epoch) in enumerate(plan.from_step(writer.next), start=writer.next):
-                step = Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
-                feeds = [instances.feed(micro, seed, (t, k), augment) for k, micro in enumerate(step.micros)]
-                if writer.is_full(epoch):
-                    writer.flush()
-                mark = checksum(feeds[0]) if feeds and writer.opens_segment() else 0
-                after, g, losses = take_step(objective, pure, state, step, feeds)
-                check_finite(t, after, g, losses, ids, kept=t)
-                writer.add(step, state, after, mark)
-                state = after
-                advance(1)
+            while block := list(islice(coming, _steps_unwatched(state))):
+                first = writer.next
+                steps = [
+                    Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
+                    for t, (ids, epoch) in enumerate(block, start=first)
+                ]
+                feeds = instances.feed(steps, first, seed, augment)
+                states = _taken(objective, pure, state, steps, feeds, first)
+                for step, batches, before, after in zip(steps, feeds, states, states[1:]):
+                    if writer.is_full(step.epoch):
+                        writer.flush()
+                    writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
+                    advance(1)
+                state = states[-1]
             complete = True
         except ValueError as error:
             if isinstance(error, DrossError):
@@ -116,6 +124,23 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
         finally:
             writer.finish(complete=complete)
     return state
+
+
+def _steps_unwatched(state: State) -> int:
+    """How many steps to take before looking whether they were finite: looking makes a GPU wait."""
+    return max(1, min(_MOST_UNWATCHED, _UNWATCHED_BYTES // max(state.nbytes, 1))) if state.theta.is_cuda else 1
+
+
+def _taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> list[State]:
+    """The state before the first step, and after each."""
+    states = [state]
+    for step, batches in zip(steps, feeds):
+        states.append(take_step(objective, pure, states[-1], step, batches)[0])
+    if not bool(torch.isfinite(states[-1].theta).all()):  # once it is not finite, it stays so: now find out since when
+        for t, (step, batches, before) in enumerate(zip(steps, feeds, states), start=first):
+            after, g, losses = take_step(objective, pure, before, step, batches)
+            check_finite(t, after, g, losses, step.ids, kept=first)
+    return states
 
 
 def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:

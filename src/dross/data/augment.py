@@ -21,7 +21,10 @@ class ShiftAndFlip:
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = x.shape
         by = torch.randint(0, 2 * self.pixels + 1, (2, count), generator=generator, device=x.device)
-        fill = torch.as_tensor(self.fill, dtype=x.dtype, device=x.device).expand(channels)[None, :, None, None]
+        values = self.fill if isinstance(self.fill, tuple) else (self.fill,)
+        # filled on the device: a captured step may not fetch anything from the host
+        fill = torch.stack([torch.full((), value, dtype=x.dtype, device=x.device) for value in values])
+        fill = fill.expand(channels)[None, :, None, None]
         padded = F.pad(x - fill, [self.pixels] * 4)
         rows = by[0][:, None] + torch.arange(height, device=x.device)  # [B, H]
         columns = by[1][:, None] + torch.arange(width, device=x.device)

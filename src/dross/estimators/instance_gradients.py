@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import Batch
 from ..layout import State
-from ..objective import Batch, Objective
+from ..objective import Objective
 from ..replay import Recording
 
 _CHUNK = 512

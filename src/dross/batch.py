@@ -1,0 +1,75 @@
+"""What one forward pass sees, at hand or still to be looked up."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Augment = Callable[[Any, torch.Generator], Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Any
+    y: Any
+    c: Tensor  # [B]: how much each loss counts, 1/|S_t| in plain training
+    seed: int  # of everything random inside the model
+
+    def realized(self) -> "Batch":
+        return self
+
+    def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "Batch"], Hashable]:
+        """The tensors it consists of, how to put such tensors together again, and what tells its kind from others."""
+        leaves, structure = tree_flatten((self.x, self.y))
+
+        def assemble(tensors: Sequence[Tensor]) -> Batch:
+            x, y = tree_unflatten(list(tensors[:-1]), structure)
+            return Batch(x, y, tensors[-1], self.seed)
+
+        return [*leaves, self.c], assemble, str(structure)
+
+    def seed_augmentation(self) -> None:
+        """There is none to come: x has been through it."""
+
+
+class Feed:
+    """From ids to x and y on the device where the data lie, so that a captured step can do it by itself."""
+
+    def __init__(
+        self, look_up: Callable[[Tensor], tuple[Any, Any]], augment: Augment | None, device: torch.device, capturable: bool
+    ):
+        self.look_up, self.augment, self.generator = look_up, augment, torch.Generator(device)
+        self.capturable = capturable
+
+    def __call__(self, ids: Tensor) -> tuple[Any, Any]:
+        x, y = self.look_up(ids)
+        return (x if self.augment is None else self.augment(x, self.generator)), y
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A batch known by its ids. It is gathered and augmented where it is used: on a GPU, inside the captured step."""
+
+    feed: Feed
+    ids: Tensor
+    c: Tensor
+    seed: int
+    augment_seed: int
+
+    def realized(self) -> Batch:
+        self.seed_augmentation()
+        return Batch(*self.feed(self.ids), self.c, self.seed)
+
+    def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch], Hashable]:
+        if not self.feed.capturable:
+            return self.realized().disassembled()
+        return [self.ids, self.c], lambda t: Batch(*self.feed(t[0]), t[1], self.seed), id(self.feed)
+
+    def seed_augmentation(self) -> None:
+        self.feed.generator.manual_seed(self.augment_seed)
+
+
+AnyBatch = Batch | Fed
