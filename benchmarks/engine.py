@@ -83,7 +83,7 @@ def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -
         training, retracing, retracing_early = medians(
             device, rounds, lambda: plain_step(trained, optimizer, *pair), lambda: retrace(adjoint), lambda: retrace(early)
         )
-    return training, retracing, retracing_early, "forward" if recording.objective.forward_mode else "reverse"
+    return training, retracing, retracing_early, "forward" if recording.objective.uses_forward_mode else "reverse"
 
 
 def recording_over_training(rounds: int, steps: int, device: str, folder: Path) -> float:

@@ -41,10 +41,34 @@ def test_groups_side_by_side(record, model, optimizer):
     assert cf.changes(query(p))[1] == 0.0
 
 
-def test_with_nothing_removed_it_is_the_recorded_run_bit_for_bit(record):
+def one_at_a_time(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("not side by side")
+
+    monkeypatch.setattr(dross.objective.Objective, "gradients", refuse)
+
+
+@pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
+@pytest.mark.parametrize("model", ["batchnorm", "mlp"])
+def test_cut_batches_side_by_side_are_those_of_each_run_alone(record, monkeypatch, model):
+    p = problem(model, "momentum")
+    run, groups = record(p), [[0, 3], [], [5]]
+    together = run.counterfactual(groups, absent="batch")
+    one_at_a_time(monkeypatch)
+    alone = run.counterfactual(groups, absent="batch")
+    np.testing.assert_allclose(together.evaluate(query(p)), alone.evaluate(query(p)), rtol=1e-11)
+    for ours, theirs in zip(together.chunks, alone.chunks):
+        for name, buffer in theirs.buffers.items():
+            np.testing.assert_allclose(ours.buffers[name], buffer, rtol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
+def test_with_nothing_removed_it_is_the_recorded_run_bit_for_bit(record, monkeypatch):
     p = problem("batchnorm", "momentum")
     run = record(p)
-    alone = run.counterfactual([[]], absent="batch")  # one at a time, through the function that trained the model
+    with monkeypatch.context() as patched:
+        one_at_a_time(patched)  # through the function that trained the model
+        alone = run.counterfactual([[]])
     for name, value in run.parameters().items():
         assert torch.equal(alone.parameters(0)[name], value)
     together = run.counterfactual([[]])

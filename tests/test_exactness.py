@@ -163,7 +163,7 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
         run = record(p)
         results += [run.influence(query(p)).values, run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0)]
         # attention's dropout draws other numbers inside torch.func: forward mode is tried, found out and left alone
-        assert run.recording.objective.forward_mode == (threshold == 0 and model != "attention")
+        assert run.recording.objective.uses_forward_mode == (threshold == 0 and model != "attention")
     for other in results[1:]:
         close(other, results[0], 1e-10)
 
@@ -193,7 +193,7 @@ def test_an_operator_without_forward_mode_falls_back(record, monkeypatch):
     p.model = lambda: Custom().double()
     run = record(p)
     scores = run.influence(query(p)).values
-    assert run.recording.objective.forward_mode is False
+    assert run.recording.objective.uses_forward_mode is False
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
     with pytest.warns(dross.DrossWarning, match="one after the other"):
         actual = run.leave_one_out(query(p), p.used)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .batch import AnyBatch, Batch
+from .batch import AnyBatch, Batch, Fed
 from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported
 from .layout import State
 from .progress import bar
 from .queries import Query, as_query
 from .replay import Recording, check_same, take_step
+from .statistics import statistics_of
 from .step import Step, advance
 
 #: the two ways to be absent
@@ -103,10 +104,10 @@ def replayed(
         raise BadInput(f"absent='{absent}' is not a way to be absent. Choose: {'; '.join(f'{k}: {v}' for k, v in ABSENT.items())}.")
     first, stop = window
     start = recording.state_at(first)
-    side_by_side = absent == "weight"
-    size = min(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     recording.check_unchanged()
     runs = _Runs(recording, start, first, stop, absent)
+    side_by_side = absent == "weight" or (_statistics_are_batch_norms(recording) and runs.batches_keep_two(groups))
+    size = min(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     total = (stop - first) * (len(groups) + 1)
     at = 0
     with bar("counterfactual runs", total, show=progress, unit="model steps") as told:
@@ -146,7 +147,7 @@ class _Runs:
     stop: int
     absent: str
 
-    def steps(self) -> Iterator[tuple[int, Step, list[AnyBatch]]]:
+    def steps(self) -> Iterator[tuple[int, Step, list[Fed]]]:
         tape = self.recording.tape
         for index, entry in enumerate(tape.entries):
             if entry["first"] >= self.stop or entry["first"] + entry["steps"] <= self.first:
@@ -170,28 +171,49 @@ class _Runs:
             present[k, torch.from_numpy(group)] = False
         present = present.to(device)
         state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
-        checked = False
+        unchecked = {0, self._first_touched(groups)}
         for _, step, batches in self.steps():
             g, buffers = None, state.buffers
-            for micro, batch in zip(step.micros, batches):
-                w = present[:, torch.from_numpy(micro.ids).to(device)].to(batch.c)  # [K, B]
-                part, buffers = objective.gradients(state.theta, buffers, batch, w)
+            for batch in batches:
+                w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
+                part, buffers = objective.gradients(state.theta, buffers, batch, w, self.absent == "batch")
                 g = part if g is None else g + part
             g = torch.zeros_like(state.theta) if g is None else g
-            checked = checked or self._replica_is_right(state, g, step, batches)
+            unchecked -= {k for k in unchecked if self._row_is_right(k, groups[k], state, g, step, batches)}
             state = advance(optimizer, state, step, g, buffers)
             told(count)
         return _finite(state)
 
-    def _replica_is_right(self, state: State, g: Tensor, step: Step, batches: list[AnyBatch]) -> bool:
-        """With nothing removed the gradient must be the recorded run's; inside `vmap` some layers draw other random numbers.
-        False: this step has no gradient to compare."""
+    def _first_touched(self, groups: Sequence[np.ndarray]) -> int:
+        """A model that lacks something, where it matters how it does; else the replica."""
+        return next((k for k, group in enumerate(groups) if len(group)), 0) if self.absent == "batch" else 0
+
+    def _row_is_right(self, k: int, group: np.ndarray, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]) -> bool:
+        """Side by side, a model must take the step that it takes alone; inside `vmap` some layers draw other random numbers, and a layer
+        that mixes the instances of a batch may not know who is present. False: this step has nothing to compare."""
+        if k and not np.isin(step.ids, group).any():
+            return False
+        batches, w = self._left(step, batches, group)
         objective, optimizer = self.recording.objective, self.recording.optimizer
-        _, alone, _ = take_step(objective, optimizer, state.map(lambda t: t[0]), step, batches)
-        size, difference = float(alone.abs().max()), float((alone - g[0]).abs().max())
+        _, alone, _ = take_step(objective, optimizer, state.map(lambda t: t[k]), step, batches, w)
+        size, difference = float(alone.abs().max()), float((alone - g[k]).abs().max())
         if difference > 100 * torch.finfo(alone.dtype).eps ** 0.5 * size:
             raise RuntimeError("inside vmap it takes another step than alone")
         return size > 0
+
+    def _left(self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
+        """What a model sees of a step when a group is absent, and with which weights."""
+        present = [~np.isin(micro.ids, group) for micro in step.micros]
+        if self.absent == "batch":
+            return [_without(batch, mask) for batch, mask in zip(batches, present) if mask.any()], None
+        return batches, [torch.as_tensor(mask, device=batch.c.device).to(batch.c) for mask, batch in zip(present, batches)]
+
+    def batches_keep_two(self, groups: Sequence[np.ndarray]) -> bool:
+        """BatchNorm has no statistics of one instance, and none of an empty batch; then each run is for itself."""
+        present = np.ones((len(groups), len(self.recording.instances)), dtype=bool)
+        for k, group in enumerate(groups):
+            present[k, group] = False
+        return all(present[:, m.ids].sum(1).min() > 1 for _, step, _ in self.steps() for m in step.micros)
 
     def alone(self, group: np.ndarray, told) -> State:
         """One group, through the very function that trained the model. With nothing removed it must arrive where that did."""
@@ -203,19 +225,19 @@ class _Runs:
 
     def _alone(self, group: np.ndarray, told) -> State:
         objective, optimizer, state = self.recording.objective, self.recording.optimizer, self.start
-        for t, step, batches in self.steps():
-            present = [~np.isin(micro.ids, group) for micro in step.micros]
-            if self.absent == "weight":
-                w = [torch.as_tensor(mask, device=batch.c.device).to(batch.c) for mask, batch in zip(present, batches)]
-            else:
-                batches = [_without(batch, mask) for batch, mask in zip(batches, present) if mask.any()]
-                w = None
+        for t, step, all_batches in self.steps():
+            batches, w = self._left(step, all_batches, group)
             try:
                 state, _, _ = take_step(objective, optimizer, state, step, batches, w)
             except ValueError as error:
                 raise NotSupported(f"Step {t} cannot be taken with what is left of its batch: {error}") from error
             told(1)
         return _finite(state)
+
+
+def _statistics_are_batch_norms(recording: Recording) -> bool:
+    """Whether what instances of a batch share is known: BatchNorm's statistics, or nothing."""
+    return set(recording.objective.layout.moving) <= statistics_of(recording.objective.model)
 
 
 def _finite(state: State) -> State:

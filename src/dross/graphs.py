@@ -13,13 +13,12 @@ out; tensors it reads without being given them (frozen weights) are watched, and
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .batch import AnyBatch, Fed
 from .errors import DrossWarning
@@ -61,9 +60,9 @@ class Graphs:
         if not self.mode or name in self.refused or not batch.c.is_cuda or _switched_off():
             return function(batch.realized(), *args)
         parts, assemble, kind = batch.disassembled()
-        leaves, structure = tree_flatten(args)
-        inputs = [*parts, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-        key = (name, self.mode, kind, str(structure), tuple((t.shape, t.dtype) for t in inputs), _others(leaves))
+        given, form = _flattened(args)
+        inputs = [*parts, *given]
+        key = (name, self.mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
         if (graph := self._graphs.get(key)) is not None and graph.trusted:
             return graph.replay(inputs, batch)
         expected = function(batch.realized(), *args)
@@ -72,12 +71,8 @@ class Graphs:
         elif len(self._graphs) < _MOST:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] > _WARM_UPS:
-
-                def flat(*tensors: Tensor) -> Any:
-                    rest = iter(tensors[len(parts) :])
-                    refilled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                    return function(assemble(tensors[: len(parts)]), *tree_unflatten(refilled, structure))
-
+                count = len(parts)
+                flat = lambda *tensors: function(assemble(tensors[:count]), *_unflattened(tensors[count:], form))
                 self._capture(key, flat, inputs, batch, name)
         return expected
 
@@ -87,19 +82,20 @@ class Graphs:
         try:
             self._graphs[key] = _Graph(flat, inputs, batch, self._pool)
         except (RuntimeError, NotImplementedError) as error:
-            torch.cuda.synchronize()
-            self._refuse(key, batch, name, str(error).splitlines()[0] if str(error) else type(error).__name__)
+            _leave_pool(inputs[0].device, self._pool)
+            self._pool = None
+            self._refuse(batch, name, str(error).splitlines()[0] if str(error) else type(error).__name__)
 
     def _try(self, key: Any, graph: "_Graph", inputs: list[Tensor], batch: AnyBatch, expected: Any, name: str) -> None:
         """A graph is trusted once it has given on new inputs what the function gives."""
-        found = tree_flatten(graph.replay(inputs, batch))[0]
-        if all(_agree(one, other) for one, other in zip(found, tree_flatten(expected)[0])):
+        found = _flattened(graph.replay(inputs, batch))[0]
+        if all(_agree(one, other) for one, other in zip(found, _flattened(expected)[0])):
             graph.trusted = True
         else:
             del self._graphs[key]
-            self._refuse(key, batch, name, "the replay differs from the step itself")
+            self._refuse(batch, name, "the replay differs from the step itself")
 
-    def _refuse(self, key: Any, batch: AnyBatch, name: str, reason: str) -> None:
+    def _refuse(self, batch: AnyBatch, name: str, reason: str) -> None:
         if isinstance(batch, Fed) and batch.feed.capturable:
             batch.feed.capturable = False  # the fault may lie in the augmentation: try again without it
             return
@@ -119,23 +115,55 @@ class _Graph:
             self.graph.register_generator_state(batch.feed.generator)
         batch.seed_augmentation()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            outputs, self.structure = tree_flatten(function(*self.inputs))
+            outputs, self.form = _flattened(function(*self.inputs))
             self.outputs = [t.detach() for t in outputs]
+        self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
 
     def replay(self, inputs: list[Tensor], batch: AnyBatch) -> Any:
-        _copy(self.inputs, inputs)
-        batch.seed_augmentation()
-        self.graph.replay()
-        results = [torch.empty_like(t) for t in self.outputs]
-        _copy(results, self.outputs)
-        return tree_unflatten(results, self.structure)
+        with torch.no_grad():
+            for places in self.copies_in:  # one launch for all tensors of a type
+                torch._foreach_copy_([self.inputs[k] for k in places], [inputs[k] for k in places])  # type: ignore[attr-defined]
+            batch.seed_augmentation()
+            self.graph.replay()
+            results = [torch.empty_like(t) for t in self.outputs]
+            for places in self.copies_out:
+                torch._foreach_copy_([results[k] for k in places], [self.outputs[k] for k in places])  # type: ignore[attr-defined]
+        return _unflattened(results, self.form)
 
 
-def _copy(to: list[Tensor], of: list[Tensor]) -> None:
-    """One launch for all tensors of a type."""
-    for dtype in {t.dtype for t in to}:
-        pairs = [(a, b) for a, b in zip(to, of) if a.dtype == dtype]
-        torch._foreach_copy_([a for a, _ in pairs], [b.detach() for _, b in pairs])  # type: ignore[attr-defined]
+def _by_type(tensors: list[Tensor]) -> list[list[int]]:
+    return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dict.fromkeys(t.dtype for t in tensors)]
+
+
+def _flattened(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
+    """The tensors among the values and in their dicts, and their form; what is no tensor is part of the form. A state that was read from
+    a file has its buffers in another order: dicts are taken by name."""
+    tensors: list[Tensor] = []
+    form: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            form.append(_TENSOR)
+        elif isinstance(value, dict):
+            names = tuple(sorted(value))
+            tensors += [value[name] for name in names]
+            form.append(_Names(names))
+        else:
+            form.append(value)
+    return tensors, tuple(form)
+
+
+def _unflattened(tensors: Iterable[Tensor], form: tuple) -> tuple:
+    rest = iter(tensors)
+    one = lambda f: next(rest) if f is _TENSOR else {name: next(rest) for name in f} if isinstance(f, _Names) else f
+    return tuple(one(f) for f in form)
+
+
+class _Names(tuple):
+    """The keys of a dict of tensors."""
+
+
+_TENSOR = object()
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
@@ -146,9 +174,11 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= torch.finfo(one.dtype).eps ** 0.75 * other.abs().max())
 
 
-def _others(leaves: list[Any]) -> tuple:
-    """What is no tensor is part of the graph: another value is another graph."""
-    return tuple("tensor" if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+def _leave_pool(device: torch.device, pool: Any) -> None:
+    """A capture that fails leaves the allocator in its pool; torch offers no public way out of it."""
+    torch.cuda.synchronize(device)
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # type: ignore[attr-defined]
 
 
 def _switched_off() -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
-from .batch import AnyBatch, Augment, Batch, Fed, Feed
+from .batch import Augment, Batch, Fed, Feed
 from .errors import BadInput
 from .randomness import generator, mixed
 from .step import Micro, Step
@@ -57,7 +57,7 @@ class Instances:
         looked_up = tree_map(lambda t: t[ids.to(t.device)], self.stored) if self.stored else self._collated(ids.tolist())
         return self._placed(looked_up)
 
-    def feed(self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None) -> list[list[AnyBatch]]:
+    def feed(self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None) -> list[list[Fed]]:
         """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
         seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
         if id(augment) not in self._feeds:

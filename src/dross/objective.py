@@ -13,11 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import statistics
 from .batch import AnyBatch, Batch
+from .convolutions import AsProducts
 from .errors import BadInput, NotSupported
 from .forward_rules import ElementaryNorms, ForwardRules
 from .graphs import Graphs
 from .layout import Layout
 from .loss import Loss, check_per_instance
+from .present import PresentOnly
 from .randomness import seeded
 
 Buffers = dict[str, Tensor]
@@ -34,8 +36,7 @@ class Objective:
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters that the optimizer has and the first batch did not need
-    forward_mode: bool | None = field(default=None, repr=False)  # None: not tried yet
-    queries_at_once: int = field(default=8, repr=False)
+    plans: dict[int, tuple[bool, int]] = field(default_factory=dict, init=False, repr=False)
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
@@ -56,10 +57,10 @@ class Objective:
         return losses, moved
 
     def _forward(self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch) -> Tensor:
-        if self.stochastic:
-            with seeded(batch.c.device, batch.seed):
-                outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
-        else:
+        with (
+            seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
+            AsProducts() if batch.c.is_cuda else nullcontext(),
+        ):
             outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
         try:
             losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
@@ -102,14 +103,20 @@ class Objective:
                 )
         return g, losses.detach(), moved
 
-    def gradients(self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor) -> tuple[Tensor, Buffers]:
-        """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...]."""
-        return self._run("step of many models", self._gradients, batch, thetas, buffers, w)
+    def gradients(self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False) -> tuple[Tensor, Buffers]:
+        """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...].
 
-    def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor) -> tuple[Tensor, Buffers]:
+        cut: where w is 0, the instance is gone from BatchNorm's batch as well."""
+        return self._run("step of many models", self._gradients, batch, thetas, buffers, w, cut)
+
+    def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool) -> tuple[Tensor, Buffers]:
+        def one(theta: Tensor, buffers: Buffers, present: Tensor) -> tuple[Tensor, Buffers]:
+            with PresentOnly(present) if cut else nullcontext():
+                return self.losses(theta, buffers, batch)
+
         thetas = thetas.detach().requires_grad_()
         with torch.enable_grad():
-            losses, moved = vmap(lambda theta, b: self.losses(theta, b, batch), randomness="same")(thetas, buffers)  # [K, B]
+            losses, moved = vmap(one, randomness="same")(thetas, buffers, w)  # [K, B]
             # model k's loss depends on its own row only: the gradient of the sum holds every model's gradient
             (g,) = torch.autograd.grad((losses * (batch.c * w)).sum(), thetas)
         return g, {name: buffer.detach() for name, buffer in moved.items()}
@@ -129,27 +136,34 @@ class Objective:
         return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian)
 
     def _pull(self, batch: Batch, theta: Tensor, buffers: Buffers, a_g: Tensor, a_buffers: Buffers, hessian: bool):
-        if self.forward_mode is None:
-            self._choose_mode(theta, buffers, batch, a_buffers)
-        how = self._pull_forward if self.forward_mode else self._pull_reverse
+        forward_mode, at_once = self.plan(theta, buffers, batch, a_buffers)
+        how = self._pull_forward if forward_mode else self._pull_reverse
         parts = []
-        for k in range(0, len(a_g), self.queries_at_once):
-            rows = slice(k, k + self.queries_at_once)
+        for k in range(0, len(a_g), at_once):
+            rows = slice(k, k + at_once)
             parts.append(how(theta, buffers, batch, a_g[rows], {name: a[rows] for name, a in a_buffers.items()}, hessian))
         if len(parts) == 1:
             return parts[0]
         terms, a_theta, moved = zip(*parts)
         return torch.cat(terms), torch.cat(a_theta), {name: torch.cat([m[name] for m in moved]) for name in a_buffers}
 
-    def _choose_mode(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> None:
-        """Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
-        with FlopCounterMode(display=False) as counted, torch.no_grad():
-            self.losses(theta, buffers, batch)
-        flops = counted.get_total_flops()
-        worth_it = flops >= _WORTH_FORWARD_MODE
-        self.forward_mode = worth_it and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
-        at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
-        self.queries_at_once = min(256, max(8, at_hand // max(flops, 1)))
+    def plan(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> tuple[bool, int]:
+        """Whether to use forward mode for a batch of this size, and for how many queries at once.
+
+        Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
+        size = len(batch.c).bit_length()
+        if size not in self.plans:
+            with FlopCounterMode(display=False) as counted, torch.no_grad():
+                self.losses(theta, buffers, batch)
+            flops = counted.get_total_flops()
+            forward = flops >= _WORTH_FORWARD_MODE and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
+            at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
+            self.plans[size] = forward, min(256, max(8, at_hand // max(flops, 1)))
+        return self.plans[size]
+
+    @property
+    def uses_forward_mode(self) -> bool:
+        return any(forward for forward, _ in self.plans.values())
 
     def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> bool:
         """Some operators have no forward mode, and a forward rule can be wrong once it is differentiated again (see
@@ -308,11 +322,16 @@ _ROWS_AT_ONCE = 64
 def _batched_vjp(outputs, inputs, cotangents):
     """vjps for a leading axis of cotangents; one plain pass where there is only one."""
     rows = len(cotangents[0])
+    alone = lambda k: [row.detach()[None] for row in _vjp(outputs, inputs, [a[k] for a in cotangents])]
     if rows == 1:
-        return [row.detach()[None] for row in _vjp(outputs, inputs, [a[0] for a in cotangents])]
-    parts = [
-        _vjp(outputs, inputs, [a[k : k + _ROWS_AT_ONCE] for a in cotangents], batched=True) for k in range(0, rows, _ROWS_AT_ONCE)
-    ]
+        return alone(0)
+    try:
+        chunks = [[a[k : k + _ROWS_AT_ONCE] for a in cotangents] for k in range(0, rows, _ROWS_AT_ONCE)]
+        parts = [_vjp(outputs, inputs, chunk, batched=True) for chunk in chunks]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # an operator that cannot be pulled back for many cotangents at once
+        parts = [alone(k) for k in range(rows)]
     return [torch.cat(column) for column in zip(*parts)]
 
 

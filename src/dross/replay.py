@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .batch import AnyBatch, Augment
+from .batch import AnyBatch, Augment, Fed
 from .errors import BadInput, TapeMismatch
 from .instances import Instances, checksum_bytes
 from .layout import State, check_constants
@@ -61,7 +61,7 @@ class Recording:
     def device(self) -> torch.device:
         return self.instances.device
 
-    def batches(self, first: int, steps: Sequence[Step]) -> list[list[AnyBatch]]:
+    def batches(self, first: int, steps: Sequence[Step]) -> list[list[Fed]]:
         """What each of these steps was fed; the first of them is step number `first`."""
         return self.instances.feed(steps, first, self.seed, self.augment)
 

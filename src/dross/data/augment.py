@@ -31,6 +31,6 @@ class ShiftAndFlip:
         if self.flip:
             mirrored = torch.rand(count, generator=generator, device=x.device) < 0.5
             columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        each = torch.arange(count, device=x.device)[:, None, None]
-        moved = padded[each, :, rows[:, :, None], columns[:, None, :]]  # [B, H, W, C]
-        return moved.permute(0, 3, 1, 2) + fill
+        each, channel = (torch.arange(size, device=x.device) for size in (count, channels))
+        # every axis by an index of its own, so that the result lies in memory as x does: convolutions care
+        return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]] + fill

@@ -19,7 +19,7 @@ from ..progress import bar
 from ..queries import Query, as_query
 from ..run import Run
 from ..scores import Scores
-from .instance_gradients import hessian_product, products
+from .instance_gradients import InstanceGradients
 
 Product = Callable[[Tensor, int | None], Tensor]  # (v [Q, p], batch size or None for all) -> (H + damping) v
 
@@ -107,17 +107,18 @@ class InfluenceFunction:
         state = recording.state_at(run.steps)
         seed, scalar = query.seed(recording.objective, state)
         u, rng, count = seed.theta, np.random.default_rng(self.seed), len(run)
+        gradients = InstanceGradients(recording, state, penalty=self.penalty)
 
         def product(v: Tensor, batch_size: int | None) -> Tensor:
-            ids = np.arange(count) if batch_size is None or batch_size >= count else rng.choice(count, batch_size, replace=False)
-            return hessian_product(recording, state, v, ids, penalty=self.penalty) + self.damping * v
+            ids = None if batch_size is None or batch_size >= count else rng.choice(count, batch_size, replace=False)
+            return gradients.hessian_product(v, ids) + self.damping * v
 
         with bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
             raise NotFinite("The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger damping.")
         residual = float(((product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)).max())
-        values = products(recording, state, v, penalty=self.penalty) / count
+        values = gradients.products(v) / count
         details: dict[str, Any] = {"residual": residual, "converged": residual < 1e-4, "solver": repr(self.solver)}
         values = values[0] if scalar else values
         return Scores(values, values[..., None, :], query.name, 0, run.steps, details=details)

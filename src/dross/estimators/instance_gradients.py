@@ -7,53 +7,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch
+from ..batch import Fed
 from ..layout import State
-from ..objective import Objective
 from ..replay import Recording
+from ..step import Micro, Step
 
 _CHUNK = 512
 
 
-def products(recording: Recording, state: State, v: Tensor, *, penalty: bool) -> np.ndarray:
-    """<v_q, grad l(z_j)> for all training instances: v [Q, p] -> float64 [Q, N]."""
-    objective = _plain(recording, penalty)
-    parts = []
-    with objective.evaluating():
-        for batch in _batches(recording, np.arange(len(recording.instances))):
-            parts.append(objective.pull(state.theta, state.buffers, batch, v, {}, hessian=False)[0].double().cpu().numpy())
-    return np.concatenate(parts, axis=1)
+class InstanceGradients:
+    """The training instances' losses at one state, outside of training: nothing random, nothing augmented."""
 
+    def __init__(self, recording: Recording, state: State, *, penalty: bool):
+        kept = recording.objective.penalty if penalty else None
+        self.objective = replace(recording.objective, penalty=kept, stochastic=False)
+        self.instances, self.state = recording.instances, state
 
-def hessian_product(recording: Recording, state: State, v: Tensor, ids: np.ndarray, *, penalty: bool) -> Tensor:
-    """H v_q, with H the Hessian of the mean loss over the given instances: [Q, p] -> [Q, p]."""
-    objective = _plain(recording, penalty)
-    total = torch.zeros_like(v)
-    with objective.evaluating():
-        for batch in _batches(recording, ids):
-            total += objective.pull(state.theta, state.buffers, batch, v, {}, hessian=True)[1]
-    return total / len(ids)
+    def products(self, v: Tensor) -> np.ndarray:
+        """<v_q, grad l(z_j)> for all training instances: v [Q, p] -> float64 [Q, N]."""
+        with self.objective.evaluating():
+            parts = [self._pulled(batch, v, hessian=False)[0].double() for batch in self._batches(self._everyone)]
+        return torch.cat(parts, dim=1).cpu().numpy()
 
+    def hessian_product(self, v: Tensor, ids: np.ndarray | None = None) -> Tensor:
+        """H v_q, with H the Hessian of the mean loss over the given instances, or over all: [Q, p] -> [Q, p]."""
+        ids = self._everyone if ids is None else ids
+        with self.objective.evaluating():
+            total = torch.zeros_like(v)
+            for batch in self._batches(ids):
+                total += self._pulled(batch, v, hessian=True)[1]
+        return total / len(ids)
 
-def losses(recording: Recording, state: State) -> np.ndarray:
-    """Every training instance's loss, without the penalty: float64 [N]."""
-    objective = _plain(recording, False)
-    with objective.evaluating(), torch.no_grad():
-        parts = [
-            objective.losses(state.theta, state.buffers, batch)[0].double().cpu().numpy()
-            for batch in _batches(recording, np.arange(len(recording.instances)))
-        ]
-    return np.concatenate(parts)
+    def losses(self) -> np.ndarray:
+        """Every training instance's loss: float64 [N]."""
+        theta, buffers = self.state.theta, self.state.buffers
+        with self.objective.evaluating(), torch.no_grad():
+            parts = [self.objective.losses(theta, buffers, batch)[0].double() for batch in self._batches(self._everyone)]
+        return torch.cat(parts).cpu().numpy()
 
+    @property
+    def _everyone(self) -> np.ndarray:
+        return np.arange(len(self.instances))
 
-def _plain(recording: Recording, penalty: bool) -> Objective:
-    """The objective outside of training: nothing random, and with its own choice between forward and reverse mode."""
-    kept = recording.objective.penalty if penalty else None
-    return replace(recording.objective, penalty=kept, stochastic=False, forward_mode=None)
+    def _pulled(self, batch: Fed, v: Tensor, hessian: bool):
+        return self.objective.pull(self.state.theta, self.state.buffers, batch, v, {}, hessian)
 
-
-def _batches(recording: Recording, ids: np.ndarray) -> Iterator[Batch]:
-    instances = recording.instances
-    for start in range(0, len(ids), _CHUNK):
-        x, y = instances[ids[start : start + _CHUNK]]
-        yield Batch(x, y, torch.ones(len(ids[start : start + _CHUNK]), dtype=instances.dtype, device=instances.device), 0)
+    def _batches(self, ids: np.ndarray) -> Iterator[Fed]:
+        chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+        steps = [Step((Micro(chunk, np.ones(len(chunk))),), np.zeros((1, 0))) for chunk in chunks]
+        yield from (batch for (batch,) in self.instances.feed(steps, 0, 0, None))

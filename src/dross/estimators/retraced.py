@@ -9,7 +9,7 @@ from ..queries import Query, as_query
 from ..retrace import retrace
 from ..run import Run
 from ..scores import Scores
-from .instance_gradients import products
+from .instance_gradients import InstanceGradients
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TracIn:
             scale = float(step.numbers[0, recording.optimizer.columns.index("lr")]) / max(len(step.ids), 1)
             state = recording.state_at(last + 1)
             u, scalar = query.seed(recording.objective, state)
-            rows.append(scale * products(recording, state, u.theta, penalty=True))
+            rows.append(scale * InstanceGradients(recording, state, penalty=True).products(u.theta))
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
         values = by_epoch.sum(1)
         if scalar:

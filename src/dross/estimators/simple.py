@@ -7,7 +7,7 @@ import numpy as np
 from ..queries import Query, as_query
 from ..run import Run
 from ..scores import Scores
-from .instance_gradients import losses
+from .instance_gradients import InstanceGradients
 from .outliers import suspicion
 
 
@@ -16,7 +16,8 @@ class TrainingLoss:
     """score = -loss at the final model: what the model has not learnt comes first. Finds wrong labels; does not ask what they do."""
 
     def score(self, run: Run, query: Query) -> Scores:
-        return suspicion(run, as_query(query), -losses(run.recording, run.recording.state_at(run.steps)))
+        gradients = InstanceGradients(run.recording, run.recording.state_at(run.steps), penalty=False)
+        return suspicion(run, as_query(query), -gradients.losses())
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ Draws are written as they finish and merged later, so a long experiment can run 
 """
 
 import csv
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +30,13 @@ from ..errors import BadInput
 from ..estimators import Estimator
 from ..models import cifar10_cnn, mnist_cnn
 from ..names import check_name
-from ..queries import error_rate, mean_loss
+from ..queries import Query, error_rate, mean_loss
 from ..run import Run
+from ..scores import Scores
 from ..training import train
 from . import kept
 
+SHOWN = 20  # of the most harmful of each method, in the contact sheets
 REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
 RETRAINED = ("last", "all", "fresh")
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -49,7 +54,7 @@ class Settings:
     batch_size: int = 64
     rate: float = 0.05
     removed: tuple[int, ...] = REMOVED
-    version: int = 1
+    version: int = 2
 
     @staticmethod
     def of(data: str, quick: bool) -> "Settings":
@@ -174,26 +179,55 @@ def compute(
 ) -> dict:
     """Train, score, remove, train again, measure. What is computed is written before the next part begins."""
     path = folder / f"{settings.data}-{number:03d}.json"
-    result = kept.load(path, asdict(settings)) or {"settings": asdict(settings), "draw": number, "rows": []}
+    fresh = {"settings": asdict(settings), "draw": number, "rows": [], "harmful": {}, "agreement": {}, "seconds": {}}
+    result = kept.load(path, asdict(settings)) or fresh
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
     missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
     if not any(missing.values()):
         return result
     draw = Draw.of(settings, number)
     tape = folder / "tapes" / f"{settings.data}-{number:03d}"
-    run = draw.trained(tape, number, device, progress)
-    query, available = mean_loss(draw.validation), methods(settings, number)
-    wanted = dict.fromkeys(name for names in missing.values() for name in names)
-    order = {name: np.argsort(available[name].score(run, query).values, kind="stable") for name in wanted}
+    with _timed(result, "training"):
+        run = draw.trained(tape, number, device, progress)
+    wanted = [name for name in METHODS if any(name in names for names in missing.values())]
+    values = _scored(run, mean_loss(draw.validation), methods(settings, number), wanted, result)
+    order = {name: np.argsort(values[name], kind="stable") for name in wanted}
+    result["harmful"] |= {name: order[name][:SHOWN].tolist() for name in wanted}
+    result["agreement"] |= {f"{a} ~ {b}": _rank_correlation(values[a], values[b]) for a, b in combinations(wanted, 2)}
     sizes = [m for m in settings.removed if m < settings.train]
     for way, names in missing.items():
         if not names:
             continue
-        again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
-        removed = {(name, m): order[name][:m] for name in names for m in sizes}
-        result["rows"] += draw.measured(again, removed, way)
+        with _timed(result, f"retrain {way}"):
+            again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
+            removed = {(name, m): order[name][:m] for name in names for m in sizes}
+            result["rows"] += draw.measured(again, removed, way)
         kept.save(path, result)
     return result
+
+
+def _scored(run: Run, query: Query, available: dict[str, Estimator], wanted: list[str], result: dict) -> dict[str, np.ndarray]:
+    scores: dict[str, Scores] = {}
+    for name in wanted:
+        with _timed(result, name):
+            if name == "last-epoch" and "retrace" in scores:
+                scores[name] = scores["retrace"].last_epochs(1)  # the same numbers: a retrace goes through the last epoch first
+            else:
+                scores[name] = available[name].score(run, query)
+    return {name: score.values for name, score in scores.items()}
+
+
+@contextmanager
+def _timed(result: dict, what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    result["seconds"][what] = round(time.perf_counter() - start, 2)
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return round(float(spearmanr(one, other)[0]), 4)  # type: ignore[arg-type]
 
 
 # --- many draws -----------------------------------------------------------------------------------------------------------------------
