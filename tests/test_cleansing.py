@@ -1,5 +1,6 @@
 """The cleansing experiment in a small form, on made-up pictures in place of MNIST."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from dross import cli
 from dross.data import DataSet
 from dross.errors import BadInput, DataUnavailable, TapeMismatch
-from dross.reproduce import cleansing
+from dross.reproduce import cleansing, cleansing_report
 
 SMALL = cleansing.Settings("mnist", 200, 100, 150, 2, 50, 0.05, (5, 60))
 
@@ -30,6 +31,7 @@ def pictures(monkeypatch):
 
     made = DataSet("mnist", part(400, 0.1), part(150, 0), tuple("0123456789"))
     monkeypatch.setattr(cleansing, "load", lambda name: made)
+    monkeypatch.setattr(cleansing_report, "load", lambda name: made)
     return made
 
 
@@ -44,15 +46,46 @@ def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
         (method, way) for method in ("retrace", "random", "loss") for way in ("last", "all")
     }
     cleansing.compute(SMALL, 1, ["retrace", "random"], ["last"], tmp_path, progress=False)
-    rows = cleansing.merged(tmp_path, SMALL)
-    table = cleansing.summarized(rows)
-    assert {row["draw"] for row in rows} == {0, 1}
+    results = cleansing.merged(tmp_path, SMALL)
+    table = cleansing.summarized([row for result in results for row in result["rows"]])
+    assert {result["draw"] for result in results} == {0, 1}
     assert next(r for r in table if (r["method"], r["m"], r["retrain"]) == ("retrace", 5, "last"))["draws"] == 2
-    assert "retrace" in cleansing.write(tmp_path, rows, "mnist")[-1].read_text()
     with pytest.raises(TapeMismatch, match="other settings"):
         cleansing.merged(tmp_path, replace(SMALL, epochs=3))
     (tmp_path / "mnist-001.json").write_text("{broken")
-    assert {row["draw"] for row in cleansing.merged(tmp_path, SMALL)} == {0}
+    assert {result["draw"] for result in cleansing.merged(tmp_path, SMALL)} == {0}
+
+
+def test_the_report_shows_everything_in_one_file(pictures, tmp_path):
+    for draw in range(3):
+        cleansing.compute(SMALL, draw, ["last-epoch", "random"], ["last", "all"], tmp_path, progress=False)
+    results = cleansing.merged(tmp_path, SMALL)
+    paths = cleansing_report.write(tmp_path, results, SMALL, "dross reproduce cleansing <now>")
+    names = {path.name for path in paths}
+    assert {
+        "mnist-rows.csv",
+        "mnist-summary.csv",
+        "mnist-summary.md",
+        "mnist-last-curves.svg",
+        "mnist-all-before-after.svg",
+    } < names
+    page = (tmp_path / "mnist.html").read_text()
+    assert page.count("<svg") == 4 and page.count("data:image/png;base64,") == 2 * cleansing.SHOWN
+    assert "Retrain Last" in page and "Retrain All" in page and "&lt;now&gt;" in page and "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "").replace("https://matplotlib.org", "")
+    with open(tmp_path / "mnist-rows.csv") as file:
+        assert len(list(csv.DictReader(file))) == 3 * 2 * 2 * 2
+
+
+def test_without_the_pictures_there_is_a_report_all_the_same(pictures, tmp_path, monkeypatch):
+    cleansing.compute(SMALL, 0, ["random"], ["last"], tmp_path, progress=False)
+
+    def unavailable(name):
+        raise DataUnavailable("no network")
+
+    monkeypatch.setattr(cleansing_report, "load", unavailable)
+    *_, page = cleansing_report.write(tmp_path, cleansing.merged(tmp_path, SMALL), SMALL, "")
+    assert "1 draw can show a direction" in page.read_text() and "data:image" not in page.read_text()
 
 
 def test_every_method_and_fresh_seeds(pictures, tmp_path):
@@ -71,6 +104,7 @@ def test_the_command(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(cleansing.Settings, "of", staticmethod(lambda data, quick: SMALL))
     command = ["reproduce", "cleansing", "--quick", "--draws", "0", "--methods", "loss,random", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert (tmp_path / "mnist.html").exists()
     assert result.exit_code == 0 and "nothing removed" in result.output and "random" in result.output
     assert json.loads((tmp_path / "mnist-000.json").read_text())["draw"] == 0
 

@@ -145,6 +145,7 @@ def cleansing(
     putting their files into one folder.
     """
     from .reproduce import cleansing as experiment
+    from .reproduce import cleansing_report
 
     settings = experiment.Settings.of(data, quick)
     split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
@@ -153,7 +154,8 @@ def cleansing(
     for number in experiment.numbers(draws):
         console.print(f"Draw {number}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ...")
         experiment.compute(settings, number, chosen, ways, out, device=device)
-    rows = experiment.merged(out, settings)
+    results = experiment.merged(out, settings)
+    rows = [row for result in results for row in result["rows"]]
     table = Table(
         title=f"Test error after removing m, mean over draws; nothing removed: {_mean(rows, 'error_kept'):.2%}",
         title_justify="left",
@@ -167,8 +169,11 @@ def cleansing(
             cells = {row["m"]: row for row in summary if (row["retrain"], row["method"]) == (way, method)}
             table.add_row(way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes))
     console.print(table)
-    written = experiment.write(out, rows, data)
-    console.print(f"Written: {', '.join(str(path) for path in written)}")
+    for sentence in cleansing_report.findings(experiment.summarized(rows)):
+        console.print(sentence)
+    command = f"dross reproduce cleansing --data {data} --draws {draws} --retrain {','.join(ways)} --methods '{','.join(chosen)}'{' --quick' * quick}"
+    *tables, page = cleansing_report.write(out, results, settings, command)
+    console.print(f"Look at {page}. Beside it: {', '.join(path.name for path in tables)}")
 
 
 def _mean(rows: list[dict], name: str) -> float:

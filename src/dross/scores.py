@@ -65,7 +65,7 @@ class Scores:
         try:
             import pandas
         except ImportError:
-            raise BadInput("to_frame needs pandas: pip install 'dross[tables]'.") from None
+            raise BadInput("to_frame needs pandas: pip install pandas pyarrow.") from None
         return pandas.DataFrame(self._columns())
 
     def save(self, path: str | Path) -> Path:

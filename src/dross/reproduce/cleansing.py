@@ -11,10 +11,11 @@ Every result is compared with a model from which nothing was removed, computed i
 Draws are written as they finish and merged later, so a long experiment can run in pieces and on different machines.
 """
 
-import csv
+import datetime
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -23,16 +24,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import estimators
+from .. import __version__, estimators
 from ..data import load
 from ..data.augment import ShiftAndFlip
-from ..errors import BadInput
+from ..errors import BadInput, TapeDamaged, TapeMismatch
 from ..estimators import Estimator
 from ..models import cifar10_cnn, mnist_cnn
 from ..names import check_name
 from ..queries import Query, error_rate, mean_loss
 from ..run import Run
 from ..scores import Scores
+from ..tape import MANIFEST
 from ..training import train
 from . import kept
 
@@ -123,6 +125,14 @@ def numbers(draws: str) -> range:
     return found
 
 
+def positions(settings: Settings, number: int, available: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the validation and the training instances of a draw stand in the set's own training part."""
+    if settings.train + settings.validation > available:
+        raise BadInput(f"{settings.data} has {available} training instances, not {settings.train + settings.validation}.")
+    order = np.random.default_rng([7, number]).permutation(available)
+    return order[: settings.validation], order[settings.validation :][: settings.train]
+
+
 # --- one draw ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -138,22 +148,27 @@ class Draw:
     def of(settings: Settings, number: int) -> "Draw":
         task, data = TASKS[settings.data], load(settings.data)
         assert data.test is not None
-        order = np.random.default_rng([7, number]).permutation(len(data.train[1]))
-        if settings.train + settings.validation > len(order):
-            raise BadInput(f"{settings.data} has {len(order)} training instances, not {settings.train + settings.validation}.")
-        parts = [(data.train, order[: settings.validation]), (data.train, order[settings.validation :][: settings.train])]
-        parts.append((data.test, np.arange(settings.test)))
+        held_out, used = positions(settings, number, len(data.train[1]))
+        parts = [(data.train, held_out), (data.train, used), (data.test, np.arange(settings.test))]
         validation, training, test = ((task.prepared(x[ids]), torch.from_numpy(y[ids])) for (x, y), ids in parts)
         return Draw(settings, number, training, validation, test)
 
     def trained(self, folder: Path, seed: int, device: str | None, progress: bool) -> Run:
         task, settings = TASKS[self.settings.data], self.settings
-        torch.manual_seed(seed)
-        model = task.model()
-        return train(
-            model, self.train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=settings.rate), tape=folder, epochs=settings.epochs,
-            batch_size=settings.batch_size, augment=task.augment, seed=seed, device=device, progress=progress, overwrite=True,
-        )  # fmt: skip
+
+        def begin(resume: bool) -> Run:
+            torch.manual_seed(seed)
+            model = task.model()
+            return train(
+                model, self.train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=settings.rate), tape=folder, epochs=settings.epochs,
+                batch_size=settings.batch_size, augment=task.augment, seed=seed, device=device, progress=progress, resume=resume,
+                overwrite=not resume,
+            )  # fmt: skip
+
+        if (folder / MANIFEST).exists():
+            with suppress(TapeMismatch, TapeDamaged):  # a tape of other settings, or damaged: it is recorded again
+                return begin(resume=True)
+        return begin(resume=False)
 
     def measured(self, run: Run, removed: dict[tuple[str, int], np.ndarray], retrain: str) -> list[dict]:
         """One row per method and m: test error and loss, and those of the model that kept everything."""
@@ -179,7 +194,15 @@ def compute(
 ) -> dict:
     """Train, score, remove, train again, measure. What is computed is written before the next part begins."""
     path = folder / f"{settings.data}-{number:03d}.json"
-    fresh = {"settings": asdict(settings), "draw": number, "rows": [], "harmful": {}, "agreement": {}, "seconds": {}}
+    fresh = {
+        "settings": asdict(settings),
+        "draw": number,
+        "rows": [],
+        "harmful": {},
+        "agreement": {},
+        "seconds": {},
+        "made_on": _here(device),
+    }
     result = kept.load(path, asdict(settings)) or fresh
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
     missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
@@ -190,7 +213,7 @@ def compute(
     with _timed(result, "training"):
         run = draw.trained(tape, number, device, progress)
     wanted = [name for name in METHODS if any(name in names for names in missing.values())]
-    values = _scored(run, mean_loss(draw.validation), methods(settings, number), wanted, result)
+    values = _scored(run, mean_loss(draw.validation), methods(settings, number), wanted, result, folder / "scores" / path.stem)
     order = {name: np.argsort(values[name], kind="stable") for name in wanted}
     result["harmful"] |= {name: order[name][:SHOWN].tolist() for name in wanted}
     result["agreement"] |= {f"{a} ~ {b}": _rank_correlation(values[a], values[b]) for a, b in combinations(wanted, 2)}
@@ -206,15 +229,33 @@ def compute(
     return result
 
 
-def _scored(run: Run, query: Query, available: dict[str, Estimator], wanted: list[str], result: dict) -> dict[str, np.ndarray]:
-    scores: dict[str, Scores] = {}
+def _scored(
+    run: Run, query: Query, available: dict[str, Estimator], wanted: list[str], result: dict, folder: Path
+) -> dict[str, np.ndarray]:
+    """The scores of each method. They are kept with the id of the run that they are of, so a draw that is stopped goes on from there."""
+    values = {}
     for name in wanted:
+        path = folder / f"{run.recording.tape.manifest['id']}-{name}.safetensors"
+        whole = path.with_name(path.name.replace("last-epoch", "retrace"))
         with _timed(result, name):
-            if name == "last-epoch" and "retrace" in scores:
-                scores[name] = scores["retrace"].last_epochs(1)  # the same numbers: a retrace goes through the last epoch first
+            if path.exists():
+                scores = Scores.load(path)
+            elif name == "last-epoch" and whole.exists():
+                scores = Scores.load(whole).last_epochs(1)  # the same numbers: a retrace goes through the last epoch first
             else:
-                scores[name] = available[name].score(run, query)
-    return {name: score.values for name, score in scores.items()}
+                scores = available[name].score(run, query)
+                scores.save(path)
+        values[name] = scores.values
+    return values
+
+
+def _here(device: str | None) -> str:
+    on = (
+        torch.cuda.get_device_name()
+        if device is not None and device.startswith("cuda") and torch.cuda.is_available()
+        else platform.machine()
+    )
+    return f"{on}, torch {torch.__version__}, Python {platform.python_version()}, dross {__version__}, {datetime.date.today()}"
 
 
 @contextmanager
@@ -234,9 +275,9 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def merged(folder: Path, settings: Settings) -> list[dict]:
-    """All draws that are in the folder, as rows with their draw."""
+    """The results of all draws that are in the folder."""
     results = [kept.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
-    return [row | {"draw": result["draw"]} for result in results if result is not None for row in result["rows"]]
+    return [result for result in results if result is not None and result["rows"]]
 
 
 def summarized(rows: list[dict]) -> list[dict]:
@@ -251,25 +292,6 @@ def summarized(rows: list[dict]) -> list[dict]:
         p = float(ttest_rel(error, whole)[1]) if differences > 1 else float("nan")  # type: ignore[arg-type]
         table.append({
             "retrain": key[0], "method": key[1], "m": key[2], "draws": len(chosen), "error": float(error.mean()),
-            "error_std": float(error.std()), "error_kept": float(whole.mean()), "p": p, "improved": int((error < whole).sum()),
+            "error_std": float(error.std()), "error_kept": float(whole.mean()), "error_kept_std": float(whole.std()), "p": p, "improved": int((error < whole).sum()),
         })  # fmt: skip
     return table
-
-
-def write(folder: Path, rows: list[dict], name: str) -> list[Path]:
-    """All rows and the summary as CSV, the summary as Markdown."""
-    table = summarized(rows)
-    paths = [folder / f"{name}-rows.csv", folder / f"{name}-summary.csv"]
-    for path, content in zip(paths, (rows, table)):
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(content[0]))
-            writer.writeheader()
-            writer.writerows(content)
-    lines = ["| retrain | method | m | draws | error | error, nothing removed | p | improved |", "| --- " * 8 + "|"]
-    for row in table:
-        p = "" if np.isnan(row["p"]) else f"{row['p']:.3f}"
-        lines.append(f"| {row['retrain']} | {row['method']} | {row['m']} | {row['draws']} | {row['error']:.2%} | {row['error_kept']:.2%} | {p} | "
-                     f"{row['improved']}/{row['draws']} |")  # fmt: skip
-    markdown = folder / f"{name}-summary.md"
-    markdown.write_text("\n".join(lines) + "\n")
-    return [*paths, markdown]

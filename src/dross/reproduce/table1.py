@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import estimators
+from .. import estimators, figures
 from ..data import paper
-from ..errors import BadInput, NotFinite
+from ..errors import NotFinite
 from ..models import dense
 from ..names import check_name
 from ..progress import bar
@@ -236,32 +236,18 @@ def write(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
 
 def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     """Estimated against true for every cell, one repetition: the paper's scatter plots."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise BadInput("The figure needs matplotlib: pip install 'dross[figures]'. The results are kept.") from None
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "dross", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
-    import matplotlib.pyplot as plt
-
     chosen = [result for result in results if result["seed"] == seed]
-    columns = 3
-    rows = -(-len(chosen) // columns)
-    canvas, panels = plt.subplots(rows, columns, figsize=(7.6, 2.6 * rows), constrained_layout=True, squeeze=False)
-    for panel in panels.ravel()[len(chosen) :]:
-        panel.set_visible(False)
-    for panel, result in zip(panels.ravel(), chosen):
+    canvas, panels = figures.panels(len(chosen), 3, height=2.6)
+    for panel, result in zip(panels, chosen):
         true = np.array(result["truth"]["change"])
-        for method, colour in (("k&l", "#d98e3f"), ("retrace", "#2f5d8a")):
+        for method, colour in (("k&l", figures.ORANGE), ("retrace", figures.BLUE)):
             panel.scatter(true, result["estimated"][method], s=6, color=colour, alpha=0.7, linewidths=0, label=METHODS[method])
         low, high = true.min(), true.max()
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
         tau = result["agreement"]["retrace"]["change"]["tau"]
         panel.set_title(f"{result['cell']}: tau {tau:.2f}", fontsize=8, loc="right")
         panel.ticklabel_format(style="sci", scilimits=(-2, 2))
-    panels[0][0].legend(frameon=False, fontsize=7)
+    panels[0].legend()
     canvas.supxlabel("true change of the validation loss")
     canvas.supylabel("estimated")
-    canvas.savefig(path, metadata={"Date": None})
-    plt.close(canvas)
+    figures.save(figures.as_svg(canvas), path)
