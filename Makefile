@@ -1,11 +1,12 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
 # make check    style and types
+# make browser  Chromium for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +23,11 @@ check: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks experiments
 	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
+
+browser:
+	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	else echo 'Install Chromium with your package manager; without it the tests of the page are skipped.'; fi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -14,8 +14,8 @@ from dross import cli, errors
 
 PUBLIC = [
     "Budget", "Checkpoints", "ClipNorm", "ClipValue", "Counterfactual", "DrossError", "DrossWarning", "EveryStep", "LastEpochs",
-    "Recorder", "Run", "Scores", "Verification", "bounds", "estimators", "indexed", "losses", "mean_loss", "outputs", "query",
-    "train",
+    "Project", "Recorder", "Run", "Scores", "Verification", "bounds", "clean", "estimators", "export", "indexed", "judge", "losses",
+    "mean_loss", "outputs", "query", "train",
 ]  # fmt: skip
 
 
@@ -27,7 +27,20 @@ def test_public_names():
 def test_importing_pulls_in_only_the_core():
     code = "import sys, dross; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-    heavy = {"sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "rich", "typer", "starlette", "joblib", "PIL"}
+    heavy = {
+        "sklearn",
+        "scipy",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "rich",
+        "typer",
+        "starlette",
+        "uvicorn",
+        "jinja2",
+        "joblib",
+        "PIL",
+    }
     assert not heavy & {name.split(".")[0] for name in loaded}
 
 
@@ -46,37 +59,32 @@ def test_every_error_is_a_dross_error_and_in_the_drawing():
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    tape = tmp_path_factory.mktemp("demo") / "tape"
-    result = CliRunner().invoke(cli.app, ["demo", "--tape", str(tape), "--checked", "16"], catch_exceptions=False)
-    return tape, result
+    folder = tmp_path_factory.mktemp("demo") / "demo"
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(folder), "--seeds", "8"], catch_exceptions=False)
+    return folder, result
 
 
 def test_the_demo_tells_its_story(demo):
-    _, result = demo
+    folder, result = demo
     assert result.exit_code == 0
     said = " ".join(result.output.split())
-    assert "ten most harmful" in said and "Can the scores be trusted?" in said and "removed" in said
-    found = int(said.split("Of the 45 most harmful, ")[1].split()[0])
-    assert found >= 20  # by chance it would be 2
-
-
-def test_the_story_holds(tmp_path):
-    from dross.demo import tell
-
-    story = tell(tmp_path / "tape", checked=16, progress=False)
-    assert story.verification.tau > 0.8
-    assert story.test["most harmful"] < story.test["nothing"] - 0.03
-    assert abs(story.test["random"] - story.test["nothing"]) < 0.03
+    removed, found = (int(said.split("Of the ")[1].split()[k]) for k in (0, 3))
+    assert found >= 0.6 * removed > 0  # flipped labels; by chance it would be 5 %
+    right = int(said.split("Of the 45 most probably mislabelled, ")[1].split()[0])
+    assert right >= 36
+    assert "Improved. The model improved" in said and "dross review" in said
+    assert (folder / "report.html").exists()
+    assert all(len(line) <= 80 for line in result.output.splitlines() if str(folder) not in line)
 
 
 def test_info(demo, tmp_path):
-    tape, _ = demo
-    result = CliRunner().invoke(cli.app, ["info", str(tape)], catch_exceptions=False)
-    assert "2,410 parameters" in result.output and "(complete)" in result.output and "all intact" in result.output
+    folder, _ = demo
+    result = CliRunner().invoke(cli.app, ["info", str(folder / "runs" / "round-1" / "run-0")], catch_exceptions=False)
+    assert "4,810 parameters" in result.output and "(complete)" in result.output and "all intact" in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
-@pytest.mark.parametrize("arguments", [["info", "nowhere"], ["info", "."], ["demo", "--tape", "pyproject.toml"]])
+@pytest.mark.parametrize("arguments", [["info", "nowhere"], ["info", "."], ["judge", "."], ["review", "nowhere"]])
 def test_an_error_is_a_message_not_a_traceback(arguments, tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
     command = [sys.executable, "-m", "dross"]
@@ -88,7 +96,7 @@ def test_an_error_is_a_message_not_a_traceback(arguments, tmp_path):
 
 def test_version_and_help():
     assert dross.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
-    for arguments in (["--help"], ["demo", "--help"], ["info", "--help"]):
+    for arguments in (["--help"], *([name, "--help"] for name in ("demo", "info", "clean", "review", "judge", "export"))):
         result = CliRunner().invoke(cli.app, arguments)
         assert result.exit_code == 0 and len(result.output) > 200
 

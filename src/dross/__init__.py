@@ -8,6 +8,10 @@ NeurIPS 2019.
 __version__ = "0.1.0"
 
 from . import bounds, estimators
+from .cleanse.cleaning import clean
+from .cleanse.export import export
+from .cleanse.judging import judge
+from .cleanse.project import Project
 from .clip import ClipNorm, ClipValue
 from .counterfactual import Counterfactual
 from .errors import DrossError, DrossWarning
@@ -30,13 +34,17 @@ __all__ = [
     "DrossWarning",
     "EveryStep",
     "LastEpochs",
+    "Project",
     "Recorder",
     "Run",
     "Scores",
     "Verification",
     "bounds",
+    "clean",
     "estimators",
+    "export",
     "indexed",
+    "judge",
     "losses",
     "mean_loss",
     "outputs",

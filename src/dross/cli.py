@@ -3,13 +3,14 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from .errors import DrossError
+from .errors import BadInput, DrossError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,53 +42,183 @@ def options(
 
 @app.command()
 def demo(
-    tape: Annotated[Path, typer.Option(help="Where to record the run. Only runs/demo is replaced if it is there.")] = _DEMO,
-    checked: Annotated[int, typer.Option(min=8, help="How many instances to verify by retraining without each of them.")] = 64,
+    out: Annotated[Path, typer.Option(help="Where everything goes. What an earlier demo left there is replaced.")] = _DEMO,
+    seeds: Annotated[int, typer.Option(min=2, help="How many fresh seeds the verdict rests on.")] = 10,
 ) -> None:
-    """The whole story on the digits inside scikit-learn, with 5 % of the labels flipped.
+    """The whole story on the digits inside scikit-learn, with 5 % of the training labels flipped.
 
-    Trains a small network and records the run, scores every training instance by how much worse it makes the validation
-    loss, checks the scores against real retraining, and shows what removing the most harmful instances does.
+    Reads them as pictures, trains and records four runs, scores every training instance by how much worse it makes the model, checks the scores
+    against real retraining, suggests how many to remove, and judges the suggestion with fresh seeds on test data.
     """
     from . import demo as demonstration
 
+    console.print(f"{demonstration.TRAIN} digits to learn from, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose.")
+    story = demonstration.tell(out, seeds=seeds, say=_say)
+    by_chance = story.removed * story.flipped / demonstration.TRAIN
     console.print(
-        f"Training on {demonstration.TRAIN} digits, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose, "
-        "and recording the run ..."
+        f"\nOf the {story.removed} most harmful, {story.found} are among the {story.flipped} with a flipped label; by chance it would be {by_chance:.0f}. "
+        f"Of the {story.flipped} most probably mislabelled, {story.suspected} are.\n"
     )
-    story = demonstration.tell(tape, checked=checked, overwrite=tape == _DEMO)
-    digits, scores = story.digits, story.scores
-    console.print(f"Scored {len(scores)} instances by retracing {story.run.steps} steps, then checked {checked} by retraining.\n")
+    _show(story.verdict)
+    folder = story.project.folder
+    console.print(f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}", soft_wrap=True)
 
-    table = Table(title="The ten most harmful instances", title_justify="left")
-    for name in ("id", "score", "label", "true label", "flipped"):
-        table.add_column(name, justify="right")
-    for j in scores.most_harmful(10):
-        label, true = int(digits.train[1][j]), digits.true_labels[j]
-        table.add_row(str(j), f"{scores.values[j]:+.5f}", str(label), str(true), "yes" if digits.flipped[j] else "")
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False)
+
+
+def _show(verdict: Any) -> None:
+    """A verdict in the terminal."""
+    colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
+    console.print(Text.assemble((f"{verdict.verdict.capitalize()}. ", f"bold {colour}"), verdict.sentence))
+    table = Table("on the test part")
+    columns = []
+    for name, m in verdict.metrics.items():
+        table.add_column("error, %" if name == "error" else name, justify="right")
+        columns.append(_measured(m, *((100, 2) if name == "error" else (1, 4))))
+    for row in columns[0]:
+        table.add_row(row, *(column[row] for column in columns))
     console.print(table)
-    console.print("A score is the estimated change of the validation loss had the instance been absent: below 0 it did harm.\n")
+    if verdict.settle:
+        _say(verdict.settle)
 
-    m, total = story.removed, int(digits.flipped.sum())
-    by_chance = m * digits.flipped.mean()
-    console.print(
-        f"Of the {m} most harmful, {story.found(m)} are among the {total} flipped ones; by chance it would be {by_chance:.0f}.\n"
-    )
-    console.print(f"[bold]Can the scores be trusted?[/bold] {story.verification.sentence}\n")
 
-    table = Table(title=f"The same training again, without {m} instances", title_justify="left")
-    for name in ("removed", "validation loss", "test loss", "test error"):
-        table.add_column(name, justify="left" if name == "removed" else "right")
-    for kind in story.test:
-        row = (f"{story.validation[kind]:.4f}", f"{story.test[kind]:.4f}", f"{story.test_error[kind]:.1%}")
-        table.add_row(kind, *row)
-    console.print(table)
-    tested = len(digits.test[1])
+def _measured(m: Any, scale: int, digits: int) -> dict[str, str]:
+    number = lambda v, sign="": f"{scale * v:{sign}.{digits}f}"
+    mean = lambda values: sum(values) / len(values)
+    return {
+        "everything kept": number(mean(m.before)), "after": number(mean(m.after)), "difference": number(m.difference, "+"),
+        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}", "t-test": f"p = {m.p_t:.3f}",
+        "sign flips": f"p = {m.p_signs:.3f}", "difference, as many at random": number(m.random_difference, "+"),
+    }  # fmt: skip
+
+
+@app.command()
+def clean(
+    data: Annotated[
+        str, typer.Argument(help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, or module:function.")
+    ],
+    label: Annotated[str | None, typer.Option(help="The column to be learnt.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column that holds a text to learn from.")] = None,
+    images: Annotated[str | None, typer.Option(help="The column that holds the paths of pictures.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Validation data of your own: scores are computed on it.")] = None,
+    test: Annotated[str | None, typer.Option(help="Test data of your own: only dross judge reads it.")] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression; otherwise inferred from the label.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="What a column is: NAME=number, category, date or ignore. May be repeated.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="linear, mlp, cnn, or module:function that builds a torch model.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Independent runs to average the scores over.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="2 and more: remove what is suggested, train and score again.")] = 1,
+    rate: Annotated[float | None, typer.Option(help="The learning rate; otherwise searched for on the validation part.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; otherwise searched for.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Instances per step.")] = None,
+    verified: Annotated[
+        int, typer.Option(min=2, help="Suggestions, and as many at random, to check by retraining without each.")
+    ] = 16,
+    seed: Annotated[int, typer.Option(help="Of the split and of everything random.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder for what is found. Default: runs/NAME.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+) -> None:
+    """Find the training instances that make a model worse.
+
+    Reads the data, splits them into training, validation and test parts, trains several runs and records them, scores every training instance by how
+    much worse it makes the validation loss, checks the scores by retraining, suggests how many to remove, and writes a report. The input is never touched.
+    A run that was stopped goes on where it was: give the same command again.
+
+    [bold]Examples[/bold]
+
+    dross clean people.csv --label income
+
+    dross clean reviews.tsv --text review --label stars
+
+    dross clean pictures/ --model cnn
+
+    dross clean mydata:load --model mydata:network
+    """
+    from .cleanse.cleaning import clean as start
+
+    columns = dict(_assignment(given) for given in column or [])
+    make = model if model is not None and ":" in model else None
+    project = start(
+        data, label, out=out, text=text, images=images, validation=validation, test=test, task=task, columns=columns, model=None if make else model,
+        make=make, runs=runs, rounds=rounds, rate=rate, epochs=epochs, batch_size=batch_size, verified=verified, seed=seed, overwrite=overwrite, say=_say,
+    )  # fmt: skip
+    from .cleanse.report import findings
+
+    console.print()
+    for sentence in findings(project):
+        _say(sentence)
+    folder = project.folder
     console.print(
-        f"The test error counts mistakes among only {tested} digits, so a difference of a few tenths of a percent means nothing; "
-        "the loss says more.\n"
+        f"\nRead the report:    {folder / 'report.html'}\nLook and decide:    dross review {folder}\nDoes it help?       dross judge {folder}",
+        soft_wrap=True,
     )
-    console.print(f"The run is kept in {tape}; [bold]dross info {tape}[/bold] describes it.")
+
+
+def _assignment(given: str) -> tuple[str, str]:
+    name, equals, kind = given.rpartition("=")
+    if not equals:
+        raise BadInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
+    return name, kind
+
+
+@app.command()
+def review(
+    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
+    port: Annotated[int | None, typer.Option(help="The port to serve on. Default: a free one.")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link.")
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+) -> None:
+    """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision is saved at once and can be undone."""
+    from .review.server import serve
+
+    serve(run, port=port, host=host, open_browser=browser)
+
+
+@app.command()
+def judge(
+    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
+    remove: Annotated[int | None, typer.Option(help="Judge the removal of the so many most harmful.")] = None,
+    relabel: Annotated[
+        int | None, typer.Option(help="Judge relabelling the so many most probably mislabelled as the models predict.")
+    ] = None,
+    decisions: Annotated[bool, typer.Option("--decisions", help="Judge what was decided on the page.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: 6 seeds.")] = False,
+) -> None:
+    """Does it help? Train new models with and without the removed instances and compare them on the test part.
+
+    For every seed three models start from the same weights: with everything, without the removed, and without as many chosen at random. The verdict is
+    improved, worse, or cannot tell. Without options it judges the decisions made on the page, or else the suggestion.
+    """
+    from .cleanse.judging import judge as start
+
+    verdict = start(run, remove=remove, relabel=relabel, decisions=decisions, seeds=seeds, quick=quick)
+    _show(verdict)
+    console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
+    to: Annotated[Path, typer.Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures.")],
+    remove: Annotated[
+        int | None, typer.Option(help="Leave out the so many most harmful instead of what was decided on the page.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the copy if it is there.")] = False,
+) -> None:
+    """Write a cleaned copy of the data and the list of decisions. The input is never touched."""
+    from .cleanse.export import export as start
+
+    done = start(run, to, remove=remove, overwrite=overwrite)
+    console.print(
+        f"{done.cleaned}: {done.written:,} instances; {done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
+        soft_wrap=True,
+    )
 
 
 reproduce = typer.Typer(no_args_is_help=True, help="Run the paper's experiments again.")

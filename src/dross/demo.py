@@ -1,17 +1,16 @@
 """The whole story in a minute: the digits that scikit-learn ships, with some labels flipped on purpose."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
-from .queries import error_rate, mean_loss
-from .run import Run
-from .scores import Scores
-from .training import train
-from .verification import Verification
+from .cleanse.cleaning import clean
+from .cleanse.judging import Verdict, judge
+from .cleanse.project import Project
+from .pictures import png
 
 FLIPPED = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part
@@ -28,18 +27,12 @@ class Digits:
 
 @dataclass(frozen=True)
 class Story:
-    run: Run
-    scores: Scores
-    verification: Verification
-    digits: Digits
+    project: Project
+    verdict: Verdict
+    flipped: int  # training labels that are wrong on purpose
     removed: int
-    validation: dict[str, float]  # mean loss by what was removed: nothing, the most harmful, as many at random
-    test: dict[str, float]
-    test_error: dict[str, float]
-
-    def found(self, m: int) -> int:
-        """How many of the m most harmful instances have a flipped label."""
-        return int(self.digits.flipped[self.scores.most_harmful(m)].sum())
+    found: int  # flipped ones among those removed
+    suspected: int  # flipped ones among as many of the most probably mislabelled
 
 
 def flipped_digits(seed: int = 0) -> Digits:
@@ -58,27 +51,36 @@ def flipped_digits(seed: int = 0) -> Digits:
     return Digits(pairs[0], pairs[1], pairs[2], true, flipped)
 
 
-def classifier() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
+def as_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
+    """The three parts as folders of PNG files, one folder per class."""
+    folders = {part: folder / part for part in ("train", "validation", "test")}
+    for part, (x, y) in zip(folders, (digits.train, digits.validation, digits.test)):
+        for k, (picture, label) in enumerate(zip(x, y.tolist())):
+            path = folders[part] / str(label) / f"{k:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png((255 * picture.reshape(8, 8).numpy()).astype(np.uint8)))
+    return folders
 
 
-def tell(folder: Path, *, checked: int = 64, removed: int = 45, progress: bool = True, overwrite: bool = True) -> Story:
-    """Train, score, verify against true leave-one-out, and see what removing the most harmful instances does."""
+def tell(folder: Path, *, seeds: int = 10, progress: bool = True, say: Callable[[str], None] = print) -> Story:
+    """Write the digits as pictures, clean, judge, and compare with what was flipped."""
     digits = flipped_digits()
-    torch.manual_seed(0)
-    model = classifier()
-    run = train(
-        model, digits.train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, epochs=30,
-        batch_size=32, progress=progress, overwrite=overwrite,
+    folders = as_pictures(digits, folder.with_name(f"{folder.name}-digits"))
+    project = clean(
+        folders["train"], validation=str(folders["validation"]), test=str(folders["test"]), model="mlp", out=folder,
+        progress=progress, say=say, overwrite=True,
     )  # fmt: skip
-    validation = mean_loss(digits.validation)
-    scores = run.influence(validation)
-    verification = run.verify(scores, validation, n=checked)
-
-    harmful = scores.most_harmful(removed)
-    at_random = np.random.default_rng(1).choice(TRAIN, removed, replace=False)
-    without = run.counterfactual([[], harmful, at_random])
-    kinds: list[str] = ["nothing", "most harmful", "random"]
-    asked = (validation, mean_loss(digits.test), error_rate(digits.test))
-    values = [dict(zip(kinds, map(float, without.evaluate(q)))) for q in asked]
-    return Story(run, scores, verification, digits, removed, *values)
+    suggested = project.about["suggested"]["m"] or round(FLIPPED * TRAIN)
+    verdict = judge(project.folder, remove=suggested, seeds=seeds, progress=progress)
+    instances = project.instances
+    flipped = np.array([digits.flipped[int(Path(source).stem)] for source in instances["source"]])
+    suspects = instances["mislabel_rank"].between(0, flipped.sum() - 1).to_numpy()
+    removed = (instances["harm_rank"] < suggested).to_numpy()
+    return Story(
+        project,
+        verdict,
+        int(flipped.sum()),
+        suggested,
+        int((flipped & removed).sum()),
+        int((flipped & suspects).sum()),
+    )

@@ -4,7 +4,7 @@ A query is a scalar or a vector function of (theta, buffers), evaluated in eval 
 validation set is never in memory at once; the pieces are added up (a mean) or put one after the other (one query each).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,18 @@ def mean_loss(data: Any) -> Query:
             yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
 
     return Query("mean_loss", pieces, added=True, data=data)
+
+
+def mean_losses(parts: Sequence[Any]) -> Query:
+    """The mean loss over each of several data sets, without the penalty: one query each, retraced together."""
+    sources = [_Source(data) for data in parts]
+
+    def pieces(objective: Objective) -> Iterator[Piece]:
+        for source in sources:
+            x, y = (whole := source.on(objective))[np.arange(len(whole))]
+            yield len(whole), lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).mean().reshape(1)
+
+    return Query("mean_losses", pieces, added=False)
 
 
 def error_rate(data: Any) -> Query:

@@ -1,0 +1,361 @@
+"""`dross judge`: does it help? New models with and without the removed instances, on the test part, which nothing has looked at before.
+
+For each seed three models start from the same weights: one learns everything, one without the removed (or with the corrected) instances, one without as
+many others chosen at random. The differences between them, seed by seed, are what is judged. The interval covers both kinds of chance: that of
+the seeds, and that of which instances happen to be in the test part.
+"""
+
+import itertools
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BadInput, TapeMismatch
+from ..queries import error_rate, mean_loss
+from ..randomness import mixed
+from .learn import Fit, Recipe, fit, losses, wrong
+from .project import Project, write_json
+from .reading import Prepared, Request, digest, loaded, prepare
+from .scoring import recorded
+
+QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
+_FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
+_SURE = 0.05
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in the training data that is judged."""
+
+    what: str
+    removed: np.ndarray
+    relabelled: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.removed) + len(self.relabelled)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measure, seed by seed."""
+
+    before: list[float]
+    after: list[float]
+    random: list[float]
+    difference: float
+    interval: tuple[float, float]
+    p_t: float
+    p_signs: float
+    random_difference: float
+    random_interval: tuple[float, float]
+    seeds_error: float  # standard error from the seeds
+    test_error: float  # standard error from the choice of the test part
+
+    @property
+    def sure(self) -> bool:
+        return self.p_t < _SURE and self.p_signs < _SURE and (self.interval[0] > 0 or self.interval[1] < 0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    made: str
+    what: str
+    removed: int
+    relabelled: int
+    seeds: int
+    metrics: dict[str, Measured]
+    per_class: list[dict[str, Any]]
+    recorded: dict[str, dict[str, float]]
+    verdict: str
+    sentence: str
+    settle: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Verdict: {self.verdict}. {self.sentence}>"
+
+    def _repr_html_(self) -> str:
+        from ..pages import render
+
+        return render("verdict.html", verdict=self.to_json())
+
+
+def judge(
+    folder: str | Path, *, remove: int | None = None, relabel: int | None = None, decisions: bool = False, seeds: int | None = None, quick: bool = False,
+    progress: bool = True,
+) -> Verdict:  # fmt: skip
+    """Retrain with fresh seeds, with and without what is removed or relabelled, and compare on the test part.
+
+    remove: the so many most harmful. relabel: give the so many most probably mislabelled the label that the models predict. decisions: what
+    was decided on the page. By default the decisions, if there are any, else the suggested number of removals.
+    """
+    project = Project.open(folder)
+    change = chosen(project, remove, relabel, decisions)
+    count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
+    if count < 2:
+        raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
+    prepared, recipe = reopened(project)
+    found = _Judging(project, prepared, recipe, change, count, progress).run(skip_recorded=quick)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    taken = len(list((project.folder / "verdicts").glob(f"{stamp}*.json")))
+    write_json(project.folder / "verdicts" / f"{stamp}-{taken:02d}.json", found.to_json())
+    from . import report
+
+    report.write(project)
+    return found
+
+
+def reopened(project: Project) -> tuple[Prepared, Recipe]:
+    """The data and the recipe of a project, read again from the input."""
+    about = project.about
+    prepared = prepare(Request(**about["request"]))
+    if digest(prepared) != about["digest"]:
+        raise TapeMismatch(
+            f"{about['request']['data']} has changed since dross clean read it. Put it back as it was, or run dross clean again."
+        )
+    make = about["options"]["make"]
+    saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
+    return prepared, Recipe(**saved, make=None if make is None else loaded(make, "--model"))
+
+
+def chosen(project: Project, remove: int | None, relabel: int | None, decisions: bool) -> Change:
+    instances, count = project.instances, len(project.instances)
+    for what, value in (("remove", remove), ("relabel", relabel)):
+        if value is not None and not 0 < value < count:
+            raise BadInput(f"--{what} must lie between 1 and {count - 1}, not {value}.")
+    if relabel is not None or remove is not None:
+        suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank").head(relabel or 0)
+        renamed = {int(k): str(label) for k, label in suspects["prediction"].items()}
+        harmful = instances.sort_values("harm_rank").index.to_numpy()[: remove or 0]
+        harmful = np.setdiff1d(harmful, list(renamed), assume_unique=True) if renamed else harmful
+        words = [f"{len(harmful)} most harmful removed"] * bool(remove) + [
+            f"{len(renamed)} most probably mislabelled relabelled"
+        ] * bool(relabel)
+        return Change(", ".join(words), harmful, renamed)
+    made = project.decisions.current()
+    removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
+    renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
+    if len(removed) or renamed:
+        return Change("decisions", removed, renamed)
+    if decisions:
+        raise BadInput(
+            f"Nothing has been removed or relabelled on the page yet. Decide with dross review {project.folder}, or pass --remove 100."
+        )
+    m = project.about["suggested"]["m"]
+    if m == 0:
+        raise BadInput(
+            f"Nothing has been decided, and nothing is suggested: {project.about['suggested']['reason']}. Pass --remove 100 to judge anyway."
+        )
+    return Change(f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {})
+
+
+@dataclass
+class _Judging:
+    project: Project
+    prepared: Prepared
+    recipe: Recipe
+    change: Change
+    seeds: int
+    progress: bool
+
+    def run(self, skip_recorded: bool) -> Verdict:
+        told = self.project.folder / "judging.json"
+        outputs: list[Tensor] = []
+        try:
+            for start in range(0, self.seeds, _at_a_time(self.recipe)):
+                write_json(told, {"done": start, "of": self.seeds, "stage": "training with and without them"})
+                outputs.append(self._trained(range(start, min(start + _at_a_time(self.recipe), self.seeds))))
+            write_json(told, {"done": self.seeds, "of": self.seeds, "stage": "retraining the recorded run"})
+            recorded_run = {} if skip_recorded else self._on_the_recorded_run()
+        finally:
+            told.unlink(missing_ok=True)
+        said = torch.cat(outputs)  # [seeds, 3, test, outputs]
+        return self._verdict(said, recorded_run)
+
+    def _trained(self, numbers: range) -> Tensor:
+        x, y = self.prepared.pair("train")
+        everyone = np.arange(len(y))
+        fits = []
+        for number in numbers:
+            seed = mixed(_FRESH, self.prepared.source.labels.size, number)
+            removed, labels = self._at_random(number, y)
+            fits += [
+                Fit(seed, everyone, self.recipe.rate),
+                Fit(
+                    seed, np.setdiff1d(everyone, self.change.removed), self.recipe.rate, self._relabelled(y, self.change.relabelled)
+                ),
+                Fit(seed, np.setdiff1d(everyone, removed), self.recipe.rate, labels),
+            ]
+        trained = fit(
+            self.recipe, x, y, fits, what=f"seeds {numbers[0] + 1} to {numbers[-1] + 1} of {self.seeds}", progress=self.progress
+        )
+        said = trained.outputs(self.prepared.x["test"])
+        return said.reshape(len(numbers), 3, *said.shape[1:])
+
+    def _at_random(self, number: int, y: Tensor) -> tuple[np.ndarray, Tensor]:
+        """The control: as many removed, and as many given the label that the models predict, but any."""
+        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(len(y))
+        removed = order[: len(self.change.removed)]
+        others = order[len(removed) :][: len(self.change.relabelled)]
+        return removed, self._relabelled(y, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others})
+
+    def _relabelled(self, y: Tensor, names: dict[int, str]) -> Tensor:
+        if not names:
+            return y
+        y, ids = y.clone(), list(names)
+        labels: Any = list(names.values())
+        if self.prepared.source.task == "classification":
+            unknown = sorted(set(labels) - set(self.prepared.source.classes))
+            if unknown:
+                raise BadInput(f"Some instances were relabelled as '{unknown[0]}', which is not one of the classes.")
+        else:
+            labels = [float(label) for label in labels]
+        y[ids] = self.prepared.targets(
+            np.array(labels, dtype=object if self.prepared.source.task == "classification" else np.float64)
+        )
+        return y
+
+    def _on_the_recorded_run(self) -> dict[str, dict[str, float]]:
+        """Retrain All and Retrain Last: the first recorded run, replayed without the removed instances."""
+        if self.change.relabelled or self.project.about["rounds"] > 1 or not len(self.change.removed):
+            return {}
+        folder = self.project.folder / "runs" / "round-1" / "run-0"
+        run = recorded(self.recipe, self.prepared.pair("train"), 0, folder, seed=self.prepared_seed, progress=False)
+        found = {}
+        for way, epochs in (("all", None), ("last", 1)):
+            without = run.counterfactual([self.change.removed], epochs=epochs)
+            measures = {"loss": mean_loss(self.prepared.pair("test"))}
+            if self.prepared.source.task == "classification":
+                measures["error"] = error_rate(self.prepared.pair("test"))
+            found[way] = {f"{name}_change": float(without.changes(query)[0]) for name, query in measures.items()}
+            found[way] |= {f"{name}_after": float(without.evaluate(query)[0]) for name, query in measures.items()}
+        return found
+
+    @property
+    def prepared_seed(self) -> int:
+        return int(self.project.about["request"]["seed"])
+
+    def _verdict(self, said: Tensor, recorded_run: dict) -> Verdict:
+        y, flat = self.prepared.y["test"], said.reshape(-1, *said.shape[2:])
+        shape = (self.seeds, 3, len(y))
+        loss = losses(self.recipe, flat, y).double().numpy().reshape(shape)
+        if self.prepared.source.task == "regression":
+            loss = loss * self.prepared.scale[1] ** 2  # in the units of the label, squared
+        measures = {"loss": measured(loss)}
+        per_class: list[dict[str, Any]] = []
+        if self.prepared.source.task == "classification":
+            error = wrong(flat, y).double().numpy().reshape(shape)
+            measures = {"error": measured(error), **measures}
+            for place, name in enumerate(self.prepared.source.classes):
+                rows = (y == place).numpy()
+                if rows.any():
+                    before, after = (float(error[:, k][:, rows].mean()) for k in (0, 1))
+                    per_class.append({"class": name, "count": int(rows.sum()), "before": before, "after": after})
+        verdict = decided(measures)
+        return Verdict(
+            time.strftime("%Y-%m-%d %H:%M"), self.change.what, len(self.change.removed), len(self.change.relabelled), self.seeds, measures, per_class,
+            recorded_run, verdict, sentence(verdict, measures, self.change, self.seeds), settle(verdict, measures, self.seeds, len(y)),
+        )  # fmt: skip
+
+
+def _at_a_time(recipe: Recipe) -> int:
+    """Seeds trained side by side before the next word about progress."""
+    return 5 if recipe.model in ("linear", "mlp") else 1
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------------------------
+
+
+def measured(values: np.ndarray) -> Measured:
+    """values: [seeds, 3 (before, after, random), test instances]"""
+    from scipy.stats import t, ttest_1samp
+
+    before, after, control = (values[:, k].mean(1) for k in range(3))
+
+    def compared(place: int) -> tuple[float, tuple[float, float], float, float]:
+        by_instance = (values[:, place] - values[:, 0]).mean(0)
+        by_seed = (values[:, place] - values[:, 0]).mean(1)
+        seeds_error = float(by_seed.std(ddof=1) / np.sqrt(len(by_seed)))
+        test_error = float(by_instance.std(ddof=1) / np.sqrt(len(by_instance)))
+        reach = np.hypot(float(t.ppf(0.975, len(by_seed) - 1)) * seeds_error, 1.96 * test_error)
+        middle = float(by_seed.mean())
+        return middle, (middle - float(reach), middle + float(reach)), seeds_error, test_error
+
+    difference, interval, seeds_error, test_error = compared(1)
+    random_difference, random_interval, _, _ = compared(2)
+    by_seed = after - before
+    same = bool(np.allclose(by_seed, by_seed[0]))
+    p_t = float(ttest_1samp(by_seed, 0.0)[1]) if not same else (1.0 if abs(by_seed[0]) < 1e-15 else 0.0)  # type: ignore[arg-type]
+    return Measured(before.tolist(), after.tolist(), control.tolist(), difference, interval, p_t, sign_flips(by_seed), random_difference,
+                    random_interval, seeds_error, test_error)  # fmt: skip
+
+
+def sign_flips(differences: np.ndarray) -> float:
+    """If removal did nothing, each seed's difference could as well have the other sign: how often would their mean be as far from 0?"""
+    count = len(differences)
+    if count <= 12:
+        signs = np.array(list(itertools.product((-1, 1), repeat=count)))
+    else:
+        signs = np.random.default_rng(0).choice((-1, 1), size=(20_000, count))
+        signs[0] = 1
+    means = np.abs(signs @ differences)
+    return float((means >= abs(differences.sum()) * (1 - 1e-12)).mean())
+
+
+def decided(measures: dict[str, Measured]) -> str:
+    """Improved: some measure is surely better and none surely worse. Worse: the other way round. Everything else cannot be told."""
+    better = any(m.sure and m.difference < 0 for m in measures.values())
+    worse = any(m.sure and m.difference > 0 for m in measures.values())
+    return "improved" if better and not worse else "worse" if worse and not better else "cannot tell"
+
+
+def sentence(verdict: str, measures: dict[str, Measured], change: Change, seeds: int) -> str:
+    done = " and ".join(
+        [f"{len(change.removed)} instances removed"] * bool(len(change.removed))
+        + [f"{len(change.relabelled)} relabelled"] * bool(change.relabelled)
+    )
+    parts = []
+    for name, m in measures.items():
+        digits = (lambda v: f"{100 * v:.2f} %") if name == "error" else (lambda v: f"{v:.4f}")
+        parts.append(
+            f"the test {name} went from {digits(np.mean(m.before))} to {digits(np.mean(m.after))} (as many at random: {digits(np.mean(m.random))})"
+        )
+    opening = {
+        "improved": "The model improved",
+        "worse": "The model got worse",
+        "cannot tell": "It cannot be told whether the model changed",
+    }[verdict]
+    return f"{opening}: with {done}, over {seeds} fresh seeds, {' and '.join(parts)}."
+
+
+def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int) -> str:
+    """What it would take to know, if the change that was seen is the true one."""
+    if verdict != "cannot tell":
+        return ""
+    name, m = min(
+        measures.items(), key=lambda item: np.hypot(item[1].seeds_error, item[1].test_error) / max(abs(item[1].difference), 1e-12)
+    )
+    reach = (m.interval[1] - m.interval[0]) / 2
+    if abs(m.difference) < reach / 4:
+        return f"If there is a change of the {name} at all, it is probably smaller than {reach:.4f}. More seeds and a larger test part narrow that."
+    wanted = abs(m.difference) / 2.3
+    by_test = m.test_error / wanted
+    by_seeds = m.seeds_error / wanted
+    if by_test > 0.9:
+        return f"If the {name} really changes by {m.difference:+.4f}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
+    more = seeds * by_seeds**2 / max(1 - by_test**2, 0.05)
+    return (
+        f"If the {name} really changes by {m.difference:+.4f}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
+    )
+
+
+def _round(value: float) -> str:
+    size = 10 ** max(0, int(np.log10(max(value, 1))) - 1)
+    return f"{int(np.ceil(value / size) * size):,}"

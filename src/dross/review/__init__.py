@@ -1,0 +1,1 @@
+"""The review page: look at what may do harm, decide, and see what the decisions are worth."""

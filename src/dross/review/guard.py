@@ -1,0 +1,86 @@
+"""Who may ask for what. Every request passes here first.
+
+the Host header   must be one of ours: another site's name that points at this machine (DNS rebinding) gets nothing
+a token           in the header X-Dross-Token for all data and every change; another site's page cannot set it
+a cookie          for what cannot send headers: the page itself and its pictures. SameSite=Strict, HttpOnly, set when the
+                  page is opened with the token in its address
+the answers       may load nothing from elsewhere, be framed nowhere and be kept nowhere
+"""
+
+import hashlib
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "X-Dross-Token"
+_LARGEST_BODY = 32 * 2**20
+ANSWER_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_STRANGER = "This page needs the token that dross printed when it started. Open the address that the terminal shows."
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, *, token: str, hosts: set[str]):
+        self.app, self.token, self.hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(ANSWER_HEADERS)
+            await send(message)
+
+        refusal = self._refusal(Request(scope))
+        await (refusal or self.app)(scope, receive, send_guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if _name(host) not in self.hosts:
+            return JSONResponse({"error": f"This is not the host {host[:100]!r}. Open the address that the terminal shows."}, 421)
+        if request.headers.get("origin", f"http://{host}") != f"http://{host}":
+            return JSONResponse({"error": "A page of another site may not ask this."}, 403)
+        if not _short_enough(request.headers):
+            return JSONResponse({"error": f"A request may be at most {_LARGEST_BODY // 2**20} MB long."}, 413)
+        path = request.url.path
+        if path.startswith("/static/") or self._knows_the_token(request, path):
+            return None
+        if path == "/":
+            return Response(_STRANGER, 401, media_type="text/plain")
+        return JSONResponse({"error": _STRANGER}, 401)
+
+    def _knows_the_token(self, request: Request, path: str) -> bool:
+        given = [request.headers.get(HEADER)]
+        if path == "/" or path.startswith("/picture/"):
+            given.append(request.cookies.get(cookie_name(self.token)))
+        if path == "/":
+            given.append(request.query_params.get("token"))
+        return any(secrets.compare_digest(value.encode(), self.token.encode()) for value in given if value)
+
+
+def cookie_name(token: str) -> str:
+    """Cookies know no ports: two review pages on one machine must not overwrite each other's."""
+    return "dross-" + hashlib.sha256(token.encode()).hexdigest()[:12]
+
+
+def _short_enough(headers: Headers) -> bool:
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" not in headers and length.isdigit() and int(length) <= _LARGEST_BODY
+
+
+def _name(host: str) -> str:
+    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]"""
+    if host.startswith("["):
+        return host[: host.find("]") + 1].lower()
+    return host.partition(":")[0].lower()

@@ -1,0 +1,58 @@
+// One decision about everything in the list: counted, confirmed, undone as one.
+
+import { post } from "./api.js";
+import { byId, data, h, say, show } from "./dom.js";
+import { decide } from "./save.js";
+import { project } from "./state.js";
+import { count } from "./words.js";
+
+const dialog = byId("bulk");
+const action = byId("bulk-action");
+const label = byId("bulk-label");
+const confirm = byId("bulk-confirm");
+let ids = [];
+let asked = 0;
+
+export function start() {
+  if (project.classes.length) show(label, project.classes.map((name) => h("option", { value: name }, name)));
+  else label.value = "";
+  action.addEventListener("change", preview);
+  label.addEventListener("input", preview);
+  confirm.addEventListener("click", carryOut);
+  byId("bulk-form").addEventListener("submit", (event) => event.preventDefault());
+}
+
+/** What the list shows right now, and in words what it was filtered by. */
+export function open(shownIds, description) {
+  ids = shownIds;
+  show(byId("bulk-about"), h("strong", {}, count(ids.length, "instance")), " in this list", description ? [": ", data(description)] : "", ".");
+  dialog.showModal();
+  preview();
+}
+
+const newLabel = () => (action.value === "relabel" ? label.value.trim() : null);
+
+async function preview() {
+  byId("bulk-label-box").hidden = action.value !== "relabel";
+  const verb = { remove: "Remove", keep: "Keep", relabel: "Relabel", undecided: "Clear the decision of" }[action.value];
+  confirm.textContent = `${verb} ${count(ids.length, "instance")}`;
+  confirm.disabled = true;
+  const now = ++asked;
+  try {
+    const answer = await post("/api/preview", { changes: [[action.value, newLabel(), ids]] });
+    if (now !== asked) return;
+    confirm.disabled = false;
+    show(byId("bulk-effect"),
+      answer.changed ? h("p", {}, `${count(answer.changed, "of them is", "of them are")} decided otherwise now; that would be replaced.`) : null,
+      answer.warnings.length ? h("ul", { class: "warning-list" }, answer.warnings.map((warning) => h("li", {}, h("strong", {}, "Careful: "), data(warning)))) : null,
+      h("p", { class: "quiet" }, "Undo takes all of it back at once."));
+  } catch (error) {
+    if (now === asked) show(byId("bulk-effect"), h("p", { class: "problem" }, error.message));
+  }
+}
+
+function carryOut() {
+  dialog.close();
+  const words = confirm.textContent;
+  decide(ids, action.value, newLabel(), "bulk").then((answer) => answer && say(`Saved: ${words}. Undo takes it back.`));
+}

@@ -1,0 +1,59 @@
+// The head of the page: how far the review is, whether it is saved, what to be careful about.
+
+import { byId, data, h, show } from "./dom.js";
+import { waitingCount } from "./save.js";
+import { on, project, standing } from "./state.js";
+import { count } from "./words.js";
+
+let warned = "";
+let offline = null;
+
+export function start() {
+  const { counts, runs, task } = project;
+  byId("about").textContent = `dross review · ${count(counts.train, "training instance")} · ${task} · ${count(runs, "run")}`;
+  on("standing", draw);
+  on("saving", saving);
+  on("problem", problem);
+  on("connection", (message) => {
+    if (byId("saved").dataset.state === "failed") return; // that says more
+    if (message) problem(message);
+    else if (offline !== null && offline === byId("problem").textContent) problem("");
+    offline = message;
+  });
+  saving({ state: "saved" });
+}
+
+function draw() {
+  const { keep, remove, relabel, suggested, suggested_decided: done } = standing.progress;
+  const bar = byId("progress");
+  bar.max = suggested || project.counts.train;
+  bar.value = suggested ? done : keep + remove + relabel;
+  const first = suggested ? `${done} of the ${count(suggested, "suggested", "suggested")} decided` : `${keep + remove + relabel} decided`;
+  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep`;
+  byId("undo").disabled = !standing.undoable && !waitingCount();
+  byId("redo").disabled = !standing.redoable;
+  const text = standing.warnings.join("\n");
+  if (text === warned) return; // said once, not with every poll
+  warned = text;
+  const [first3, more] = [standing.warnings.slice(0, 3), standing.warnings.length - 3];
+  show(byId("warnings"), first3.map((warning) => h("p", {}, h("strong", {}, "Careful: "), data(warning))), more > 0 ? h("p", {}, `And ${count(more, "more class", "more classes")}.`) : null);
+}
+
+function saving({ state, count: waiting, message }) {
+  const place = byId("saved");
+  place.dataset.state = state;
+  if (state === "saved") {
+    place.textContent = "Saved";
+    if (byId("problem").textContent.startsWith("Not saved")) problem("");
+  } else if (state === "saving") {
+    place.textContent = "Saving …";
+    byId("undo").disabled = false;
+  } else {
+    place.textContent = "Not saved yet";
+    problem(`Not saved yet: ${message} ${count(waiting, "decision waits", "decisions wait")}; dross tries again by itself.`);
+  }
+}
+
+function problem(text) {
+  if (byId("problem").textContent !== text) byId("problem").textContent = text;
+}

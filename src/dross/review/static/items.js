@@ -1,0 +1,75 @@
+// How one instance looks in the list: a tile, a passage of text, or a row of a table.
+
+import { picture } from "./api.js";
+import { data, h } from "./dom.js";
+import { marked } from "./mark.js";
+import { decisionOf, project } from "./state.js";
+import { decisionWord, percent, signed } from "./words.js";
+
+/** Heights in rem; narrow: below 45 rem of width. */
+export const SHAPES = {
+  images: { role: "listbox", height: () => 14.8, across: (width) => Math.max(1, Math.floor(width / 9.5)) },
+  text: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
+  table: { role: "grid", height: (narrow) => (narrow ? 8.2 : 2.7), across: () => 1 },
+};
+
+export function buildItem(item) {
+  return { images: tile, text: passage, table: row }[project.layout](item);
+}
+
+export function updateDecision(element, id) {
+  const decision = decisionOf(id);
+  element.dataset.decision = decision ? decision[0] : "undecided";
+  const badge = element.querySelector(".decision");
+  if (badge) badge.replaceChildren(data(decision ? decisionWord(decision) : "–"));
+}
+
+/** Wide tables: the same widths for the head and for every row. */
+export function columnWidths() {
+  return ["9rem", "8rem", "9.5rem", "7rem", ...project.columns.map((column) => `${Math.max(4, 0.62 * column.width + 1.6)}rem`)];
+}
+
+export function tableHead() {
+  const names = ["Decision", "Label", "Models say", "Effect", ...project.columns.map((column) => column.name)];
+  const head = h("div", { class: "head row", role: "row", "aria-rowindex": 1 }, names.map((name) => h("span", { role: "columnheader" }, data(name))));
+  head.style.gridTemplateColumns = columnWidths().join(" ");
+  return head;
+}
+
+const effect = (item) => h("span", { class: "effect", title: "estimated change of the validation loss without it" }, signed(item.score));
+const decision = () => h("span", { class: "decision" });
+const differs = (item) => item.label !== item.prediction;
+const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);
+
+function chips(item) {
+  return h("span", { class: "chips" },
+    h("span", { class: "chip" }, h("span", { class: "what" }, "label "), data(item.label)),
+    h("span", { class: "chip" + (differs(item) ? " differs" : "") }, h("span", { class: "what" }, differs(item) ? "models ≠ " : "models = "), data(item.prediction), sure(item)));
+}
+
+function tile(item) {
+  const image = h("img", { src: picture("train", item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
+  return [image, decision(), chips(item), effect(item)];
+}
+
+function passage(item) {
+  const top = h("span", { class: "line" }, decision(), chips(item), effect(item), data(item.source, { class: "source" }));
+  return [top, h("span", { class: "passage", dir: "auto" }, marked(item.text, item.words))];
+}
+
+function row(item) {
+  const cell = (children, name, extra = {}) => h("span", { role: "gridcell", "data-name": name, ...extra }, children);
+  const lead = [
+    h("span", { role: "gridcell", class: "decision" }),
+    cell(data(item.label), "label", { class: "chip" }),
+    cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : "") }),
+    cell(signed(item.score), "effect", { class: "effect" }),
+  ];
+  const cells = item.cells.map((value, place) => {
+    const name = project.columns[place].name;
+    const odd = Object.hasOwn(item.unusual, name) ? item.unusual[name] : null;
+    return cell([odd !== null ? h("span", { class: "odd-mark" }, h("span", { "aria-hidden": "true" }, "▲"), h("span", { class: "unseen" }, "unusual: ")) : null,
+      value === null ? h("span", { class: "missing" }, "missing") : data(value)], name, { class: odd !== null ? "value odd" : "value", title: odd ?? value });
+  });
+  return [...lead, ...cells];
+}

@@ -1,0 +1,215 @@
+// Puts the parts of the page together.
+
+import * as address from "./address.js";
+import { get } from "./api.js";
+import * as bulk from "./bulk.js";
+import { byId, data, h, say } from "./dom.js";
+import * as header from "./header.js";
+import * as keys from "./keys.js";
+import * as list from "./list.js";
+import { askLabel } from "./relabel.js";
+import { adoptLeftovers, decide, redo, undo } from "./save.js";
+import { set, setting } from "./settings.js";
+import { learn, on, project, standing, tell } from "./state.js";
+import * as sync from "./sync.js";
+import * as verdict from "./verdict.js";
+import { count, decisionWord } from "./words.js";
+import * as why from "./why.js";
+
+const MEANINGS = {
+  harmful: "By the estimate, the model would do better on the validation data without any one of these (their influence on its loss); the first does the most harm.",
+  mislabelled: "Here the models find the given label improbable (a high loss on the instance itself), which hints at a wrong label; it need not harm the model.",
+  all: "Every training instance, from the one that does the most harm to the one that helps most.",
+};
+const MEANING_OF_VALUE = "Here the given value is far from what the models predict (a high loss on the instance itself), which hints at a wrong value; it need not harm the model.";
+
+let filter = {};
+let asked = 0;
+
+async function load({ wanted = null, keepPlace = false } = {}) {
+  const now = ++asked;
+  try {
+    const answer = await get("/api/list", filter);
+    if (now !== asked) return;
+    tell("problem", "");
+    byId("refresh").hidden = true;
+    list.setIds(answer.ids, wanted, keepPlace);
+    const all = answer.total === answer.ids.length ? "" : `, the first ${answer.ids.length.toLocaleString("en")} shown`;
+    byId("found").textContent = count(answer.total, "instance") + all;
+    byId("open-bulk").disabled = !answer.ids.length;
+  } catch (error) {
+    if (now === asked) tell("problem", error.message);
+  }
+}
+
+function showFilter() {
+  const form = byId("filters");
+  for (const name of address.FILTERS) if (form.elements[name]) form.elements[name].value = filter[name] ?? "";
+  for (const link of document.querySelectorAll("[data-tab]")) {
+    if (link.dataset.tab === filter.tab) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  byId("meaning").textContent = filter.tab === "mislabelled" && project.task === "regression" ? MEANING_OF_VALUE : (MEANINGS[filter.tab] ?? "");
+  byId("clear").hidden = Object.keys(filter).length < 2;
+}
+
+function visit(next, wanted = null) {
+  filter = next;
+  address.visit(filter);
+  showFilter();
+  return load({ wanted });
+}
+
+function fromForm() {
+  const form = byId("filters");
+  const next = { tab: filter.tab };
+  for (const name of address.FILTERS) {
+    const value = form.elements[name]?.value.trim().replace("−", "-");
+    if (value) next[name] = value;
+  }
+  if (JSON.stringify(next) !== JSON.stringify(filter)) visit(next, list.selectedId());
+}
+
+function describeFilter() {
+  const names = { q: "found by", class: "class", prediction: "label and prediction", state: "decision", min: "effect from", max: "effect up to" };
+  const form = byId("filters");
+  const words = (name) => (form.elements[name].tagName === "SELECT" ? form.elements[name].selectedOptions[0].textContent : filter[name]);
+  const tab = document.querySelector('[aria-current="page"]').textContent;
+  return [tab, ...address.FILTERS.filter((name) => filter[name]).map((name) => `${names[name]} ${words(name)}`)].join(", ");
+}
+
+function take(action, label = null) {
+  const id = list.selectedId();
+  if (id === null) return;
+  const words = `${decisionWord([action, label])}, ${list.itemOf(id)?.source ?? ""}`;
+  decide([id], action, label).then((answer) => answer && say(`Saved: ${words}`));
+  if (setting("moveOn") === "on" && action !== "undecided") advance();
+  else list.focusSelected();
+}
+
+/** On to the next; the focus follows unless a covering panel has it. */
+function advance() {
+  const place = list.selectedPlace() + 1;
+  if (place < list.length()) list.select(place, { focus: !byId("list").inert });
+  else say("This was the last one in the list.");
+}
+
+async function takeBack(verb, word) {
+  const answer = await verb();
+  if (!answer) return;
+  if (!answer.event) return say(`There is nothing to ${word}.`);
+  const { count: n, source, first } = answer.event;
+  const what = n === 1 ? source : count(n, "instance");
+  say(`${word === "undo" ? "Undone" : "Done again"}: ${what}`);
+  if (list.placeOf(first) >= 0) list.select(list.placeOf(first), { focus: !byId("list").inert });
+}
+
+async function goTo(id) {
+  if (list.placeOf(id) < 0) await visit({ tab: "all" }, id);
+  list.select(list.placeOf(id), { focus: !byId("list").inert });
+}
+
+const actions = {
+  keep: () => take("keep"),
+  remove: () => take("remove"),
+  undecided: () => take("undecided"),
+  relabel: () => {
+    const item = list.itemOf(list.selectedId());
+    if (item) askLabel(item, (label) => take("relabel", label));
+  },
+  undo: () => takeBack(undo, "undo"),
+  redo: () => takeBack(redo, "redo"),
+  next: () => list.select(list.selectedPlace() + 1, { focus: !byId("list").inert }),
+  previous: () => list.select(list.selectedPlace() - 1, { focus: !byId("list").inert }),
+  why: why.toggle,
+  bulk: async () => {
+    await load({ wanted: list.selectedId(), keepPlace: true }); // what still fits the filter, not what did
+    if (list.length()) bulk.open(Array.from({ length: list.length() }, (_, place) => list.idAt(place)), describeFilter());
+  },
+  verdict: verdict.open,
+  search: () => {
+    byId("filter-box").open = true;
+    byId("filters").elements.q.focus();
+  },
+  help: () => byId("help").showModal(),
+  escape: () => (why.isOpen() && byId("why").contains(document.activeElement) ? why.close() : list.focusSelected()),
+};
+
+function connect() {
+  for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", actions[button.dataset.do]);
+  for (const [id, action] of [["undo", actions.undo], ["redo", actions.redo], ["open-verdict", actions.verdict], ["open-help", actions.help], ["open-bulk", actions.bulk]]) byId(id).addEventListener("click", action);
+  for (const button of document.querySelectorAll("dialog [data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
+  for (const link of document.querySelectorAll("[data-tab]")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      visit({ ...filter, tab: link.dataset.tab });
+    });
+  }
+  const form = byId("filters");
+  let typing;
+  form.addEventListener("input", (event) => {
+    clearTimeout(typing);
+    typing = setTimeout(fromForm, event.target.tagName === "SELECT" ? 0 : 250);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    fromForm();
+    list.focusSelected();
+  });
+  form.addEventListener("keydown", (event) => event.key === "Escape" && list.focusSelected());
+  byId("clear").addEventListener("click", () => visit({ tab: filter.tab }, list.selectedId()));
+  byId("refresh").addEventListener("click", () => load({ wanted: list.selectedId(), keepPlace: true }));
+  byId("move-on").checked = setting("moveOn") === "on";
+  byId("move-on").addEventListener("change", (event) => set("moveOn", event.target.checked ? "on" : "off"));
+  byId("who").value = setting("who");
+  byId("who").addEventListener("change", (event) => set("who", event.target.value.trim()));
+  on("selected", (id) => address.remember(filter, id));
+  on("decisions", () => (byId("refresh").hidden = !filter.state));
+  on("open-why", () => why.open());
+  on("go-to", goTo);
+  addEventListener("popstate", () => {
+    const there = address.read();
+    filter = there.filter;
+    showFilter();
+    load({ wanted: there.item });
+  });
+  keys.start(actions);
+  keys.inList(byId("list"), list, () => why.open({ focus: true }));
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    list.focusSelected();
+  });
+}
+
+async function begin() {
+  const there = address.read();
+  filter = there.filter;
+  address.hideToken();
+  const small = matchMedia("(max-width: 45rem), (max-height: 30rem)");
+  byId("filter-box").open = !small.matches;
+  small.addEventListener("change", () => (byId("filter-box").open = !small.matches)); // on large screens nothing opens it by hand
+  try {
+    const answer = await get("/api/project", { who: setting("who") });
+    Object.assign(project, answer);
+    const classes = byId("filters").elements.class;
+    classes?.append(...project.classes.map((name) => h("option", { value: name }, name)));
+    standing.revision = -1;
+    header.start();
+    why.start();
+    bulk.start();
+    verdict.start();
+    connect();
+    learn(answer);
+    showFilter();
+    adoptLeftovers();
+    await load({ wanted: there.item });
+    if (document.activeElement === document.body) list.focusSelected();
+    sync.start();
+    document.body.dataset.ready = "yes";
+  } catch (error) {
+    byId("problem").replaceChildren(data(error.message));
+    throw error;
+  }
+}
+
+begin();

@@ -1,0 +1,137 @@
+// The panel that says why an instance is in the list.
+
+import { get, picture } from "./api.js";
+import { byId, data, h, show } from "./dom.js";
+import * as list from "./list.js";
+import { marked } from "./mark.js";
+import { set, setting } from "./settings.js";
+import { decisionOf, on, project, tell } from "./state.js";
+import { amount, decisionWord } from "./words.js";
+
+const panel = byId("why");
+const body = byId("why-body");
+const button = document.querySelector('[data-do="why"]');
+const known = new Map(); // id -> promise of its explanation
+const besides = matchMedia("(min-width: 60rem)"); // else the panel covers the list
+let current = null;
+let timer;
+
+export const isOpen = () => !panel.hidden;
+
+export function open({ focus = false } = {}) {
+  panel.hidden = false;
+  set("why", "open");
+  settle();
+  refresh();
+  if (focus || !besides.matches) byId("why-title").focus();
+}
+
+export function close() {
+  panel.hidden = true;
+  if (besides.matches) set("why", "closed");
+  settle();
+  list.focusSelected();
+}
+
+export const toggle = () => (isOpen() ? close() : open());
+
+/** A covering panel takes everything behind it out of reach; the buttons to decide stay. */
+function settle() {
+  const covering = isOpen() && !besides.matches;
+  for (const id of ["top", "lists", "list"]) byId(id).inert = covering;
+  button.setAttribute("aria-expanded", String(isOpen()));
+}
+
+export function start() {
+  byId("close-why").addEventListener("click", close);
+  besides.addEventListener("change", () => {
+    panel.hidden = !besides.matches || setting("why") === "closed"; // nothing is covered unasked
+    settle();
+  });
+  on("selected", (id) => {
+    current = id;
+    clearTimeout(timer);
+    if (isOpen()) timer = setTimeout(refresh, 40);
+  });
+  on("decisions", (ids) => isOpen() && ids.includes(current) && showDecision());
+  if (besides.matches && setting("why") !== "closed") panel.hidden = false;
+  settle();
+}
+
+function explanation(id) {
+  if (!known.has(id)) {
+    const answer = get("/api/why", { id });
+    answer.catch(() => known.delete(id));
+    known.set(id, answer);
+    if (known.size > 500) known.delete(known.keys().next().value);
+  }
+  return known.get(id);
+}
+
+async function refresh() {
+  const id = current;
+  if (id === null) return show(body, h("p", { class: "quiet" }, "Nothing is selected."));
+  try {
+    const why = await explanation(id);
+    if (id !== current) return;
+    show(body, build(why));
+    showDecision();
+    panel.scrollTop = 0;
+    const next = list.idAt(list.selectedPlace() + 1);
+    if (next !== null) explanation(next).catch(() => {});
+  } catch (error) {
+    if (id === current) show(body, h("p", { class: "problem" }, error.message));
+  }
+}
+
+function showDecision() {
+  const place = byId("why-decision");
+  if (!place) return;
+  const decision = decisionOf(current);
+  place.dataset.decision = decision ? decision[0] : "undecided";
+  place.replaceChildren(data(decisionWord(decision)));
+}
+
+function build(why) {
+  return [
+    h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
+    project.layout === "images" ? h("img", { class: "large-picture", src: picture("train", why.id), alt: `Picture ${why.source}, labelled ${why.label}` }) : null,
+    h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
+    content(why),
+    others("Validation instances it hurts most", why.hurts, hurt),
+    others("Most similar training instances", why.similar, similar),
+  ];
+}
+
+function content(why) {
+  if (why.content.text !== undefined) {
+    const legend = why.words.length ? h("p", { class: "quiet small" }, h("mark", { class: "for" }, "speaks for the label"), " ", h("mark", { class: "against" }, "speaks against it")) : null;
+    return [h("h3", {}, "Text"), legend, h("p", { class: "whole-text", dir: "auto" }, marked(why.content.text, why.words))];
+  }
+  if (project.layout === "images") return null;
+  const rows = why.content.fields.map(([name, value, odd]) =>
+    h("tr", odd ? { class: "odd" } : {}, h("th", { scope: "row" }, data(name)),
+      h("td", {}, value === null ? h("span", { class: "missing" }, "missing") : data(value), odd ? h("span", { class: "odd-words" }, "▲ unusual: ", data(odd)) : null)));
+  return [h("h3", {}, "Values"), h("table", {}, h("tbody", {}, rows))];
+}
+
+function others(title, entries, each) {
+  return [h("h3", {}, title), entries.length ? h("ul", { class: "others" }, entries.map(each)) : h("p", { class: "quiet" }, "Not worked out for this instance.")];
+}
+
+function hurt(entry) {
+  const direction = entry.change < 0 ? "falls" : "rises";
+  const words = entry.change === null ? "" : `its loss ${direction} by ${amount(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  return beside(entry, h("span", { class: "small" }, words));
+}
+
+function similar(entry) {
+  return beside(entry, h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Look at it", h("span", { class: "unseen" }, " ", data(entry.source))));
+}
+
+function beside(entry, extra) {
+  return h("li", {},
+    project.layout === "images" ? h("img", { src: picture(entry.part, entry.id), alt: `Picture ${entry.source}, labelled ${entry.label}` }) : null,
+    h("div", {}, h("div", { class: "beside-head" }, h("span", { class: "chip" }, h("span", { class: "what" }, "label "), data(entry.label)), data(entry.source, { class: "source" }), extra),
+      entry.brief ? h("p", { class: "brief", dir: "auto" }, entry.brief) : null));
+}
