@@ -131,9 +131,9 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
 
 
 def _why(kind: str, id: int, n: int, held: int, validation: pd.DataFrame, rng: np.random.Generator, hostile: bool) -> dict:
-    hurts = [[int(other), -float(rng.gamma(1, 0.01)), None] for other in rng.choice(held, 4, replace=False)]
+    hurts = [[int(other), -float(rng.gamma(1, 0.01)), True] for other in rng.choice(held, 3, replace=False)]
     found = {
-        "hurts": sorted(hurts, key=lambda entry: entry[1]),
+        "hurts": [*sorted(hurts, key=lambda entry: entry[1]), [0, None, False]],
         "similar": [int(other) for other in rng.choice(n, 4, replace=False)],
     }
     if kind == "table":

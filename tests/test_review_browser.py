@@ -264,7 +264,7 @@ def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_
         assert selected(page) == everything[-1]
         page.wait_for_selector(f".item[data-id='{everything[-1]}'] .effect")
         page.evaluate("document.getElementById('list').scrollTop = document.getElementById('list').scrollHeight / 2")
-        until(page, "document.querySelectorAll('.item:not(.loading)').length > 20 && !document.querySelector('.item.loading')")
+        page.wait_for_selector(".item[data-place='5000']:not(.loading)")
         assert page.locator(".item").count() < 60
         places = page.eval_on_selector_all(".item", "items => items.map(item => Number(item.dataset.place))")
         assert places == sorted(places) and {4999, 5000, 9999} <= set(places)

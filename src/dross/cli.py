@@ -84,13 +84,17 @@ def _show(verdict: Any) -> None:
         _say(verdict.settle)
 
 
+def _p(value: float) -> str:
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+
+
 def _measured(m: Any, scale: int, digits: int) -> dict[str, str]:
     number = lambda v, sign="": f"{scale * v:{sign}.{digits}f}"
     mean = lambda values: sum(values) / len(values)
     return {
         "everything kept": number(mean(m.before)), "after": number(mean(m.after)), "difference": number(m.difference, "+"),
-        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}", "t-test": f"p = {m.p_t:.3f}",
-        "sign flips": f"p = {m.p_signs:.3f}", "difference, as many at random": number(m.random_difference, "+"),
+        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}", "t-test": _p(m.p_t),
+        "sign flips": _p(m.p_signs), "difference, as many at random": number(m.random_difference, "+"),
     }  # fmt: skip
 
 

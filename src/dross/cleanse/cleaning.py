@@ -48,7 +48,7 @@ class Options:
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.model is not None:
-            check_name("model", self.model, MODELS)
+            check_name("model", self.model, [name for name in MODELS if name != "custom"])
 
 
 def clean(
@@ -68,6 +68,7 @@ def clean(
 
     The input is never touched. Returns the project; `dross review`, `dross judge` and `dross export` go on from it.
     """
+    data, validation, test = (None if given is None else _absolute(given) for given in (data, validation, test))
     request = Request(str(data), label, text, images, validation, test, task, dict(columns or {}), seed)
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = Path(out) if out is not None else Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
@@ -80,6 +81,11 @@ def clean(
         return Project.open(folder)
     _claim(folder, began)
     return _Cleaning(prepared, options, folder, request, began["digest"], progress, say).run()
+
+
+def _absolute(given: str | os.PathLike) -> str:
+    """A project is opened from other folders as well; module:function is left as it is."""
+    return str(Path(given).resolve()) if Path(given).exists() else str(given)
 
 
 def _introduce(prepared: Prepared, say: Say) -> None:

@@ -30,7 +30,9 @@ def explained(prepared: Prepared, run: Run, recipe: Recipe, checked: Checked | N
         for place, k in enumerate(checked.verification.instances.tolist()):
             if k in found:  # what a real run without it showed replaces the estimate
                 change = checked.changes[:, place]
-                found[k]["hurts"] = [[int(v), float(change[v]), True] for v in np.argsort(change)[:_HURTS] if change[v] < 0]
+                found[k]["hurts"] = [
+                    [int(checked.asked[v]), float(change[v]), True] for v in np.argsort(change)[:_HURTS] if change[v] < 0
+                ]
     if prepared.source.kind == "table":
         for k, words in zip(ids, tables.unusual(prepared.part("train").content, ids, prepared.columns)):
             found[int(k)]["unusual"] = words

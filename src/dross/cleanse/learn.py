@@ -27,6 +27,7 @@ _EPOCHS = 30
 _FEWEST_EPOCHS = 4
 _HIDDEN = 64
 _AS_GOOD = 1.03
+_SEARCHED = 20_000  # instances
 _BYTES_SIDE_BY_SIDE = 256 << 20
 
 
@@ -74,7 +75,7 @@ def network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def default_batch(count: int) -> int:
-    return int(min(256, max(16, 2 ** round(np.log2(max(count, 1) / 30)))))
+    return int(min(1024, max(16, 2 ** round(np.log2(max(count, 1) / 30)))))
 
 
 # --- training many ---------------------------------------------------------------------------------------------------------------------
@@ -237,7 +238,11 @@ class Searched:
 
 def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], *, rates: Sequence[float] | None = None, epochs: int | None = None,
            seed: int = 0, progress: bool = False) -> Searched:  # fmt: skip
-    """The rate and the number of epochs with the lowest validation loss. What the caller gives is taken as it is."""
+    """The rate and the number of epochs with the lowest validation loss. What the caller gives is taken as it is.
+
+    Of a large set a part is enough to find them: the whole is then trained for about as many steps."""
+    if len(x) > _SEARCHED:
+        return _searched_on_a_part(recipe, x, y, validation, rates, epochs, seed, progress)
     longest = replace(recipe, epochs=epochs or _EPOCHS)
     fits = [Fit(seed, np.arange(len(x)), rate) for rate in (rates or RATES)]
     curves: dict[float, list[float]] = {fit.rate: [] for fit in fits}
@@ -259,6 +264,20 @@ def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tenso
     # among rates that do about as well, the smallest: the scores are first-order, and hold the better the smaller the steps
     rate = min(rate for rate in usable if usable[rate][best[rate] - 1] <= _AS_GOOD * lowest)
     return Searched(replace(recipe, rate=rate, epochs=best[rate]), curves)
+
+
+def _searched_on_a_part(
+    recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], rates, epochs, seed: int, progress: bool
+) -> Searched:
+    shuffled = lambda count: torch.from_numpy(np.random.default_rng(seed).permutation(count))
+    chosen, asked = shuffled(len(y))[:_SEARCHED], shuffled(len(validation[1]))[: _SEARCHED // 4]
+    small = replace(recipe, batch_size=min(recipe.batch_size, default_batch(_SEARCHED)))
+    found = search(
+        small, x[chosen], y[chosen], (validation[0][asked], validation[1][asked]), rates=rates, seed=seed, progress=progress
+    )
+    steps = found.recipe.epochs * small.steps_per_epoch(_SEARCHED)
+    enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))
+    return Searched(replace(recipe, rate=found.recipe.rate, epochs=epochs or enough), found.curves)
 
 
 def _together_or_not(recipe: Recipe, x: Tensor, fits: list[Fit]) -> list[list[Fit]]:

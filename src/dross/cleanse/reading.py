@@ -179,7 +179,7 @@ def from_python(entry: str, label: str) -> Prepared:
     source = Source("custom", label, content, labels, names)
     train = labels[parts["train"]]
     scale = (float(train.mean()), float(train.std())) if numbers else (0.0, 1.0)
-    x = {part: pairs[part][0].float() for part in PARTS}
+    x = {part: pairs[part][0].float() if pairs[part][0].is_floating_point() else pairs[part][0] for part in PARTS}
     prepared = Prepared(source, parts, x, {}, None, [], [], scale, None)
     prepared.y.update({part: prepared.targets(labels[ids]) for part, ids in parts.items()})
     return prepared

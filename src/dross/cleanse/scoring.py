@@ -8,18 +8,17 @@ the loss of the instance under its own label, among those that the models would 
 of models that did not learn it (four-fold cross-fitting, repeated): a model that has learnt a wrong label by heart sees nothing wrong with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..counterfactual import leave_one_out
 from ..estimators.outliers import features
 from ..loss import resolve
 from ..queries import losses as losses_of
-from ..queries import mean_losses
+from ..queries import mean_loss, mean_losses
 from ..randomness import mixed
 from ..run import Run
 from ..scores import Scores
@@ -31,6 +30,7 @@ from .learn import losses as losses_at
 
 Pair = tuple[Tensor, Tensor]
 _FOLDS = 4
+_ASKED = 2000
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ class Checked:
     """What retraining without some instances, one by one, did to each validation instance."""
 
     verification: Verification
-    changes: np.ndarray  # [validation, checked]
+    asked: np.ndarray  # the validation instances, or a sample of a large part
+    changes: np.ndarray  # [asked, checked]
 
 
 def verify(
@@ -183,6 +184,7 @@ def verify(
     others = np.setdiff1d(np.arange(len(scores)), first)
     sample = np.random.default_rng(mixed(seed, 4)).choice(others, min(at_random, len(others)), replace=False)
     ids = np.concatenate([first, np.sort(sample)])
-    window = run._window(None, run.steps)
-    changes = leave_one_out(run.recording, losses_of(validation), ids, window=window, absent="weight", progress=progress)
-    return Checked(compare(ids, scores[ids], changes.mean(0)), changes)
+    without = replace(run, progress=progress).counterfactual([[k] for k in ids])
+    asked = np.sort(np.random.default_rng(mixed(seed, 8)).permutation(len(validation[1]))[:_ASKED])
+    changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
+    return Checked(compare(ids, scores[ids], without.changes(mean_loss(validation))), asked, changes)

@@ -155,7 +155,7 @@ class Listing:
 
 def number(value: Any) -> float | None:
     """As JSON knows it: what is not finite is nothing."""
-    return float(value) if math.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def plain(value: Any) -> str | None:

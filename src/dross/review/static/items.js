@@ -26,7 +26,7 @@ export function updateDecision(element, id) {
 
 /** Wide tables: the same widths for the head and for every row. */
 export function columnWidths() {
-  return ["9rem", "8rem", "9.5rem", "7rem", ...project.columns.map((column) => `${Math.max(4, 0.62 * column.width + 1.6)}rem`)];
+  return ["9rem", "8rem", "9.5rem", "7rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
 }
 
 export function tableHead() {

@@ -102,7 +102,7 @@ function prepare() {
   canvas.addEventListener("dblclick", () => tell("open-why"));
   on("decisions", (changed) => {
     const touched = new Set(changed);
-    for (const [place, element] of shown) if (touched.has(ids[place]) && items.has(ids[place])) updateDecision(element, ids[place]);
+    for (const [place, element] of shown) if (touched.has(ids[place])) updateDecision(element, ids[place]);
   });
 }
 

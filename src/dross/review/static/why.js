@@ -121,7 +121,7 @@ function others(title, entries, each) {
 
 function hurt(entry) {
   const direction = entry.change < 0 ? "falls" : "rises";
-  const words = entry.change === null ? "" : `its loss ${direction} by ${amount(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  const words = entry.change === null ? "its loss would fall without this one; by how much is not estimated" : `its loss ${direction} by ${amount(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
   return beside(entry, h("span", { class: "small" }, words));
 }
 
