@@ -1,7 +1,7 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
 # make check    style and types
-# make browser  Chromium for the tests of the page, where the machine allows it
+# make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,10 +24,11 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
 
-browser:
+browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
 	else echo 'Install Chromium with your package manager; without it the tests of the page are skipped.'; fi
+	@mkdir -p $(VENV)/axe-core && cd $(VENV)/axe-core && { [ -d package ] || { command -v npm >/dev/null && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz; } || echo 'No npm: the accessibility test is skipped.'; }
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -67,7 +67,7 @@ def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
     assert found.recipe.rate == 0.1 and found.recipe.epochs == 5 and set(found.curves) == {1e6, 0.1, 1e-7}
     with pytest.raises(NotFinite, match="diverges at every rate"):
         search(Recipe("mlp", (5,), 3, batch_size=16), 1e20 * x, y, (x, y), rates=(1e10,), epochs=2)
-    assert default_batch(100) == 16 and default_batch(10**6) == 256
+    assert default_batch(100) == 16 and default_batch(10**6) == 1024
     with pytest.raises(BadInput, match="takes pictures"):
         Recipe("cnn", (5,), 3).build(0)
 

@@ -68,8 +68,8 @@ def clean(
 
     The input is never touched. Returns the project; `dross review`, `dross judge` and `dross export` go on from it.
     """
-    data, validation, test = (None if given is None else _absolute(given) for given in (data, validation, test))
-    request = Request(str(data), label, text, images, validation, test, task, dict(columns or {}), seed)
+    validation, test = (None if given is None else _absolute(given) for given in (validation, test))
+    request = Request(_absolute(data), label, text, images, validation, test, task, dict(columns or {}), seed)
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = Path(out) if out is not None else Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
     say = say or (lambda _: None)
