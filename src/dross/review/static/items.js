@@ -44,7 +44,7 @@ const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.pro
 function chips(item) {
   return h("span", { class: "chips" },
     h("span", { class: "chip" }, h("span", { class: "what" }, "label "), data(item.label)),
-    h("span", { class: "chip" + (differs(item) ? " differs" : "") }, h("span", { class: "what" }, differs(item) ? "models ≠ " : "models = "), data(item.prediction), sure(item)));
+    h("span", { class: "chip" + (differs(item) ? " differs" : "") }, h("span", { class: "what" }, differs(item) ? "say ≠ " : "say = "), data(item.prediction), sure(item)));
 }
 
 function tile(item) {

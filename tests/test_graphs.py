@@ -1,0 +1,126 @@
+"""Passes as CUDA graphs (where there is a GPU), and the parts of them that can be tried anywhere."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dross
+from dross.convolutions import AsProducts
+from dross.data.augment import ShiftAndFlip
+from dross.graphs import Graphs, _flattened, _unflattened
+from dross.models import mnist_cnn
+
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here; benchmarks/on_cuda.py and this file are run on one by hand"
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": 1}, {"stride": 2}, {"padding": (2, 1), "stride": (1, 2)}, {"bias": False}])
+def test_a_convolution_as_a_product_is_the_convolution(options):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, (3, 2), dtype=torch.float64, **options)
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
+    plain = layer(x)
+    with AsProducts():
+        product = layer(x)
+    np.testing.assert_allclose(product.detach(), plain.detach(), rtol=1e-12, atol=1e-13)
+    inputs = [x, *layer.parameters()]
+    ours, theirs = (torch.autograd.grad((y**2).sum(), inputs, create_graph=True) for y in (product, plain))
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one.detach(), other.detach(), rtol=1e-11, atol=1e-12)
+    second = [torch.autograd.grad(sum(g.square().sum() for g in first), inputs) for first in (ours, theirs)]
+    for one, other in zip(*second):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_no_plain_convolution_is_left_to_torch():
+    x = torch.randn(2, 4, 6, 6)
+    for layer in (
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv1d(4, 2, 2),
+    ):
+        given = x if isinstance(layer, nn.Conv2d) else x[..., 0]
+        plain = layer(given)
+        with AsProducts():
+            assert torch.equal(layer(given), plain)
+
+
+def test_values_come_back_in_their_form():
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    tensors, form = _flattened((a, {"z": b, "a": c}, None, True))
+    assert [len(t) for t in tensors] == [1, 3, 2]  # dicts by name, whatever their order
+    assert _flattened((a, {"a": c, "z": b}, None, True))[1] == form != _flattened((a, {"a": c, "z": b}, None, False))[1]
+    one, two, three, four = _unflattened(tensors, form)
+    assert one is a and two["z"] is b and two["a"] is c and three is None and four is True
+
+
+def test_on_a_cpu_a_pass_is_the_function_itself():
+    from dross.batch import Batch
+
+    graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
+    with graphs.within("training", []):
+        assert graphs.run("pass", lambda batch, x: batch.x.sum() + x, batch, 3.0) == 5.0
+    assert not graphs._graphs and graphs.mode == ""
+
+
+def test_a_graph_is_forgotten_when_a_frozen_tensor_is_replaced():
+    graphs, frozen = Graphs(), torch.ones(2)
+    with graphs.within("training", [frozen]):
+        graphs._graphs["captured"] = object()  # type: ignore[assignment]
+    with graphs.within("training", [frozen]):
+        assert graphs._graphs
+    with graphs.within("training", [frozen.clone()]):
+        assert not graphs._graphs
+
+
+def recorded(folder, model, **options):
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(700, 1, 28, 28, generator=generator), torch.randint(0, 10, (700,), generator=generator))
+    run = dross.train(
+        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5), tape=folder, epochs=2, batch_size=64,
+        device="cuda", progress=False, overwrite=True, **options,
+    )  # fmt: skip
+    return run, dross.mean_loss((data[0][:100], data[1][:100]))
+
+
+@needs_gpu
+def test_graphs_give_what_the_steps_give(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    start = mnist_cnn().state_dict()
+    found = []
+    for graphs in ("1", "0"):
+        monkeypatch.setenv("DROSS_CUDA_GRAPHS", graphs)
+        model = mnist_cnn()
+        model.load_state_dict(start)
+        run, query = recorded(tmp_path / graphs, model, augment=ShiftAndFlip(2, fill=-1.0))
+        scores, without = run.influence(query).values, run.counterfactual([[0, 1], [5]]).evaluate(query)
+        trusted = [graph.trusted for graph in run.recording.objective.graphs._graphs.values()]
+        assert (len(trusted) >= 3 and all(trusted)) == (graphs == "1")
+        found.append((run.recording.state_at(run.steps).theta.cpu().numpy(), scores, without))
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6 * np.abs(other).max())
+
+
+class Looks(nn.Module):
+    """Decides by a value what to do, which no graph can."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mnist_cnn()
+
+    def forward(self, x):
+        return self.inner(x) * (1.0 if float(x.sum()) > -1e9 else 2.0)
+
+
+@needs_gpu
+def test_a_model_that_cannot_be_captured_runs_without(tmp_path):
+    torch.manual_seed(0)
+    with pytest.warns(dross.DrossWarning, match="cannot be captured"):
+        run, query = recorded(tmp_path / "tape", Looks())
+        scores = run.influence(query)
+    assert np.isfinite(scores.values).all() and run.recording.objective.graphs.refused
+    assert F.relu(torch.ones(1, device="cuda")) == 1  # the device is still usable
