@@ -122,6 +122,9 @@ def test_pictures_in_folders(tmp_path):
     done = dross.export(tmp_path / "run", tmp_path / "cleaned")
     assert done.written == 899 and not (tmp_path / "cleaned" / project.instances["source"].loc[first]).exists()
     assert (tmp_path / "cleaned" / "7" / project.instances["source"].loc[5].split("/")[1]).exists()
+    project.decisions.record({6: ("remove", None)})
+    assert dross.export(tmp_path / "run", tmp_path / "cleaned", overwrite=True).written == 898
+    assert len(list((tmp_path / "cleaned").rglob("*.png"))) == 898  # nothing of the earlier copy is left
     assert len(list(folders["train"].rglob("*.png"))) == 900  # the input is as it was
 
 
@@ -232,7 +235,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             dross.clean(path, "kind", out=out, **QUICK)
     tape = json.loads((out / "runs" / "round-1" / "run-1" / "manifest.json").read_text())
-    with pytest.raises(TapeDamaged, match="Run dross clean first"):
+    with pytest.raises(TapeDamaged, match="has not finished"):
         Project.open(out)
     project = dross.clean(path, "kind", out=out, **QUICK)
     assert json.loads((out / "runs" / "round-1" / "run-1" / "manifest.json").read_text())["id"] == tape["id"]  # not trained again
@@ -291,14 +294,19 @@ def test_the_commands(tmp_path, monkeypatch):
     assert exported.exit_code == 0 and "5 removed" in exported.output
     cleaned, original = pandas.read_csv("cleaned.csv"), pandas.read_csv("people.csv")
     assert len(cleaned) == len(original) - 5 and list(cleaned.columns) == list(original.columns)
-    listed = pandas.read_csv("cleaned-decisions.csv")
+    listed = pandas.read_csv("cleaned.csv-decisions.csv")
     assert (listed["decision"] == "remove").all() and len(listed) == 5
     with pytest.raises(BadInput, match="there already"):
         dross.export("runs/people", "cleaned.csv", remove=5)
     with pytest.raises(BadInput, match="the input itself"):
         dross.export("runs/people", "people.csv", remove=5, overwrite=True)
+    if dross.Project.open("runs/people").about["suggested"]["m"] == 0:
+        with pytest.raises(BadInput, match="nothing is suggested"):
+            dross.export("runs/people", "other.csv")
+    with pytest.raises(BadInput, match="end its name with"):
+        dross.export("runs/people", "other.xlsx", remove=5)
     with pytest.raises(BadInput, match="Nothing has been removed"):
-        dross.export("runs/people", "other.csv")
+        dross.judge("runs/people", decisions=True)
     with pytest.raises(BadInput, match="between 1 and"):
         dross.judge("runs/people", remove=10**6)
     with pytest.raises(BadInput, match="at least 2 seeds"):
@@ -306,6 +314,68 @@ def test_the_commands(tmp_path, monkeypatch):
     small_table(tmp_path / "people.csv", size2=2.0, count=160)
     with pytest.raises(TapeMismatch, match="has changed since"):
         dross.judge("runs/people", remove=5)
+    with pytest.raises(TapeMismatch, match="has changed since"):
+        dross.export("runs/people", "late.csv", remove=5)
+
+
+def test_the_copy_is_a_copy(tmp_path):
+    """Types of a Parquet file, cells that look like missing ones, and rows that are not training rows all stay."""
+    frame = pandas.DataFrame(
+        {"x": np.random.default_rng(0).normal(size=150), "n": np.arange(150), "note": ["None", "NA", "-"] * 50}
+    )
+    frame["kind"] = np.where(frame["x"] > 0, 1, 0)
+    frame.to_parquet(tmp_path / "t.parquet")
+    project = dross.clean(tmp_path / "t.parquet", "kind", task="classification", out=tmp_path / "run", **QUICK)
+    project.decisions.record({0: ("relabel", "1"), 1: ("remove", None)})
+    dross.export(tmp_path / "run", tmp_path / "out.parquet")
+    copy = pandas.read_parquet(tmp_path / "out.parquet")
+    assert copy.dtypes.equals(frame.dtypes) and len(copy) == 149
+    first, second = (int(project.instances["source"].loc[k].split()[1]) - 2 for k in (0, 1))
+    expected = frame.copy()
+    expected.loc[first, "kind"] = 1
+    pandas.testing.assert_frame_equal(copy, expected.drop(index=second).reset_index(drop=True))
+    dross.export(tmp_path / "run", tmp_path / "out.csv")
+    assert set(pandas.read_csv(tmp_path / "out.csv", keep_default_na=False)["note"]) == {"None", "NA", "-"}
+
+
+def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
+    from dross.cleanse.export import _folder
+
+    for kind in "ab":
+        (tmp_path / "in" / kind).mkdir(parents=True)
+        for k in range(2):
+            (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
+    assert _folder(tmp_path / "in", tmp_path / "out", set(), {"a/0.png": "b", "a/1.png": "b"}) == 4
+    assert sorted(path.read_text() for path in (tmp_path / "out" / "b").iterdir()) == ["a0", "a1", "b0", "b1"]
+
+
+def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
+    real, tried = cleaning.score, []
+
+    def diverging(recipe, *args, **kwargs):
+        tried.append(recipe.rate)
+        if len(tried) == 1:
+            raise dross.errors.NotFinite("the loss of instance 3 is not finite", step=7)
+        return real(recipe, *args, **kwargs)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cleaning, "score", diverging)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cleaning, "curve", interrupted)
+        dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
+    project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
+    assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
+
+
+def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
+    path = small_table(tmp_path / "t.csv")
+    with pytest.raises(BadInput, match="takes pictures"):
+        dross.clean(path, "kind", model="cnn", out=tmp_path / "run", **QUICK)
+    dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
+    with pytest.raises(BadInput, match="A rate must be above 0"):
+        dross.clean(path, "kind", out=tmp_path / "other", **QUICK | {"rate": -1.0})
 
 
 def test_a_tampered_folder(tmp_path):
@@ -371,6 +441,7 @@ WRONG = {
         "too many to be classes",
     ),
     "not numbers": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"task": "regression"}, "is to be a number"),
+    "longer than the header": (b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40, {}, "as many cells"),
     "ragged": (b"a,kind\n" + b"1,x\n2,y\n" * 40 + b"1,2,3,4\n", {}, "as many cells"),
     "an unknown kind of column": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"columns": {"a": "numbr"}}, "Did you mean 'number'"),
     "an unknown model": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"model": "mpl"}, "Did you mean 'mlp'"),

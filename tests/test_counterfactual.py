@@ -62,6 +62,33 @@ def test_cut_batches_side_by_side_are_those_of_each_run_alone(record, monkeypatc
             np.testing.assert_allclose(ours.buffers[name], buffer, rtol=1e-10)
 
 
+class Centred(torch.nn.Module):
+    """Mixes the instances of a batch, without a buffer that would tell."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), Centred(), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    data = (torch.randn(128, 4), torch.randint(0, 3, (128,)))
+    run = dross.train(
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path / "tape",
+        epochs=1,
+        batch_size=64,
+        progress=False,
+    )
+    with pytest.warns(dross.DrossWarning, match="see the absent instances"):
+        cut = run.counterfactual([[0], [5]], absent="batch").changes(dross.mean_loss(data))
+    weight = run.counterfactual([[0], [5]]).changes(dross.mean_loss(data))
+    assert np.abs(cut - weight).max() > 0.1 * np.abs(weight).max()
+
+
 @pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
 def test_with_nothing_removed_it_is_the_recorded_run_bit_for_bit(record, monkeypatch):
     p = problem("batchnorm", "momentum")

@@ -72,6 +72,42 @@ def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
         Recipe("cnn", (5,), 3).build(0)
 
 
+def test_a_ranking_that_knows_nothing_is_rarely_suggested():
+    """Seeds and halves are not independent trials, and several sizes are tried: the threshold has to bear both."""
+    rng, suggested = np.random.default_rng(0), 0
+    for _ in range(300):
+        shared = rng.normal(0, 0.3, (1, 7, 150)) + rng.normal(
+            0, 0.3, (1, 1, 150)
+        )  # what all seeds have in common on these instances
+        suggested += (
+            suggest._chosen(list(range(7)), shared + rng.normal(0, 0.02, (5, 7, 1)) + rng.normal(0, 0.1, (5, 7, 150)))[0] > 0
+        )
+    assert suggested <= 24
+
+
+def test_the_search_survives_models_that_do_not_fit_side_by_side(monkeypatch):
+    import dross.cleanse.learn as learn
+
+    monkeypatch.setattr(learn, "_BYTES_SIDE_BY_SIDE", 3 * learn._bytes(Recipe("mlp", (5,), 3, batch_size=16), blobs()[0]))
+    x, y = blobs()
+    found = search(Recipe("mlp", (5,), 3, batch_size=16), x[:160], y[:160], (x[160:], y[160:]), epochs=2)
+    assert all(len(curve) == 2 for curve in found.curves.values()) and len(found.curves) == 5
+
+
+def test_frozen_weights_stay_frozen():
+    def make():
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        model[0].requires_grad_(False)
+        return model
+
+    x, y = blobs()
+    recipe = Recipe("custom", (5,), 3, epochs=1, batch_size=32, make=make)
+    trained = fit(recipe, x, y, [Fit(k, np.arange(240), 0.1) for k in (1, 1)])
+    from dross.randomness import mixed
+
+    np.testing.assert_array_equal(trained.parameters["0.weight"][0], recipe.build(mixed(1, 1))[0].weight)
+
+
 def test_sign_flips_are_counted_exactly():
     assert judging.sign_flips(np.array([1.0, 1.0, 1.0])) == pytest.approx(2 / 8)
     assert judging.sign_flips(np.array([1.0, -1.0])) == 1.0
@@ -115,10 +151,12 @@ def test_a_test_part_of_ten_proves_nothing():
 
 
 def test_how_many_to_remove_is_more_than_chance_or_none():
-    sizes = [5, 10, 20]
-    clear = np.array([[-0.1, -0.3, -0.31], [-0.12, -0.28, -0.29], [-0.1, -0.31, -0.3]])
-    m, reason = suggest._chosen(sizes, clear)
+    sizes, rng = [5, 10, 20], np.random.default_rng(0)
+    around = lambda means: np.array(means)[None, :, None] + rng.normal(0, 0.2, (5, 3, 200))
+    m, reason = suggest._chosen(sizes, around([-0.1, -0.299, -0.3]))
     assert m == 10 and "removing 10" in reason  # the smallest that is about as good as the best
-    noise = np.array([[-0.1, 0.3, 0.1], [0.12, -0.28, 0.2], [0.1, 0.01, -0.3]])
-    assert suggest._chosen(sizes, noise)[0] == 0
+    assert suggest._chosen(sizes, around([0.0, 0.0, 0.0]))[0] == 0
+    wide = around([-0.04, -0.05, 0.0])
+    wide[:, 0] += rng.normal(0, 5, (5, 200))  # the smaller one is within reach of the best, but itself not sure
+    assert suggest._chosen(sizes, wide)[0] == 10
     assert suggest.grid(1000)[0] == 5 and suggest.grid(40) == [1, 2, 3, 6, 10]

@@ -213,12 +213,18 @@ def export(
     remove: Annotated[
         int | None, typer.Option(help="Leave out the so many most harmful instead of what was decided on the page.")
     ] = None,
+    relabel: Annotated[
+        int | None, typer.Option(help="Relabel the so many most probably mislabelled as the models predict.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the copy if it is there.")] = False,
 ) -> None:
-    """Write a cleaned copy of the data and the list of decisions. The input is never touched."""
+    """Write a cleaned copy of the data and the list of decisions. The input is never touched.
+
+    Without options the decisions made on the page are applied, or else the suggestion.
+    """
     from .cleanse.export import export as start
 
-    done = start(run, to, remove=remove, overwrite=overwrite)
+    done = start(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
     console.print(
         f"{done.cleaned}: {done.written:,} instances; {done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
         soft_wrap=True,
@@ -360,6 +366,8 @@ def main() -> None:
             raise
         Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/bold red] {error}", highlight=False)
         sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. What was recorded is kept.")
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
+        if isinstance(ended, SystemExit) and ended.code != 130:
+            raise
+        Console(stderr=True).print("Stopped. What was done is kept: give the same command again to go on.")
         sys.exit(130)

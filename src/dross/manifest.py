@@ -16,9 +16,10 @@ from .tape import FORMAT
 
 def describe(
     objective: Objective, optimizer: Optimizer, loss_name: str, augment: Augment | None, keep: Keep, seed: int,
-    planned: int | None, device: torch.device, instances: Instances | None, foreign: bool,
+    planned: int | None, device: torch.device, instances: Instances | None, foreign: bool, schedule: str | None = None,
 ) -> dict:  # fmt: skip
-    """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop."""
+    """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop. schedule: a digest of the numbers that
+    the optimizer will use, where they are known beforehand."""
     from . import __version__
 
     layout = objective.layout
@@ -44,6 +45,7 @@ def describe(
         "seed": seed,
         "keep": repr(keep),
         "planned": planned,
+        "schedule": schedule,
         "steps": 0,
         "segments": [],
         "complete": False,
@@ -55,7 +57,8 @@ _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 
 def check_same_run(earlier: dict, now: dict) -> None:
     """A tape is only continued with the settings it was started with."""
-    for key in sorted(set(now) - _MAY_DIFFER):
+    known = set(now) if "schedule" in earlier else set(now) - {"schedule"}  # tapes of the first days do not have it
+    for key in sorted(known - _MAY_DIFFER):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))
             raise TapeMismatch(

@@ -1,5 +1,6 @@
 """Our own training loop: Algorithm 1. For a loop that is yours, see record.py."""
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -78,7 +79,8 @@ def train(
     theta, buffers = objective.layout.read(model)
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
     state = State(theta, slots, buffers, clock)
-    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances, False)
+    schedule = hashlib.sha256(rows.tobytes() + repr(clip).encode()).hexdigest()
+    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances, False, schedule)
     earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
     if earlier is not None:
         check_same_run(earlier, manifest)
@@ -133,10 +135,15 @@ def _steps_unwatched(state: State) -> int:
 
 def _taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> list[State]:
     """The state before the first step, and after each."""
-    states = [state]
+    states, clipped = [state], []
     for step, batches in zip(steps, feeds):
-        states.append(take_step(objective, pure, states[-1], step, batches)[0])
-    if not bool(torch.isfinite(states[-1].theta).all()):  # once it is not finite, it stays so: now find out since when
+        after, g, _ = take_step(objective, pure, states[-1], step, batches)
+        states.append(after)
+        clipped += [torch.isfinite(g).all()] * (step.clip is not None)  # clipping can make a gradient finite again
+    # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
+    if not bool(
+        torch.isfinite(states[-1].theta).all() & torch.stack([*clipped, torch.tensor(True, device=state.theta.device)]).all()
+    ):
         for t, (step, batches, before) in enumerate(zip(steps, feeds, states), start=first):
             after, g, losses = take_step(objective, pure, before, step, batches)
             check_finite(t, after, g, losses, step.ids, kept=first)

@@ -47,6 +47,8 @@ class Options:
         for name in ("runs", "rounds"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise BadInput(f"A rate must be above 0, not {self.rate}.")
         if self.model is not None:
             check_name("model", self.model, [name for name in MODELS if name != "custom"])
 
@@ -111,6 +113,8 @@ def _is_done(folder: Path, began: dict, overwrite: bool) -> bool:
         before = None
     if before == _plain(began):
         return (folder / ABOUT).exists()
+    if not overwrite and {path.name for path in folder.iterdir()} == {_BEGUN}:
+        return False  # an attempt that failed before anything was done
     if not overwrite:
         raise BadInput(
             f"{folder} holds a run on other data or with other settings. Choose another folder with --out, or replace it with --overwrite "
@@ -150,7 +154,7 @@ class _Cleaning:
         started = time.monotonic()
         searched = self._searched()
         recipe, everyone = searched.recipe, np.arange(len(self.prepared.y["train"]))
-        active, removed, tables = everyone, np.zeros(0, dtype=np.int64), []
+        active, removed, tables, reasons = everyone, np.zeros(0, dtype=np.int64), [], []
         number = 0
         while True:
             recipe, runs, scored = self._scored(recipe, active, number)
@@ -167,14 +171,18 @@ class _Cleaning:
             part.loc[checked.verification.instances, "verified"] = checked.verification.actual
             part.index = active
             tables.append(part.assign(round=number + 1))
+            reasons.append(found.reason if self.options.rounds == 1 else f"round {number + 1}: {found.reason}")
             if number + 1 == self.options.rounds or found.m == 0:
                 break
             harmful = active[np.argsort(scored.scores, kind="stable")[: found.m]]
             self.say(f"Round {number + 1}: {found.m} are set aside; the next round scores the other {len(active) - found.m:,}.")
+            tables[-1] = tables[-1].loc[harmful]  # what is set aside keeps the scores it had then
             removed, active, number = np.concatenate([removed, harmful]), np.setdiff1d(active, harmful), number + 1
         instances = self._merged(tables, removed)
         why = self._explained(instances, runs[0], recipe, checked, active)
-        return self._written(searched, recipe, instances, why, checked, found, len(removed), time.monotonic() - started)
+        return self._written(
+            searched, recipe, instances, why, checked, active, found, len(removed), "; ".join(reasons), time.monotonic() - started
+        )
 
     # --- the parts --------------------------------------------------------------------------------------------------------------------
 
@@ -195,15 +203,24 @@ class _Cleaning:
         write_json(kept, {"rate": recipe.rate, "epochs": recipe.epochs, "curves": found.curves})
         self.say(
             f"Model: {recipe.model}, rate {recipe.rate:g}, {recipe.epochs} epochs in batches of {recipe.batch_size} "
-            f"({'chosen' if given.rate is None or given.epochs is None else 'given'}; --rate, --epochs and --batch-size say otherwise)."
+            f"({', '.join(self._origins())})."
         )
         steps = recipe.epochs * recipe.steps_per_epoch(len(self.prepared.y["train"]))
         share = recipe.epochs / (len(found.curves) * max(len(curve) for curve in found.curves.values()))
-        seconds = took * share * (8 * given.runs + 30)  # a retrace is five trainings or so, the rest is trained side by side
+        # a retrace is five trainings or so; the rest (about 70 models) is trained side by side, or one by one at a third of the speed
+        seconds = took * share * (15 * given.runs + 75)
         parameters = sum(p.numel() for p in recipe.build(0).parameters())
         disk = given.runs * (2 * np.sqrt(steps) * 8 * parameters + 4 * steps * recipe.batch_size)
         self.say(f"Expected: about {_duration(seconds)} and {disk / 1e6:,.0f} MB in {self.folder}.")
         return found
+
+    def _origins(self) -> list[str]:
+        """Which of the numbers were found by the search, and which were given."""
+        kinds = {"--rate": self.options.rate, "--epochs": self.options.epochs, "--batch-size": self.options.batch_size}
+        chosen = [name for name, value in kinds.items() if value is None]
+        return ([f"chosen; change with {', '.join(chosen)}"] if chosen else []) + (
+            ["the rest as given"] if 0 < len(chosen) < 3 else [] if chosen else ["as given"]
+        )
 
     def _recipe(self) -> Recipe:
         prepared, given = self.prepared, self.options
@@ -227,6 +244,10 @@ class _Cleaning:
                     raise NotFinite(f"Training or retracing diverged even at a third of the rate. {error}", error.step) from None
                 self.say(f"At rate {recipe.rate:g} the run diverges; trying once more at {recipe.rate / 3:g}.")
                 shutil.rmtree(folder, ignore_errors=True)
+                kept = read_json(self.folder / "search.json")
+                write_json(
+                    self.folder / "search.json", kept | {"rate": recipe.rate / 3}
+                )  # whoever goes on later begins with this one
         raise AssertionError("unreachable")
 
     def _verified(self, run: Run, scored: Scored) -> Checked:
@@ -257,7 +278,7 @@ class _Cleaning:
             (x[active], y[active]),
             self.prepared.pair("validation"),
             scored,
-            seeds=3,
+            seeds=4,
             seed=self.request.seed + number,
             progress=self.progress,
         )
@@ -270,10 +291,9 @@ class _Cleaning:
         from .frames import library
 
         last = tables[-1]
-        earlier = [part.loc[part.index.intersection(removed)] for part in tables[:-1]]
-        earlier = [part[~part.index.isin(last.index)] for part in earlier]
-        merged = library().concat([*earlier, last]).sort_index()
-        merged = merged[~merged.index.duplicated()]
+        merged = library().concat(tables).sort_index(kind="stable")
+        suspects = merged[merged["mislabel_rank"] >= 0].sort_values("loss", ascending=False, kind="stable").index
+        merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
         place = {k: rank for rank, k in enumerate(removed.tolist())}
         rest = last.sort_values("score", kind="stable").index.tolist()
         merged["harm_rank"] = [place[k] if k in place else len(place) + order for k, order in _places(merged.index.tolist(), rest)]
@@ -303,8 +323,10 @@ class _Cleaning:
         instances: Any,
         why: dict,
         checked: Checked,
+        active: np.ndarray,
         found: Curve,
         before: int,
+        reason: str,
         took: float,
     ) -> Project:
         prepared, folder = self.prepared, self.folder
@@ -325,8 +347,8 @@ class _Cleaning:
                 "runs": self.options.runs, "rounds": self.options.rounds, "request": asdict(self.request), "options": asdict(self.options),
                 "digest": self.digest, "recipe": recipe.to_json(), "notes": prepared.notes, "scale": prepared.scale,
                 "columns": [asdict(column) for column in prepared.columns], "search": {str(rate): curve for rate, curve in searched.curves.items()},
-                "suggested": {"m": before + found.m, "reason": found.reason}, "curve": found.to_json(),
-                "verification": {"ids": check.instances.tolist(), "estimated": check.estimated.tolist(), "actual": check.actual.tolist(),
+                "suggested": {"m": before + found.m, "reason": reason}, "curve": found.to_json(),
+                "verification": {"ids": active[check.instances].tolist(), "estimated": check.estimated.tolist(), "actual": check.actual.tolist(),
                                  "tau": check.tau, "spearman": check.spearman},
                 "seconds": round(took, 1), "made": time.strftime("%Y-%m-%d %H:%M"),
             },

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 
 from ..errors import BadInput, StorageFailed
 from . import images, tables
-from .judging import Change, chosen
+from .judging import Change, chosen, reopened
 from .project import Project
+
+_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,28 @@ class Exported:
     written: int  # instances in the cleaned copy
 
 
-def export(folder: str | Path, to: str | Path, *, remove: int | None = None, overwrite: bool = False) -> Exported:
+def export(
+    folder: str | Path, to: str | Path, *, remove: int | None = None, relabel: int | None = None, overwrite: bool = False
+) -> Exported:
     """Write the input without the removed instances and with the corrected labels.
 
-    What was decided on the page is applied; `remove=m` takes the m most harmful instead. Validation and test rows stay as they are.
+    What was decided on the page is applied, or else the suggestion; `remove=m` takes the m most harmful instead, `relabel=m` gives the m most
+    probably mislabelled the label that the models predict. Validation and test rows stay as they are.
     """
     project, to = Project.open(folder), Path(to)
-    change = chosen(project, remove, None, decisions=remove is None)
+    change = chosen(project, remove, relabel, decisions=False)
     about = project.about
+    if about["kind"] == "custom":
+        raise BadInput(
+            "The data came from a Python function; there is no file to copy. scores.csv has the places in the training part."
+        )
+    reopened(project)  # rows are told apart by their places: the input must be the one that was scored
     source = Path(about["request"]["data"])
     if to.exists() and (to.samefile(source) if source.exists() else False):
         raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
-    listed = to.with_name(f"{to.name.removesuffix(to.suffix)}-decisions.csv")
+    if not source.is_dir() and to.suffix.lower() not in _SUFFIXES:
+        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(_SUFFIXES)}.")
+    listed = to.with_name(f"{to.name}-decisions.csv")
     for path in (to, listed):
         if path.exists() and not overwrite:
             raise BadInput(f"{path} is there already. Choose another name, or pass --overwrite.")
@@ -48,10 +61,6 @@ def export(folder: str | Path, to: str | Path, *, remove: int | None = None, ove
 
 
 def _copied(project: Project, change: Change, source: Path, to: Path) -> int:
-    if project.about["kind"] == "custom":
-        raise BadInput(
-            "The data came from a Python function; there is no file to copy. The list of decisions has their places in the training part."
-        )
     names = project.instances["source"]
     removed = {names.loc[k] for k in change.removed}
     renamed = {names.loc[k]: label for k, label in change.relabelled.items()}
@@ -61,10 +70,14 @@ def _copied(project: Project, change: Change, source: Path, to: Path) -> int:
 
 
 def _table(about: dict, source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
-    frame, _ = tables.read_frame(source)
-    column = about["request"]["images"]
-    keys = frame[column].tolist() if column else [f"row {k + 2}" for k in range(len(frame))]
-    frame[about["label"]] = [renamed.get(key, label) for key, label in zip(keys, frame[about["label"]])]
+    frame, _ = tables.read_frame(source, as_it_is=True)
+    column = next(name for name in frame.columns if str(name).strip() == about["label"])
+    keys = [f"row {k + 2}" for k in range(len(frame))]
+    if renamed:
+        kind = frame[column].dtype
+        frame[column] = [renamed.get(key, label) for key, label in zip(keys, frame[column])]
+        with suppress(ValueError, TypeError):  # numbers stay numbers
+            frame[column] = frame[column].astype(kind)
     kept: Any = frame[np.array([key not in removed for key in keys])]
     if to.suffix.lower() in (".parquet", ".pq"):
         kept.to_parquet(to, index=False)
@@ -74,22 +87,33 @@ def _table(about: dict, source: Path, to: Path, removed: set[str], renamed: dict
 
 
 def _folder(source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
-    count = 0
-    for path in sorted(path for path in source.rglob("*") if path.suffix.lower() in images.SUFFIXES and path.is_file()):
-        name = path.relative_to(source).as_posix()
-        if name in removed:
-            continue
-        target = to / (f"{renamed[name]}/{path.name}" if name in renamed else name)
-        if name in renamed and target.exists():
-            target = target.with_name(f"{path.parent.name}-{path.name}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-        count += 1
-    return count
+    """Pictures that keep their class keep their names; a relabelled one gets a name that is still free in its new class."""
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in images.SUFFIXES and path.is_file())
+    kept = [path.relative_to(source).as_posix() for path in files if path.relative_to(source).as_posix() not in removed]
+    targets = {name: name for name in kept if name not in renamed}
+    taken = set(targets.values())
+    for name in (name for name in kept if name in renamed):
+        path = Path(name)
+        names = (
+            f"{renamed[name]}/{front}{path.name}"
+            for front in ("", f"{path.parts[0]}-", *(f"{path.parts[0]}-{k}-" for k in range(len(kept))))
+        )
+        targets[name] = next(free for free in names if free not in taken)
+        taken.add(targets[name])
+    made = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(made, ignore_errors=True)
+    for name, target in targets.items():
+        (made / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / name, made / target)
+    if to.exists():
+        shutil.rmtree(to) if to.is_dir() else to.unlink()
+    made.rename(to)
+    return len(targets)
 
 
 def _list(path: Path, project: Project, change: Change) -> None:
-    made = project.decisions.current() if change.what == "decisions" else {int(k): ("remove", None) for k in change.removed}
+    taken = {int(k): ("remove", None) for k in change.removed} | {k: ("relabel", label) for k, label in change.relabelled.items()}
+    made = project.decisions.current() if change.what == "decisions" else taken
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "source", "label", "decision", "new label", "score", "prediction"])

@@ -49,17 +49,19 @@ def read_table(table: Path, paths: str, label: str) -> Source:
     whole = frame[[paths, label]].notna().all(axis=1)
     if not whole.all():
         notes.append(f"{int((~whole).sum())} rows lack a path or a label and are left out.")
+    names = [f"row {k + 2}" for k in np.flatnonzero(whole.to_numpy())]
     frame = frame[whole]
-    names, labels = frame[paths].tolist(), frame[label].astype(str).str.strip().to_numpy(dtype=object)
-    return _checked(Source("images", label, pandas.DataFrame({"path": names}), labels, names, notes), table.parent)
+    labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
+    return _checked(Source("images", label, pandas.DataFrame({"path": frame[paths].tolist()}), labels, names, notes), table.parent)
 
 
 def _checked(source: Source, root: Path) -> Source:
     """Leave pictures out that cannot be opened; many of them mean that something else is wrong."""
-    broken = [k for k, name in enumerate(source.names) if _opened(root / name) is None]
+    paths = source.content["path"].tolist()
+    broken = [k for k, name in enumerate(paths) if _opened(root / name) is None]
     if not broken:
         return source
-    shown = ", ".join(source.names[k] for k in broken[:3])
+    shown = ", ".join(paths[k] for k in broken[:3])
     if len(broken) > _MOST_BROKEN * len(source):
         raise BadInput(
             f"{len(broken)} of {len(source)} pictures cannot be opened ({shown} ...). Are they pictures, and are the paths right?"

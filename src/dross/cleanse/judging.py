@@ -22,6 +22,7 @@ from .learn import Fit, Recipe, fit, losses, wrong
 from .project import Project, write_json
 from .reading import Prepared, Request, digest, loaded, prepare
 from .scoring import recorded
+from .source import FEWEST
 
 QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
@@ -142,16 +143,18 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
     made = project.decisions.current()
     removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
     renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
+    if len(removed) > count - FEWEST // 2:
+        raise BadInput(f"{len(removed)} of {count} training instances are removed: too few are left to train on. Undo some of it.")
     if len(removed) or renamed:
         return Change("decisions", removed, renamed)
     if decisions:
         raise BadInput(
-            f"Nothing has been removed or relabelled on the page yet. Decide with dross review {project.folder}, or pass --remove 100."
+            f"Nothing has been removed or relabelled on the page yet. Decide with dross review {project.folder}, or pass --remove and a number."
         )
     m = project.about["suggested"]["m"]
     if m == 0:
         raise BadInput(
-            f"Nothing has been decided, and nothing is suggested: {project.about['suggested']['reason']}. Pass --remove 100 to judge anyway."
+            f"Nothing has been decided, and nothing is suggested: {project.about['suggested']['reason']}. To do it anyway, pass --remove and a number."
         )
     return Change(f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {})
 
@@ -261,7 +264,8 @@ class _Judging:
         verdict = decided(measures)
         return Verdict(
             time.strftime("%Y-%m-%d %H:%M"), self.change.what, len(self.change.removed), len(self.change.relabelled), self.seeds, measures, per_class,
-            recorded_run, verdict, sentence(verdict, measures, self.change, self.seeds), settle(verdict, measures, self.seeds, len(y)),
+            recorded_run, verdict, sentence(verdict, measures, self.change, self.seeds),
+            " ".join(filter(None, [settle(verdict, measures, self.seeds, len(y)), looked(len(self.project.verdicts()))])),
         )  # fmt: skip
 
 
@@ -344,16 +348,22 @@ def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int)
     )
     reach = (m.interval[1] - m.interval[0]) / 2
     if abs(m.difference) < reach / 4:
-        return f"If there is a change of the {name} at all, it is probably smaller than {reach:.4f}. More seeds and a larger test part narrow that."
-    wanted = abs(m.difference) / 2.3
+        limit = f"{100 * reach:.2f} points" if name == "error" else f"{reach:.4f}"
+        return f"If there is a change of the {name} at all, it is probably smaller than {limit}. More seeds and a larger test part narrow that."
+    wanted, seen = abs(m.difference) / 2.3, f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.4f}"
     by_test = m.test_error / wanted
     by_seeds = m.seeds_error / wanted
     if by_test > 0.9:
-        return f"If the {name} really changes by {m.difference:+.4f}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
+        return f"If the {name} really changes by {seen}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
     more = seeds * by_seeds**2 / max(1 - by_test**2, 0.05)
-    return (
-        f"If the {name} really changes by {m.difference:+.4f}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
-    )
+    return f"If the {name} really changes by {seen}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
+
+
+def looked(times: int) -> str:
+    """Every look at the same test part makes the next one worth less."""
+    if times < 3:
+        return ""
+    return f"This is verdict number {times + 1} on the same test part: what is chosen by its verdicts is no longer judged by it. Keep fresh test data for the last word."
 
 
 def _round(value: float) -> str:

@@ -91,7 +91,7 @@ class Fit:
     labels: Tensor | None = None  # where it learns other labels than the rest
 
 
-Watch = Callable[[int, "Trained"], None]
+Watch = Callable[[int, "Trained", Sequence[Fit]], None]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def _can_share(recipe: Recipe, x: Tensor) -> bool:
     """Convolutions gain nothing from standing side by side, and layers with a memory or with chance cannot."""
     model = recipe.build(0)
     single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
-    return not any(isinstance(module, single) for module in model.modules()) and not list(model.buffers())
+    frozen = any(not p.requires_grad for p in model.parameters())
+    return not frozen and not any(isinstance(module, single) for module in model.modules()) and not list(model.buffers())
 
 
 def _bytes(recipe: Recipe, x: Tensor) -> int:
@@ -154,7 +155,7 @@ def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch:
     rates = torch.tensor([fit.rate for fit in fits], dtype=torch.float32)
     loss = resolve(recipe.loss)[1]
     if len(models) == 1:
-        return _fit_one(recipe, models[0], loss, x, targets[0], orders[0], float(rates[0]), watch, advance, steps)
+        return _fit_one(recipe, models[0], loss, x, targets[0], orders[0], fits[0], watch, advance, steps)
     parameters, _ = stack_module_state(models)
     parameters = {name: p.detach() for name, p in parameters.items()}
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -176,13 +177,13 @@ def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch:
             p.sub_(shaped[name] * velocity[name])
         advance(len(fits))
         if watch is not None and (step + 1) % per_epoch == 0:
-            watch((step + 1) // per_epoch, trained)
+            watch((step + 1) // per_epoch, trained, fits)
             base.train()
     return trained
 
 
-def _fit_one(recipe, model, loss, x, y, order, rate, watch, advance, steps) -> Trained:
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+def _fit_one(recipe, model, loss, x, y, order, one: Fit, watch, advance, steps) -> Trained:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=one.rate, momentum=MOMENTUM)
     per_epoch = recipe.steps_per_epoch(len(x))
     state = lambda: Trained(
         model,
@@ -197,7 +198,7 @@ def _fit_one(recipe, model, loss, x, y, order, rate, watch, advance, steps) -> T
         optimizer.zero_grad()
         advance(1)
         if watch is not None and (step + 1) % per_epoch == 0:
-            watch((step + 1) // per_epoch, state())
+            watch((step + 1) // per_epoch, state(), [one])
     return state()
 
 
@@ -246,14 +247,13 @@ def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tenso
     longest = replace(recipe, epochs=epochs or _EPOCHS)
     fits = [Fit(seed, np.arange(len(x)), rate) for rate in (rates or RATES)]
     curves: dict[float, list[float]] = {fit.rate: [] for fit in fits}
-    for candidate in _together_or_not(longest, x, fits):
 
-        def watch(_: int, trained: Trained, candidate=candidate) -> None:
-            found = losses(recipe, trained.outputs(validation[0]), validation[1]).mean(1).tolist()
-            for one, value in zip(candidate, found):
-                curves[one.rate].append(value)
+    def watch(_: int, trained: Trained, some: Sequence[Fit]) -> None:
+        found = losses(recipe, trained.outputs(validation[0]), validation[1]).mean(1).tolist()
+        for one, value in zip(some, found):
+            curves[one.rate].append(value)
 
-        fit(longest, x, y, candidate, watch=watch, what="looking for a rate", progress=progress)
+    fit(longest, x, y, fits, watch=watch, what="looking for a rate", progress=progress)
     usable = {rate: curve for rate, curve in curves.items() if np.isfinite(curve).all()}
     if not usable:
         raise NotFinite(
@@ -278,10 +278,6 @@ def _searched_on_a_part(
     steps = found.recipe.epochs * small.steps_per_epoch(_SEARCHED)
     enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))
     return Searched(replace(recipe, rate=found.recipe.rate, epochs=epochs or enough), found.curves)
-
-
-def _together_or_not(recipe: Recipe, x: Tensor, fits: list[Fit]) -> list[list[Fit]]:
-    return [fits] if _can_share(recipe, x) else [[one] for one in fits]
 
 
 def _best_epoch(curve: list[float]) -> int:

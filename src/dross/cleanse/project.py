@@ -35,7 +35,7 @@ class Project:
     def open(folder: str | os.PathLike) -> "Project":
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
-            raise TapeDamaged(f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. Run dross clean first.")
+            raise TapeDamaged(_why_not(project.folder))
         about = project.about
         if not isinstance(about, dict) or about.get("made_by") != "dross":
             raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
@@ -119,6 +119,14 @@ class Project:
             raise TapeDamaged(
                 f"{path} cannot be read ({error}). Run dross clean again; decisions that were made are kept."
             ) from None
+
+
+def _why_not(folder: Path) -> str:
+    if not folder.exists():
+        return f"There is no folder {folder}. Run dross clean first."
+    if (folder / "begun.json").exists():
+        return f"dross clean has not finished in {folder}. Give the same command again to go on."
+    return f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. Run dross clean first."
 
 
 def read_json(path: Path) -> Any:

@@ -155,7 +155,7 @@ def _prepared(found: "tuple[Source, dict[str, np.ndarray]] | Prepared", request:
 
 def from_python(entry: str, label: str) -> Prepared:
     """`module:function`, which returns {"train": (x, y), "validation": ..., "test": ...} as tensors or arrays, and perhaps "classes"."""
-    made = loaded(entry, "--data")()
+    made = loaded(entry, "data")()
     if not isinstance(made, dict) or not set(PARTS) <= set(made):
         raise BadInput(
             f"{entry} must return a dict with train, validation and test, each a pair (x, y); it returned {type(made).__name__}."
@@ -165,18 +165,23 @@ def from_python(entry: str, label: str) -> Prepared:
         for part in PARTS
     }
     numbers = pairs["train"][1].is_floating_point()
-    classes = [str(name) for name in made.get("classes", [])] or [
-        str(k) for k in range(0 if numbers else int(pairs["train"][1].max()) + 1)
-    ]
     everyone = [pairs[part][1].reshape(len(pairs[part][1])).numpy() for part in PARTS]
-    labels = np.concatenate([y.astype(np.float64) if numbers else np.array(classes, dtype=object)[y] for y in everyone])
+    given = [str(name) for name in made.get("classes", [])]
+    names = dict(enumerate(given)) or {int(value): str(value) for value in np.unique(np.concatenate(everyone)) if not numbers}
+    if not numbers and not set(np.concatenate(everyone).tolist()) <= set(names):
+        raise BadInput(
+            f"{entry} gives {len(given)} classes, but labels run from {min(map(min, everyone))} to {max(map(max, everyone))}: label k is class k."
+        )
+    labels = np.concatenate(
+        [y.astype(np.float64) if numbers else np.array([names[int(k)] for k in y], dtype=object) for y in everyone]
+    )
     ends = np.cumsum([len(y) for y in everyone])
     parts: dict[str, np.ndarray] = dict(zip(PARTS, np.split(np.arange(ends[-1]), ends[:-1])))
     inputs = torch.cat([pairs[part][0].float() for part in PARTS])
     flat = inputs.reshape(len(inputs), -1)[:, :50].numpy()
     content = library().DataFrame({f"input {k}": [f"{value:.4g}" for value in flat[:, k]] for k in range(flat.shape[1])})
-    names = [f"{part} {k}" for part in PARTS for k in range(len(parts[part]))]
-    source = Source("custom", label, content, labels, names)
+    source = Source("custom", label, content, labels, [f"{part} {k}" for part in PARTS for k in range(len(parts[part]))])
+    check_learnable(source)
     train = labels[parts["train"]]
     scale = (float(train.mean()), float(train.std())) if numbers else (0.0, 1.0)
     x = {part: pairs[part][0].float() if pairs[part][0].is_floating_point() else pairs[part][0] for part in PARTS}
@@ -200,7 +205,7 @@ def loaded(entry: str, option: str) -> Callable[..., Any]:
 
 def digest(prepared: Prepared) -> str:
     """Tells whether the data are still those that a run was made with."""
-    sha = hashlib.sha256()
+    sha = hashlib.sha256("\n".join([*prepared.source.names, *map(str, prepared.source.labels)]).encode())
     for part in PARTS:
         sha.update(prepared.x[part].contiguous().numpy().tobytes() + prepared.y[part].contiguous().numpy().tobytes())
     return sha.hexdigest()

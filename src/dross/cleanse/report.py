@@ -42,14 +42,26 @@ def findings(project: Project) -> list[str]:
         else f"Of {count:,} training instances, {sure:,} made the validation loss worse in the run that was recorded."
     )
     if m:
-        second = f"Removing the {m:,} most harmful is suggested: {about['suggested']['reason']}."
+        second = f"Removing the {m:,} most harmful is suggested: {about['suggested']['reason']}.{_lopsided(project, m)}"
     else:
         second = f"No removal is suggested: {about['suggested']['reason']}."
     if project.classes:
-        third = f"{suspects:,} instances have a label that the models would not give them; the likeliest mistakes are listed below."
+        third = f"{suspects:,} instances have a label that the models would not give them; the report lists the likeliest mistakes first."
     else:
-        third = f"{suspects:,} instances are far from what the models predict for them; they are listed below."
+        third = f"{suspects:,} instances are far from what the models predict for them; the report lists them."
     return [first, second, third]
+
+
+def _lopsided(project: Project, m: int) -> str:
+    """A ranking that blames one class mostly moves the decision between classes; a person should know."""
+    first = project.instances[project.instances["harm_rank"] < m]["label"].value_counts()
+    usual = project.instances["label"].value_counts(normalize=True)
+    if not project.classes or m < 10 or first.iloc[0] < 0.8 * m or usual[first.index[0]] > 0.75:
+        return ""
+    return (
+        f" But {first.iloc[0]} of them are '{first.index[0]}': that shifts the decision between the classes more than it removes mistakes. Look at them, "
+        "and at those that are probably mislabelled, before you remove them."
+    )
 
 
 def per_class(project: Project) -> list[dict[str, Any]]:
@@ -82,7 +94,14 @@ def cards(project: Project, rows: Any) -> list[dict[str, Any]]:
         else:
             unusual = list(why["unusual"])
             names = unusual + [str(name) for name in content.index if name not in unusual]
-            card["cells"] = [{"name": n, "value": content[n], "unusual": why["unusual"].get(n, "")} for n in names[:_CELLS]]
+            card["cells"] = [
+                {
+                    "name": n,
+                    "value": None if content[n] is None or content[n] != content[n] else content[n],
+                    "unusual": why["unusual"].get(n, ""),
+                }
+                for n in names[:_CELLS]
+            ]
         shown.append(card)
     return shown
 
@@ -116,7 +135,7 @@ def curve(found: dict) -> str:
     sizes, changes = np.array(found["sizes"]), np.array(found["changes"])
     for line in changes:
         panel.plot(sizes, line, color="0.8", linewidth=0.7)
-    mean, error = changes.mean(0), changes.std(0, ddof=1) / np.sqrt(len(changes))
+    mean, error = changes.mean(0), np.array(found["errors"])
     panel.fill_between(sizes, mean - 2 * error, mean + 2 * error, color=figures.BLUE, alpha=0.15, linewidth=0)
     panel.plot(sizes, mean, color=figures.BLUE, marker="o", markersize=3)
     panel.axhline(0, color="0.4", linewidth=0.7)
@@ -142,12 +161,14 @@ def verified(check: dict) -> str:
 
 def training(curves: dict[str, list[float]], chosen: float) -> str:
     figure, (panel,) = figures.panels(1, 1, width=5.2, height=2.4)
+    colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
     for rate, values in curves.items():
         mine = np.isclose(float(rate), chosen)
         finite = [value if np.isfinite(value) else np.nan for value in values]
-        panel.plot(np.arange(1, len(values) + 1), finite, color=figures.BLUE if mine else "0.75", linewidth=1.4 if mine else 0.8,
+        panel.plot(np.arange(1, len(values) + 1), finite, color=figures.BLUE if mine else colours[rate], linewidth=1.4 if mine else 0.8,
                    label=f"rate {float(rate):g}{' (chosen)' if mine else ''}")  # fmt: skip
-    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log")
+    sane = [value for values in curves.values() for value in values if np.isfinite(value)]
+    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log", ylim=(0.9 * min(sane), min(max(sane), 20 * min(sane))))
     panel.legend()
     return figures.as_svg(figure)
 

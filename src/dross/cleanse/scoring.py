@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import NotSupported
 from ..estimators.outliers import features
 from ..loss import resolve
 from ..queries import losses as losses_of
@@ -161,7 +162,11 @@ def outliers(run: Run) -> np.ndarray:
     """How unusual an instance looks to the model: 1 the most, 0 the least."""
     from sklearn.ensemble import IsolationForest
 
-    seen = features(run, run.recording.instances)
+    try:
+        seen = features(run, run.recording.instances)
+    except NotSupported:  # no linear layer to look through: the inputs themselves
+        x, _ = run.recording.instances[np.arange(len(run))]
+        seen = x.reshape(len(x), -1).float().cpu().numpy()
     order = np.argsort(-IsolationForest(random_state=0).fit(seen).score_samples(seen), kind="stable")
     ranks = np.empty(len(seen))
     ranks[order] = np.linspace(0, 1, len(seen))

@@ -1,7 +1,8 @@
 """How many to remove: tried on validation data that the ranking has not seen, with new seeds.
 
 The validation part is cut in two. The instances that the first half blames are removed, new models are trained without them, and the second half
-tells whether they are better; then the other way round. A ranking that only fits its own validation instances gains nothing here.
+tells whether they are better; then the other way round. A ranking that only fits its own validation instances gains nothing here. Each validation instance
+counts at most as much as a plain guess would cost: a few confident mistakes, or wrong labels among them, would otherwise drown everything else.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,15 +14,19 @@ from ..randomness import mixed
 from .learn import Fit, Recipe, fit, losses
 from .scoring import Pair, Scored, halves_of
 
+_SURE = (
+    2.2  # standard errors: seven sizes are tried, and one of them may look good by chance (about 6 % of the time, by simulation)
+)
 _SHARES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The change of the validation loss against the number removed; each line is a seed and a half."""
+    """The change of the validation loss against the number removed."""
 
     sizes: list[int]
-    changes: list[list[float]]  # [lines][sizes]
+    changes: list[list[float]]  # [seeds][sizes]
+    errors: list[float]  # standard errors of their means
     kept: float  # the mean validation loss with everything kept
     m: int
     reason: str
@@ -42,25 +47,39 @@ def curve(recipe: Recipe, data: Pair, validation: Pair, scored: Scored, *, seeds
     fits = [Fit(mixed(seed, 5, k), ids, recipe.rate) for k in range(seeds) for ids in plans]
     trained = fit(recipe, *data, fits, what="trying how many to remove", progress=progress)
     found = losses(recipe, trained.outputs(validation[0]), validation[1]).double().numpy().reshape(seeds, len(plans), -1)
-    lines = []
-    for k in range(seeds):
-        for half in range(2):
-            other = parts[1 - half]
-            removed = found[k, 1 + half * len(sizes) :][: len(sizes)][:, other].mean(1)
-            lines.append((removed - found[k, 0, other].mean()).tolist())
-    m, reason = _chosen(sizes, np.array(lines))
-    return Curve(sizes, lines, float(found[:, 0].mean()), m, reason)
+    found = np.minimum(found, _guess(recipe))
+    per_instance = np.empty(
+        (seeds, len(sizes), len(validation[1]))
+    )  # each validation instance is asked of what the other half blamed
+    for half in range(2):
+        other = parts[1 - half]
+        removed = found[:, 1 + half * len(sizes) :][:, : len(sizes)]
+        per_instance[:, :, other] = removed[:, :, other] - found[:, :1, other]
+    m, reason = _chosen(sizes, per_instance)
+    return Curve(sizes, per_instance.mean(2).tolist(), _errors(per_instance).tolist(), float(found[:, 0].mean()), m, reason)
 
 
-def _chosen(sizes: list[int], changes: np.ndarray) -> tuple[int, str]:
-    """The smallest m that does about as well as the best, if that is more than noise."""
-    mean, error = changes.mean(0), changes.std(0, ddof=1) / np.sqrt(len(changes))
-    best = int(np.argmin(mean))
-    best = next(k for k in range(len(sizes)) if mean[k] <= mean[best] + error[best])
-    trials = f"{len(changes)} trials with new seeds, on validation data that had no part in the ranking"
-    if mean[best] < -2 * error[best]:
-        return sizes[best], (
-            f"removing {sizes[best]} lowered the validation loss by {-mean[best]:.4f} (standard error {error[best]:.4f}), and removing more did not "
-            f"lower it clearly further, over {trials}"
-        )
-    return 0, f"no number of removals lowered the validation loss by more than chance would ({trials})"
+def _guess(recipe: Recipe) -> float:
+    """What it costs to know nothing: log of the number of classes; for a number, in units of its variance, four."""
+    return float(np.log(max(recipe.outputs, 2))) if recipe.loss == "cross_entropy" else 4.0
+
+
+def _errors(per_instance: np.ndarray) -> np.ndarray:
+    """Standard errors of the mean changes, from the seeds and from which instances happen to be in the validation part: [sizes]"""
+    by_seed, by_instance = per_instance.mean(2), per_instance.mean(0)
+    return np.hypot(by_seed.std(0, ddof=1) / np.sqrt(len(by_seed)), by_instance.std(1, ddof=1) / np.sqrt(by_instance.shape[1]))
+
+
+def _chosen(sizes: list[int], per_instance: np.ndarray) -> tuple[int, str]:
+    """The smallest m that does about as well as the best, among those that do more than chance. per_instance: [seeds, sizes, validation]"""
+    mean, error = per_instance.mean((0, 2)), _errors(per_instance)
+    trials = f"{len(per_instance)} new seeds, on validation data that had no part in the ranking"
+    sure = [k for k in range(len(sizes)) if mean[k] < -_SURE * error[k]]
+    if not sure:
+        return 0, f"no number of removals lowered the validation loss by more than chance would ({trials})"
+    best = min(sure, key=lambda k: mean[k])
+    best = next(k for k in sure if mean[k] <= mean[best] + error[best])
+    return sizes[best], (
+        f"removing {sizes[best]} lowered the validation loss by {-mean[best]:.4f} (standard error {error[best]:.4f}), and removing more did not "
+        f"lower it clearly further, over {trials}"
+    )

@@ -23,8 +23,8 @@ _MISSING = ["", "?", "NA", "N/A", "nan", "NaN", "null", "NULL", "None", "-"]
 # --- reading --------------------------------------------------------------------------------------------------------------------------
 
 
-def read_frame(path: Path) -> tuple[Frame, list[str]]:
-    """Everything as text, as it stands in the file, and what had to be guessed."""
+def read_frame(path: Path, as_it_is: bool = False) -> tuple[Frame, list[str]]:
+    """Everything as text, as it stands in the file, and what had to be guessed. as_it_is: nothing counts as missing, and Parquet keeps its types."""
     pandas = library()
 
     if not path.exists():
@@ -34,6 +34,8 @@ def read_frame(path: Path) -> tuple[Frame, list[str]]:
             frame = pandas.read_parquet(path)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be read as Parquet: {error}") from None
+        if as_it_is:
+            return frame, []
         return frame.astype(object).where(frame.notna(), None).map(lambda v: None if v is None else str(v)), []
     raw = path.read_bytes()
     if not raw.strip():
@@ -49,13 +51,15 @@ def read_frame(path: Path) -> tuple[Frame, list[str]]:
         notes.append(f"{path.name} is not UTF-8 (byte {error.start}); read as Windows-1252. Look at letters with accents.")
     separator = _separator(text[:65536])
     try:
-        frame = pandas.read_csv(path, sep=separator, dtype=str, encoding=encoding, encoding_errors="replace", keep_default_na=False,
-                                na_values=_MISSING, skipinitialspace=True, skip_blank_lines=True)  # fmt: skip
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, csv.Error) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows that are longer than the header
+            frame = pandas.read_csv(path, sep=separator, dtype=str, encoding=encoding, encoding_errors="replace", keep_default_na=False,
+                                    na_values=[] if as_it_is else _MISSING, skipinitialspace=not as_it_is, index_col=False)  # fmt: skip
+    except (pandas.errors.ParserError, pandas.errors.ParserWarning, pandas.errors.EmptyDataError, csv.Error) as error:
         raise BadInput(
             f"{path} cannot be read as a table: {error}. Rows must have as many cells as the first line has names."
         ) from None
-    frame.columns = [str(name).strip() for name in frame.columns]
+    frame.columns = frame.columns if as_it_is else [str(name).strip() for name in frame.columns]
     if separator != ",":
         notes.append(f"Columns are separated by {'a tab' if separator == chr(9) else repr(separator)}.")
     return frame, notes

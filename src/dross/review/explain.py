@@ -76,8 +76,8 @@ def _verified(row: Any) -> str:
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
     moved = "stayed the same" if true == 0 else f"{'fell' if true < 0 else 'rose'} by {amount(true)}"
-    ending = ", as the estimate says" if true * score > 0 else ", unlike the estimate"
-    return f"Checked by training again without it: the validation loss {moved}{ending}."
+    ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
+    return f"The first run was trained again without it: its validation loss {moved}, {ending} (which is the mean over runs)."
 
 
 def percent(share: float) -> str:

@@ -8,6 +8,7 @@ the answers       may load nothing from elsewhere, be framed nowhere and be kept
 """
 
 import hashlib
+import re
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -53,7 +54,7 @@ class Guard:
             return JSONResponse({"error": "A page of another site may not ask this."}, 403)
         if not _short_enough(request.headers):
             return JSONResponse({"error": f"A request may be at most {_LARGEST_BODY // 2**20} MB long."}, 413)
-        path = request.url.path
+        path = request.scope["path"]  # what the routes see; an address put together from the Host header may lie
         if path.startswith("/static/") or self._knows_the_token(request, path):
             return None
         if path == "/":
@@ -80,7 +81,6 @@ def _short_enough(headers: Headers) -> bool:
 
 
 def _name(host: str) -> str:
-    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]"""
-    if host.startswith("["):
-        return host[: host.find("]") + 1].lower()
-    return host.partition(":")[0].lower()
+    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; nothing for what is no host and port"""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]+)(:\d{1,5})?", host)
+    return found[1].lower() if found else ""
