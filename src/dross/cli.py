@@ -324,8 +324,12 @@ def _mean(rows: list[dict], name: str) -> float:
 @app.command()
 def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was recorded in.")]) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
-    from .tape import Tape
+    from .tape import MANIFEST, Tape
 
+    if not (tape / MANIFEST).exists() and (inside := sorted(tape.glob(f"runs/*/*/{MANIFEST}"))):
+        raise BadInput(
+            f"{tape} is a folder of dross clean; its recorded runs are {', '.join(str(path.parent) for path in inside)}."
+        )
     opened = Tape(tape)
     made = opened.manifest
     parameters = sum(_size(shape) for name, (shape, _) in made["model"]["parameters"].items() if name in made["layout"]["names"])
