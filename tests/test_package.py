@@ -80,7 +80,7 @@ def test_the_demo_tells_its_story(demo):
 def test_info(demo, tmp_path):
     folder, _ = demo
     result = CliRunner().invoke(cli.app, ["info", str(folder / "runs" / "round-1" / "run-0")], catch_exceptions=False)
-    with pytest.raises(errors.BadInput, match="its recorded runs are .*run-0"):
+    with pytest.raises(errors.BadInput, match=r"its recorded runs are .*run-0"):
         CliRunner().invoke(cli.app, ["info", str(folder)], catch_exceptions=False)
     assert "4,810 parameters" in result.output and "(complete)" in result.output and "all intact" in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
