@@ -44,6 +44,13 @@ def files(folder) -> dict[str, str]:
     return {"validation": str(folder / "validation.csv"), "test": str(folder / "test.csv")}
 
 
+def loaded_or_skip(name: str):
+    try:
+        return load(name)
+    except DataUnavailable as missing:
+        pytest.skip(str(missing))
+
+
 def enrichment(project: Project, bad: np.ndarray, column: str = "harm_rank") -> float:
     """The share of flipped ones among as many first suggestions, over their share everywhere."""
     first = (project.instances[column] >= 0) & (project.instances[column] < bad.sum())
@@ -129,10 +136,7 @@ def test_pictures_in_folders(tmp_path):
 
 
 def test_two_newsgroups_as_text(tmp_path):
-    try:
-        news = load("20news")
-    except DataUnavailable as missing:
-        pytest.skip(str(missing))
+    news = loaded_or_skip("20news")
     texts, labels = news.train
     pair = [news.classes.index(name) for name in ("rec.sport.hockey", "sci.space")]
     chosen = [k for k in range(len(labels)) if labels[k] in pair][:800]
@@ -149,10 +153,7 @@ def test_two_newsgroups_as_text(tmp_path):
 
 
 def test_a_sample_of_adult(tmp_path):
-    try:
-        adult = load("adult")
-    except DataUnavailable as missing:
-        pytest.skip(str(missing))
+    adult = loaded_or_skip("adult")
     columns, labels = adult.train
     frame = pandas.DataFrame(columns).assign(income=np.array(adult.classes)[labels]).sample(1500, random_state=0)
     bad = parts_of(frame, "income", tmp_path, 0.15)

@@ -13,14 +13,16 @@ import numpy as np
 
 from .. import __version__
 from ..errors import BadInput, NotFinite, TapeDamaged
+from ..files import write_json
 from ..names import check_name
 from ..pictures import png
 from ..run import Run
 from . import report
 from .explain import explained
+from .frames import library
 from .images import shown
 from .learn import MODELS, Recipe, Searched, default_batch, search
-from .project import ABOUT, FORMAT, Project, read_json, write_json
+from .project import ABOUT, FORMAT, Project, read_json
 from .reading import Prepared, Request, digest, loaded, prepare
 from .scoring import Checked, Scored, outliers, score, table, verify
 from .suggest import Curve, curve
@@ -50,7 +52,7 @@ class Options:
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise BadInput(f"A rate must be above 0, not {self.rate}.")
         if self.model is not None:
-            check_name("model", self.model, [name for name in MODELS if name != "custom"])
+            check_name("model", self.model, MODELS)
 
 
 def clean(
@@ -81,7 +83,7 @@ def clean(
     if _is_done(folder, began, overwrite):
         say(f"Everything is there already, in {folder}.")
         return Project.open(folder)
-    _claim(folder, began)
+    write_json(folder / _BEGUN, began)
     return _Cleaning(prepared, options, folder, request, began["digest"], progress, say).run()
 
 
@@ -130,10 +132,6 @@ def _is_done(folder: Path, began: dict, overwrite: bool) -> bool:
 def _set_decisions_aside(folder: Path) -> None:
     for path in folder.glob("decisions.sqlite*"):
         path.rename(folder / f"decisions-{time.strftime('%Y%m%d-%H%M%S')}{path.name.removeprefix('decisions')}")
-
-
-def _claim(folder: Path, began: dict) -> None:
-    write_json(folder / _BEGUN, began)
 
 
 def _plain(value: Any) -> Any:
@@ -288,15 +286,12 @@ class _Cleaning:
 
     def _merged(self, tables: list, removed: np.ndarray) -> Any:
         """Rounds one after the other: what an earlier round set aside comes first, with the scores it had then."""
-        from .frames import library
-
         last = tables[-1]
         merged = library().concat(tables).sort_index(kind="stable")
         suspects = merged[merged["mislabel_rank"] >= 0].sort_values("loss", ascending=False, kind="stable").index
         merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
-        place = {k: rank for rank, k in enumerate(removed.tolist())}
-        rest = last.sort_values("score", kind="stable").index.tolist()
-        merged["harm_rank"] = [place[k] if k in place else len(place) + order for k, order in _places(merged.index.tolist(), rest)]
+        order = [*removed.tolist(), *last.sort_values("score", kind="stable").index]
+        merged.loc[order, "harm_rank"] = np.arange(len(order))
         merged.index.name = "id"
         return merged
 
@@ -375,11 +370,6 @@ class _Cleaning:
             content = self.prepared.part(part).content["path"].tolist() if names else []
             for k in ids:
                 (folder / f"{part}-{k:06d}.png").write_bytes(png(shown(self.prepared.root / content[k])))
-
-
-def _places(index: list[int], order: list[int]) -> list[tuple[int, int]]:
-    place = {k: rank for rank, k in enumerate(order)}
-    return [(k, place.get(k, 0)) for k in index]
 
 
 def _duration(seconds: float) -> str:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput, TapeMismatch
+from ..files import write_json
 from ..queries import error_rate, mean_loss
 from ..randomness import mixed
 from .learn import Fit, Recipe, fit, losses, wrong
-from .project import Project, write_json
+from .project import Project
 from .reading import Prepared, Request, digest, loaded, prepare
 from .scoring import recorded
 from .source import FEWEST
@@ -230,7 +231,9 @@ class _Judging:
         if self.change.relabelled or self.project.about["rounds"] > 1 or not len(self.change.removed):
             return {}
         folder = self.project.folder / "runs" / "round-1" / "run-0"
-        run = recorded(self.recipe, self.prepared.pair("train"), 0, folder, seed=self.prepared_seed, progress=False)
+        run = recorded(
+            self.recipe, self.prepared.pair("train"), 0, folder, seed=self.project.about["request"]["seed"], progress=False
+        )
         found = {}
         for way, epochs in (("all", None), ("last", 1)):
             without = run.counterfactual([self.change.removed], epochs=epochs)
@@ -240,10 +243,6 @@ class _Judging:
             found[way] = {f"{name}_change": float(without.changes(query)[0]) for name, query in measures.items()}
             found[way] |= {f"{name}_after": float(without.evaluate(query)[0]) for name, query in measures.items()}
         return found
-
-    @property
-    def prepared_seed(self) -> int:
-        return int(self.project.about["request"]["seed"])
 
     def _verdict(self, said: Tensor, recorded_run: dict) -> Verdict:
         y, flat = self.prepared.y["test"], said.reshape(-1, *said.shape[2:])

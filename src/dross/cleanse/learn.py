@@ -20,7 +20,7 @@ from ..names import check_name
 from ..progress import bar
 from ..randomness import mixed
 
-MODELS = ("linear", "mlp", "cnn", "custom")
+MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003)
 _EPOCHS = 30
@@ -118,7 +118,7 @@ def fit(
     recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], *, watch: Watch | None = None, what: str = "", progress: bool = False
 ) -> Trained:
     """Train them all. `watch` is told after every epoch."""
-    side_by_side = _can_share(recipe, x)
+    side_by_side = _can_share(recipe)
     size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x)))) if side_by_side else 1
     steps = recipe.epochs * recipe.steps_per_epoch(len(x))
     parts: list[Trained] = []
@@ -135,7 +135,7 @@ def fit(
     )
 
 
-def _can_share(recipe: Recipe, x: Tensor) -> bool:
+def _can_share(recipe: Recipe) -> bool:
     """Convolutions gain nothing from standing side by side, and layers with a memory or with chance cannot."""
     model = recipe.build(0)
     single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
@@ -206,14 +206,13 @@ class _Order:
     """Batches of one size from endless shuffles of some instances."""
 
     def __init__(self, ids: np.ndarray, seed: int, size: int):
-        self.ids, self.rng, self.size = ids, np.random.default_rng(seed), min(size, len(ids))
+        self.ids, self.rng, self.size = ids, np.random.default_rng(seed), size
         self.left = np.zeros(0, dtype=np.int64)
-        self.batch = size
 
     def next(self) -> np.ndarray:
-        while len(self.left) < self.batch:
+        while len(self.left) < self.size:
             self.left = np.concatenate([self.left, self.rng.permutation(self.ids)])
-        taken, self.left = self.left[: self.batch], self.left[self.batch :]
+        taken, self.left = self.left[: self.size], self.left[self.size :]
         return taken
 
 

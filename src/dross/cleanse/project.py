@@ -138,17 +138,3 @@ def read_json(path: Path) -> Any:
         ) from None
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """There whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(temporary, "w") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageFailed(f"{path} cannot be written: {error.strerror}.") from error

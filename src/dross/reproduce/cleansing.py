@@ -29,6 +29,7 @@ from ..data import load
 from ..data.augment import ShiftAndFlip
 from ..errors import BadInput, TapeDamaged, TapeMismatch
 from ..estimators import Estimator
+from ..files import write_json
 from ..models import cifar10_cnn, mnist_cnn
 from ..names import check_name
 from ..queries import Query, error_rate, mean_loss
@@ -225,7 +226,7 @@ def compute(
             again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
             removed = {(name, m): order[name][:m] for name in names for m in sizes}
             result["rows"] += draw.measured(again, removed, way)
-        kept.save(path, result)
+        write_json(path, result)
     return result
 
 

@@ -1,6 +1,5 @@
 """The cleansing experiment to look at: figures, contact sheets, one HTML file with everything in it, and the tables behind it."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from .. import figures
 from ..data import load
 from ..errors import DataUnavailable
+from ..files import write_table
 from ..pages import render, safe
 from ..pictures import inline
 from .cleansing import METHODS, RETRAINED, SHOWN, Settings, positions, summarized
@@ -29,7 +29,7 @@ def write(folder: Path, results: list[dict], settings: Settings, command: str) -
     """Everything there is to see of these results, in the folder they are kept in."""
     rows = [row | {"draw": result["draw"]} for result in results for row in result["rows"]]
     table = summarized(rows)
-    paths = [_csv(folder / f"{settings.data}-rows.csv", rows), _csv(folder / f"{settings.data}-summary.csv", table)]
+    paths = [write_table(folder / f"{settings.data}-rows.csv", rows), write_table(folder / f"{settings.data}-summary.csv", table)]
     paths.append(folder / f"{settings.data}-summary.md")
     paths[-1].write_text(as_markdown(table))
     ways = []
@@ -196,11 +196,3 @@ def _agreement(results: list[dict]) -> tuple[list[str], list[dict]]:
     names = [name for name in METHODS if any(name in pair.split(" ~ ") for pair in seen)]
     mean = lambda a, b: float(np.mean(seen[f"{a} ~ {b}"])) if f"{a} ~ {b}" in seen else None
     return [NAMES[name] for name in names], [{"method": NAMES[a], "cells": [mean(a, b) for b in names[1:]]} for a in names[:-1]]
-
-
-def _csv(path: Path, rows: list[dict]) -> Path:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path

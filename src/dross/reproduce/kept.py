@@ -1,18 +1,10 @@
 """Results of an experiment as files: there whole or not at all, computed again where damaged, never mixed with other settings."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import TapeMismatch
-
-
-def save(path: Path, result: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(result))
-    os.replace(temporary, path)
 
 
 def load(path: Path, settings: Any) -> dict | None:

@@ -5,7 +5,6 @@ draws 200 training and 200 validation instances, trains, and compares each estim
 Jaccard index of the ten largest and ten smallest. Repetitions are saved as they finish, and a run that was stopped goes on.
 """
 
-import csv
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ import torch
 from .. import estimators, figures
 from ..data import paper
 from ..errors import NotFinite
+from ..files import write_json, write_table
 from ..models import dense
 from ..names import check_name
 from ..progress import bar
@@ -167,7 +167,7 @@ def _computed(folder: Path, missing: list[tuple[str, int]], jobs: int):
 
 
 def _compute(folder: Path, name: str, seed: int) -> None:
-    kept.save(_path(folder, name, seed), repetition(name, seed))
+    write_json(_path(folder, name, seed), repetition(name, seed))
 
 
 def _path(folder: Path, name: str, seed: int) -> Path:
@@ -226,10 +226,7 @@ def as_markdown(rows: list[dict]) -> str:
 def write(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
     """The summary as Markdown and as CSV, and the scatter plots."""
     (folder / "summary.md").write_text(as_markdown(rows) + "\n")
-    with open(folder / "summary.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(folder / "summary.csv", rows)
     figure(results, folder / "scatter.svg")
     return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]
 
