@@ -1,5 +1,7 @@
 """Passes as CUDA graphs (where there is a GPU), and the parts of them that can be tried anywhere."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
+from dross.batch import Batch
 from dross.convolutions import AsProducts
 from dross.data.augment import ShiftAndFlip
 from dross.graphs import Graphs, _flattened, _unflattened
@@ -17,13 +20,14 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"stride": 2}, {"padding": (2, 1), "stride": (1, 2)}, {"bias": False}])
-def test_a_convolution_as_a_product_is_the_convolution(options):
+def test_a_convolution_as_a_product_is_the_convolution(options, many):
     torch.manual_seed(0)
-    layer = nn.Conv2d(3, 4, (3, 2), dtype=torch.float64, **options)
+    layer = nn.Conv2d(3, 2, (3, 2), dtype=torch.float64, **options)
     x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
     plain = layer(x)
-    with AsProducts():
+    with AsProducts(many):
         product = layer(x)
     np.testing.assert_allclose(product.detach(), plain.detach(), rtol=1e-12, atol=1e-13)
     inputs = [x, *layer.parameters()]
@@ -59,8 +63,6 @@ def test_values_come_back_in_their_form():
 
 
 def test_on_a_cpu_a_pass_is_the_function_itself():
-    from dross.batch import Batch
-
     graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
     with graphs.within("training", []):
         assert graphs.run("pass", lambda batch, x: batch.x.sum() + x, batch, 3.0) == 5.0
@@ -124,3 +126,41 @@ def test_a_model_that_cannot_be_captured_runs_without(tmp_path):
         scores = run.influence(query)
     assert np.isfinite(scores.values).all() and run.recording.objective.graphs.refused
     assert F.relu(torch.ones(1, device="cuda")) == 1  # the device is still usable
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
+    """A reverse step through convolutions (as products) and BatchNorm, forward over reverse, through torch's compiler."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
+    ).double()
+    data = (torch.randn(32, 1, 8, 8, dtype=torch.float64), torch.randint(0, 3, (32,)))
+    run = dross.train(
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path,
+        epochs=1,
+        batch_size=32,
+        progress=False,
+    )
+    objective, state = run.recording.objective, run.recording.state_at(0)
+    batch = Batch(*data, torch.full((32,), 1 / 32, dtype=torch.float64), 0)
+    direction = torch.randn(1, len(state.theta), dtype=torch.float64)
+    objective.plans[len(batch.c).bit_length()] = True, 8  # forward mode, as for large networks
+    graphs, args = Graphs(), (state.theta, state.buffers, direction, {}, True)
+    with objective.training(), AsProducts():
+        quick = graphs._compiled("reverse step", objective._pull, batch, args)
+        assert quick != objective._pull and not graphs.uncompiled
+        for found, expected in zip(quick(batch, *args)[:2], objective._pull(batch, *args)[:2]):
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_what_cannot_be_compiled_goes_on_without():
+    graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
+    looks = lambda batch, x: (batch.x * (1.0 if float(x.sum()) > 0 else 2.0),)
+    with pytest.warns(dross.DrossWarning, match="without torch.compile"):
+        assert graphs._compiled("pass", looks, batch, (torch.ones(1),)) is looks
+    assert graphs._compiled("pass", looks, batch, (torch.ones(1),)) is looks  # told once

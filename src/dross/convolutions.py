@@ -6,36 +6,62 @@ matrix products again, took 0.22 instead of 0.28 ms for a training step of the p
 0.61 ms for a reverse step (benchmarks/results/).
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 _MOST_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
 
 
 class AsProducts(TorchFunctionMode):
-    """Inside, convolutions whose shifted pictures are of moderate size are matrix products."""
+    """Inside, convolutions whose shifted pictures are of moderate size are matrix products.
+
+    many: for many models at once. Their filters' gradients are sums over all pixels of all instances, a few long products that occupy a corner of
+    the GPU; with a product per instance, added up afterwards, they fill it."""
+
+    def __init__(self, many: bool = False):
+        super().__init__()
+        self.many = many
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is F.conv2d and not kwargs and (found := _product(*args)) is not None:
+        if func is F.conv2d and not kwargs and (found := _product(self.many, *args)) is not None:
             return found
         return func(*args, **kwargs)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:
+def _product(
+    many: bool, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1
+) -> Tensor | None:
     if x.dim() != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return None
     (down, right), (high, wide) = _pair(stride), _pair(padding)
     out_channels, channels, height, width = weight.shape
     padded = F.pad(x, [wide, wide, high, high]) if high or wide else x
-    shifted = padded.unfold(2, height, down).unfold(3, width, right)  # [B, C, H, W, height, width]: a view
+    shifted = _windows(_windows(padded, 2, height, down), 3, width, right)  # [B, C, H, W, height, width]
     if shifted.numel() * x.element_size() > _MOST_BYTES:
         return None
     count, _, rows, columns, _, _ = shifted.shape
-    pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(channels * height * width, count * rows * columns)
-    out = (weight.reshape(out_channels, -1) @ pictures).reshape(out_channels, count, rows, columns).transpose(0, 1)
+    filters = weight.reshape(out_channels, -1)
+    if many and 4 * out_channels <= rows * columns:  # else the filters, once per instance, would be as large as the pictures
+        pictures = shifted.permute(0, 1, 4, 5, 2, 3).reshape(count, channels * height * width, rows * columns)
+        out = torch.bmm(filters.expand(count, *filters.shape), pictures).reshape(count, out_channels, rows, columns)
+    else:
+        pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(channels * height * width, count * rows * columns)
+        out = (filters @ pictures).reshape(out_channels, count, rows, columns).transpose(0, 1)
     return out if bias is None else out + bias[:, None, None]
+
+
+def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """x.unfold, which is a view. While a pass is traced to be compiled, as a stack of slices: the compiler adds up their gradients in a fixed
+    order, those of unfold in the order in which they arrive."""
+    if get_proxy_mode() is None:
+        return x.unfold(axis, size, step)
+    count = (x.shape[axis] - size) // step + 1
+    along = [slice(None)] * axis
+    return torch.stack([x[(*along, slice(k, k + (count - 1) * step + 1, step))] for k in range(size)], dim=-1)
 
 
 def _pair(given: int | tuple[int, ...]) -> tuple[int, int]:

@@ -41,25 +41,28 @@ class Objective:
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
-    def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False) -> tuple[Tensor, Buffers]:
+    def losses(
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, many: bool = False
+    ) -> tuple[Tensor, Buffers]:
         """One loss per instance [B], and the buffers that the forward pass leaves.
 
-        `differentiable`: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
+        differentiable: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
+        many: this is one of many models in a vmap.
         """
         parameters, batch = self.layout.unflatten(theta), batch.realized()
         moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
         if differentiable:
             with statistics.watched(self.model) as moved_by_the_pass:
-                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch)
+                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, many)
                 moved = moved_by_the_pass(buffers)
         else:
-            losses = self._forward(parameters, moved, batch)
+            losses = self._forward(parameters, moved, batch, many)
         return losses, moved
 
-    def _forward(self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch) -> Tensor:
+    def _forward(self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, many: bool) -> Tensor:
         with (
             seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
-            AsProducts() if batch.c.is_cuda else nullcontext(),
+            AsProducts(many) if batch.c.is_cuda else nullcontext(),
         ):
             outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
         try:
@@ -112,7 +115,7 @@ class Objective:
     def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool) -> tuple[Tensor, Buffers]:
         def one(theta: Tensor, buffers: Buffers, present: Tensor) -> tuple[Tensor, Buffers]:
             with PresentOnly(present) if cut else nullcontext():
-                return self.losses(theta, buffers, batch)
+                return self.losses(theta, buffers, batch, many=True)
 
         thetas = thetas.detach().requires_grad_()
         with torch.enable_grad():
