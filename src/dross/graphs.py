@@ -98,14 +98,14 @@ class Graphs:
         try:
             quick = compiling.compiled(flat, [*leaves, *given])
             pairs = zip(_flattened(quick(*leaves, *given))[0], _flattened(flat(*leaves, *given))[0])
-            reason = "" if all(_about(one, other) for one, other in pairs) else "it gives other numbers"
+            if all(_about(one, other) for one, other in pairs):
+                return lambda batch, *args: quick(*batch.disassembled()[0], *_flattened(args)[0])
+            reason = "it gives other numbers"
         except Exception as error:  # the compiler's own errors are of many kinds
             reason = _first_line(error)
-        if reason:
-            self.uncompiled.add(name)
-            warnings.warn(f"The {name} of this model goes on without torch.compile: {reason}.", DrossWarning, stacklevel=4)
-            return function
-        return lambda batch, *args: quick(*batch.disassembled()[0], *_flattened(args)[0])
+        self.uncompiled.add(name)
+        warnings.warn(f"The {name} of this model goes on without torch.compile: {reason}.", DrossWarning, stacklevel=4)
+        return function
 
     def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch, name: str) -> None:
         if self._pool is None:
