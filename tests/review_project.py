@@ -50,7 +50,7 @@ def make_project(folder: Path, kind: str = "table", n: int = 60, *, hostile: boo
     _json(
         folder / "project.json",
         {
-            "made_by": "dross", "format": 1, "name": HOSTILE[4] if hostile else {"table": "adult", "images": "digits", "text": "reviews"}[kind],
+            "made_by": "dross", "format": 1, "digest": "of the data", "name": HOSTILE[4] if hostile else {"table": "adult", "images": "digits", "text": "reviews"}[kind],
             "kind": kind, "task": task, "label": "income", "classes": classes, "runs": 4,
             "counts": {"train": n, "validation": held, "test": held},
             "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},

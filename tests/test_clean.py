@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.cleanse import cleaning, reading, source, tables
+from dross.cleanse import cleaning, judging, reading, source, tables
 from dross.cleanse.project import Project
 from dross.data import load
 from dross.errors import BadInput, DataUnavailable, StorageFailed, TapeDamaged, TapeMismatch
@@ -82,6 +82,9 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     assert "improved" in verdict._repr_html_() and "improved" in repr(verdict)
     relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
     assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
+    both = judging.chosen(project, 20, 20, False)
+    assert "20 most harmful removed" in both.what and "in both lists only relabelled" in both.what  # flipped labels are in both
+    assert len(both.relabelled) == 20 > len(both.removed) and not set(both.removed) & set(both.relabelled)
     report = (folder / "run" / "report.html").read_text()
     assert "Most harmful" in report and report.count("<svg") == 4 and "<script" not in report
     assert len(project.verdicts()) == 2
@@ -170,7 +173,8 @@ def test_a_number_to_predict(tmp_path):
     project = dross.clean(tmp_path / "diabetes.parquet", "target", out=tmp_path / "run", **QUICK)
     assert project.about["task"] == "regression" and project.classes == []
     verdict = dross.judge(tmp_path / "run", remove=10, quick=True, progress=False)
-    assert set(verdict.metrics) == {"loss"} and 1000 < np.mean(verdict.metrics["loss"].before) < 9000  # squared units of the target
+    assert 1000 < np.mean(verdict.metrics["loss"].before) < 9000  # squared units of the target
+    assert 30 < np.mean(verdict.metrics["absolute error"].before) < 90  # its own units
     project.decisions.record({3: ("relabel", "120")})
     assert dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False).relabelled == 1
 
@@ -195,6 +199,10 @@ def test_data_and_a_model_of_ones_own(tmp_path):
     project = dross.clean("test_clean:made_data", make="test_clean:made_model", out=tmp_path / "run", **QUICK)
     assert project.about["kind"] == "custom" and project.classes == ["no", "yes"] and len(project.instances) == 120
     assert dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False).seeds == 2
+    about = json.loads((tmp_path / "run" / "project.json").read_text())
+    (tmp_path / "run" / "project.json").write_text(json.dumps(about | {"model_source": "of another day"}))
+    with pytest.raises(TapeMismatch, match="test_clean:made_model has changed"):
+        dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False)
     with pytest.raises(BadInput, match="no file to copy"):
         dross.export(tmp_path / "run", tmp_path / "copy.csv", remove=5)
     for wrong, message in (

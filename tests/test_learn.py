@@ -148,6 +148,7 @@ def test_a_test_part_of_ten_proves_nothing():
     base[:, 1] = (rng.random(10) < 0.5) * -1.0 + (rng.random(10) < 0.4) * 1.0
     found = judging.measured(base + rng.normal(0, 1e-3, base.shape))
     assert found.p_t < 0.05 and not found.sure
+    assert "The seeds agree" in judging.settle("cannot tell", {"loss": found}, 10, 10)
 
 
 def test_how_many_to_remove_is_more_than_chance_or_none():

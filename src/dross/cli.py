@@ -192,7 +192,7 @@ def judge(
     ] = None,
     decisions: Annotated[bool, typer.Option("--decisions", help="Judge what was decided on the page.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: 6 seeds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained.")] = False,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on the test part.
 

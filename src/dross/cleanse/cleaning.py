@@ -23,7 +23,7 @@ from .frames import library
 from .images import shown
 from .learn import MODELS, Recipe, Searched, default_batch, search
 from .project import ABOUT, FORMAT, Project, read_json
-from .reading import Prepared, Request, digest, loaded, prepare
+from .reading import Prepared, Request, digest, loaded, prepare, source_of
 from .scoring import Checked, Scored, outliers, score, table, verify
 from .suggest import Curve, curve
 
@@ -80,6 +80,8 @@ def clean(
     prepared = prepare(request)
     _introduce(prepared, say)
     began = {"request": asdict(request), "options": asdict(options), "digest": digest(prepared), "format": FORMAT}
+    if make is not None:
+        began["model_source"] = source_of(make)
     if _is_done(folder, began, overwrite):
         say(f"Everything is there already, in {folder}.")
         return Project.open(folder)
@@ -340,7 +342,7 @@ class _Cleaning:
                 "made_by": "dross", "format": FORMAT, "dross": __version__, "name": folder.name, "kind": source.kind, "task": source.task,
                 "label": source.label, "classes": source.classes, "counts": {part: len(ids) for part, ids in prepared.parts.items()},
                 "runs": self.options.runs, "rounds": self.options.rounds, "request": asdict(self.request), "options": asdict(self.options),
-                "digest": self.digest, "recipe": recipe.to_json(), "notes": prepared.notes, "scale": prepared.scale,
+                "digest": self.digest, "model_source": None if self.options.make is None else source_of(self.options.make), "recipe": recipe.to_json(), "notes": prepared.notes, "scale": prepared.scale,
                 "columns": [asdict(column) for column in prepared.columns], "search": {str(rate): curve for rate, curve in searched.curves.items()},
                 "suggested": {"m": before + found.m, "reason": reason}, "curve": found.to_json(),
                 "verification": {"ids": active[check.instances].tolist(), "estimated": check.estimated.tolist(), "actual": check.actual.tolist(),

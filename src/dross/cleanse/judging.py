@@ -21,7 +21,7 @@ from ..queries import error_rate, mean_loss
 from ..randomness import mixed
 from .learn import Fit, Recipe, fit, losses, wrong
 from .project import Project
-from .reading import Prepared, Request, digest, loaded, prepare
+from .reading import Prepared, Request, digest, loaded, prepare, source_of
 from .scoring import recorded
 from .source import FEWEST
 
@@ -123,6 +123,10 @@ def reopened(project: Project) -> tuple[Prepared, Recipe]:
             f"{about['request']['data']} has changed since dross clean read it. Put it back as it was, or run dross clean again."
         )
     make = about["options"]["make"]
+    if make is not None and source_of(make) != about["model_source"]:
+        raise TapeMismatch(
+            f"The module of {make} has changed since dross clean used it. Put it back as it was, or run dross clean again."
+        )
     saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
     return prepared, Recipe(**saved, make=None if make is None else loaded(make, "--model"))
 
@@ -136,11 +140,13 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
         suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank").head(relabel or 0)
         renamed = {int(k): str(label) for k, label in suspects["prediction"].items()}
         harmful = instances.sort_values("harm_rank").index.to_numpy()[: remove or 0]
-        harmful = np.setdiff1d(harmful, list(renamed), assume_unique=True) if renamed else harmful
+        both = np.isin(harmful, list(renamed))
         words = [f"{len(harmful)} most harmful removed"] * bool(remove) + [
             f"{len(renamed)} most probably mislabelled relabelled"
         ] * bool(relabel)
-        return Change(", ".join(words), harmful, renamed)
+        if both.any():
+            words.append(f"{int(both.sum())} that are in both lists only relabelled")
+        return Change(", ".join(words), harmful[~both], renamed)
     made = project.decisions.current()
     removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
     renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
@@ -240,17 +246,21 @@ class _Judging:
             measures = {"loss": mean_loss(self.prepared.pair("test"))}
             if self.prepared.source.task == "classification":
                 measures["error"] = error_rate(self.prepared.pair("test"))
-            found[way] = {f"{name}_change": float(without.changes(query)[0]) for name, query in measures.items()}
-            found[way] |= {f"{name}_after": float(without.evaluate(query)[0]) for name, query in measures.items()}
+            unit = {"loss": self._loss_unit, "error": 1.0}
+            found[way] = {f"{name}_change": unit[name] * float(without.changes(query)[0]) for name, query in measures.items()}
+            found[way] |= {f"{name}_after": unit[name] * float(without.evaluate(query)[0]) for name, query in measures.items()}
         return found
+
+    @property
+    def _loss_unit(self) -> float:
+        """A regression learns labels of mean 0 and spread 1; people are told the loss in the units of the label, squared."""
+        return self.prepared.scale[1] ** 2 if self.prepared.source.task == "regression" else 1.0
 
     def _verdict(self, said: Tensor, recorded_run: dict) -> Verdict:
         y, flat = self.prepared.y["test"], said.reshape(-1, *said.shape[2:])
         shape = (self.seeds, 3, len(y))
         loss = losses(self.recipe, flat, y).double().numpy().reshape(shape)
-        if self.prepared.source.task == "regression":
-            loss = loss * self.prepared.scale[1] ** 2  # in the units of the label, squared
-        measures = {"loss": measured(loss)}
+        measures = {"loss": measured(self._loss_unit * loss)}
         per_class: list[dict[str, Any]] = []
         if self.prepared.source.task == "classification":
             error = wrong(flat, y).double().numpy().reshape(shape)
@@ -260,6 +270,9 @@ class _Judging:
                 if rows.any():
                     before, after = (float(error[:, k][:, rows].mean()) for k in (0, 1))
                     per_class.append({"class": name, "count": int(rows.sum()), "before": before, "after": after})
+        else:
+            off = (flat.squeeze(-1) - y.reshape(-1)).abs().double().numpy().reshape(shape)
+            measures = {"absolute error": measured(self.prepared.scale[1] * off), **measures}
         verdict = decided(measures)
         return Verdict(
             time.strftime("%Y-%m-%d %H:%M"), self.change.what, len(self.change.removed), len(self.change.relabelled), self.seeds, measures, per_class,
@@ -326,7 +339,7 @@ def sentence(verdict: str, measures: dict[str, Measured], change: Change, seeds:
     )
     parts = []
     for name, m in measures.items():
-        digits = (lambda v: f"{100 * v:.2f} %") if name == "error" else (lambda v: f"{v:.4f}")
+        digits = (lambda v: f"{100 * v:.2f} %") if name == "error" else (lambda v: f"{v:.4g}")
         parts.append(
             f"the test {name} went from {digits(np.mean(m.before))} to {digits(np.mean(m.after))} (as many at random: {digits(np.mean(m.random))})"
         )
@@ -346,16 +359,20 @@ def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int)
         measures.items(), key=lambda item: np.hypot(item[1].seeds_error, item[1].test_error) / max(abs(item[1].difference), 1e-12)
     )
     reach = (m.interval[1] - m.interval[0]) / 2
+    if m.p_t < _SURE and m.p_signs < _SURE:
+        agree = f"The seeds agree about the {name} (p = {m.p_t:.2g}), but the interval, which also counts the luck of having these {tested:,} test instances, includes 0. "
+    else:
+        agree = ""
     if abs(m.difference) < reach / 4:
-        limit = f"{100 * reach:.2f} points" if name == "error" else f"{reach:.4f}"
-        return f"If there is a change of the {name} at all, it is probably smaller than {limit}. More seeds and a larger test part narrow that."
-    wanted, seen = abs(m.difference) / 2.3, f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.4f}"
+        limit = f"{100 * reach:.2f} points" if name == "error" else f"{reach:.4g}"
+        return f"{agree}If there is a change of the {name} at all, it is probably smaller than {limit}. More seeds and a larger test part narrow that."
+    wanted, seen = abs(m.difference) / 2.3, f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.3g}"
     by_test = m.test_error / wanted
     by_seeds = m.seeds_error / wanted
     if by_test > 0.9:
-        return f"If the {name} really changes by {seen}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
+        return f"{agree}If the {name} really changes by {seen}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
     more = seeds * by_seeds**2 / max(1 - by_test**2, 0.05)
-    return f"If the {name} really changes by {seen}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
+    return f"{agree}If the {name} really changes by {seen}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
 
 
 def looked(times: int) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -201,6 +202,15 @@ def loaded(entry: str, option: str) -> Callable[..., Any]:
         raise BadInput(f"{option} {entry}: there is no module '{module}' to import ({error}).") from None
     except AttributeError:
         raise BadInput(f"{option} {entry}: the module has no function '{name}'.") from None
+
+
+def source_of(entry: str) -> str:
+    """Tells whether the code behind `module:function` is still the same."""
+    loaded(entry, "--model")
+    try:
+        return hashlib.sha256(inspect.getsource(sys.modules[entry.partition(":")[0]]).encode()).hexdigest()
+    except (OSError, TypeError):
+        return ""  # compiled: there is no source to compare
 
 
 def digest(prepared: Prepared) -> str:

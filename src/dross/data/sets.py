@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import tarfile
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -180,7 +181,9 @@ def _newsgroups_from_home() -> DataSet:
     parts, classes = [], ()
     for split in ("train", "test"):
         try:
-            bunch: Any = fetch_20newsgroups(data_home=str(cache()), subset=split, shuffle=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of every attempt; what matters is whether it succeeds in the end
+                bunch: Any = fetch_20newsgroups(data_home=str(cache()), subset=split, shuffle=False)
         except OSError as error:
             raise DataUnavailable(
                 f"20 Newsgroups is not on this machine and its home cannot be reached ({error}). Connect to the network, or put "

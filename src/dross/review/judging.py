@@ -36,7 +36,7 @@ class Judging:
             if self._running():
                 raise BadInput("A judgement is running already. Wait for it, or cancel it.")
             self._output, self._cancelled = "", False
-            command = [*self.command, "--seeds", str(seeds), *(["--quick"] if quick else [])]
+            command = [*self.command, *(["--quick"] if quick else ["--seeds", str(seeds)])]
             try:
                 # Its own session, so that cancelling reaches its workers and Ctrl-C in our terminal does not reach it unasked.
                 self._process = subprocess.Popen(

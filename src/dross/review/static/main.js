@@ -60,13 +60,18 @@ function visit(next, wanted = null) {
   return load({ wanted });
 }
 
-function fromForm() {
+function formFilter() {
   const form = byId("filters");
   const next = { tab: filter.tab };
   for (const name of address.FILTERS) {
     const value = form.elements[name]?.value.trim().replace("−", "-");
     if (value) next[name] = value;
   }
+  return next;
+}
+
+function fromForm() {
+  const next = formFilter();
   if (JSON.stringify(next) !== JSON.stringify(filter)) visit(next, list.selectedId());
 }
 
@@ -139,14 +144,15 @@ function connect() {
   for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", actions[button.dataset.do]);
   for (const [id, action] of [["undo", actions.undo], ["redo", actions.redo], ["open-verdict", actions.verdict], ["open-help", actions.help], ["open-bulk", actions.bulk]]) byId(id).addEventListener("click", action);
   for (const button of document.querySelectorAll("dialog [data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
+  let typing;
   for (const link of document.querySelectorAll("[data-tab]")) {
     link.addEventListener("click", (event) => {
       event.preventDefault();
-      visit({ ...filter, tab: link.dataset.tab });
+      clearTimeout(typing);
+      visit({ ...formFilter(), tab: link.dataset.tab }); // with what was typed a moment ago
     });
   }
   const form = byId("filters");
-  let typing;
   form.addEventListener("input", (event) => {
     clearTimeout(typing);
     typing = setTimeout(fromForm, event.target.tagName === "SELECT" ? 0 : 250);

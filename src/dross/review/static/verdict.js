@@ -14,6 +14,7 @@ export function start() {
     event.preventDefault();
     await ask("/api/judge", { seeds: byId("seeds").value, quick: byId("quick").checked });
   });
+  byId("quick").addEventListener("change", (event) => (byId("seeds").disabled = event.target.checked)); // it has its own number
   byId("judge-cancel").addEventListener("click", () => ask("/api/judge/cancel", {}));
   on("judge", watch);
 }
@@ -85,16 +86,16 @@ function build(verdict, place) {
   return h("details", { class: "verdict" }, h("summary", {}, `Earlier: ${title}, ${String(verdict.made).slice(0, 16).replace("T", " ")}`), head, inside);
 }
 
-const shownValue = (name, value) => (name === "error" ? `${(100 * value).toFixed(2)} %` : value.toFixed(4));
+const shownValue = (name, value) => (name === "error" ? `${(100 * value).toFixed(2)} %` : String(Number(value.toPrecision(4))));
 const shownChange = (name, value) => (name === "error" ? `${signed(100 * value)} points` : signed(value));
 
 function metricView(name, metric, large) {
   const range = ([low, high]) => `95 % interval ${shownChange(name, low)} to ${shownChange(name, high)}`;
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-  const rows = [["your decisions", metric.difference, metric.interval], ["as many at random", metric.random_difference, metric.random_interval]];
+  const rows = [["after", metric.difference, metric.interval], ["as many at random", metric.random_difference, metric.random_interval]];
   return h("div", { class: "metric" },
     h("h4", {}, `Test ${name}`),
-    h("p", {}, `Before ${shownValue(name, mean(metric.before))}, after ${shownValue(name, mean(metric.after))}, random removal ${shownValue(name, mean(metric.random))} on average.`),
+    h("p", {}, `Before ${shownValue(name, mean(metric.before))}, after ${shownValue(name, mean(metric.after))}, as many at random ${shownValue(name, mean(metric.random))} on average.`),
     large ? chart(name, metric, shownValue, shownChange) : null,
     h("ul", {}, rows.filter(([, value]) => value !== null && value !== undefined).map(([who, value, interval]) => h("li", {}, h("strong", {}, `${who}: ${shownChange(name, value)}`), `, ${range(interval)}`))),
     h("p", { class: "quiet small" }, `Chance alone would do this with p = ${amount(metric.p_t)} (t test), ${amount(metric.p_signs)} (signs).`),
