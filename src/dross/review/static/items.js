@@ -43,8 +43,8 @@ const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.pro
 
 function chips(item) {
   return h("span", { class: "chips" },
-    h("span", { class: "chip" }, h("span", { class: "what" }, "label "), data(item.label)),
-    h("span", { class: "chip" + (differs(item) ? " differs" : "") }, h("span", { class: "what" }, differs(item) ? "say ≠ " : "say = "), data(item.prediction), sure(item)));
+    h("span", { class: "chip", title: item.label }, h("span", { class: "what" }, "label "), data(item.label)),
+    h("span", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }, h("span", { class: "what" }, differs(item) ? "say ≠ " : "say = "), data(item.prediction), sure(item)));
 }
 
 function tile(item) {
@@ -61,8 +61,8 @@ function row(item) {
   const cell = (children, name, extra = {}) => h("span", { role: "gridcell", "data-name": name, ...extra }, children);
   const lead = [
     h("span", { role: "gridcell", class: "decision" }),
-    cell(data(item.label), "label", { class: "chip" }),
-    cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : "") }),
+    cell(data(item.label), "label", { class: "chip", title: item.label }),
+    cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }),
     cell(signed(item.score), "effect", { class: "effect" }),
   ];
   const cells = item.cells.map((value, place) => {
