@@ -128,6 +128,59 @@ def test_a_model_that_cannot_be_captured_runs_without(tmp_path):
     assert F.relu(torch.ones(1, device="cuda")) == 1  # the device is still usable
 
 
+class Rehearsed:
+    """Stands for a CUDA graph where there is no GPU: the same inputs and outputs, the captured function called again at every replay."""
+
+    owner: Graphs
+
+    def __init__(self, function, inputs, batch, pool):
+        self.function, self.inputs, self.trusted = function, [t.clone() for t in inputs], False
+
+    def replay(self, inputs, batch):
+        for held, given in zip(self.inputs, inputs):
+            held.copy_(given)
+        batch.seed_augmentation()
+        self.owner._capturing = True
+        try:
+            return self.function(*self.inputs)
+        finally:
+            self.owner._capturing = False
+
+
+def owned(init):
+    def owning(self):
+        init(self)
+        Rehearsed.owner = self
+
+    return owning
+
+
+@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=40)])
+def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypatch, keep):
+    """The logic of it: which steps are put together, with which instances, seeds and rates. test_graphs_give_what_the_steps_give does it on a GPU."""
+    data = (torch.randn(90, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (90,)))
+    found = []
+    for together in (False, True):
+        if together:
+            monkeypatch.setattr(Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused)
+            monkeypatch.setattr("dross.graphs._Graph", Rehearsed)
+            monkeypatch.setattr(Graphs, "__init__", owned(Graphs.__init__))
+            monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+            monkeypatch.setattr("dross.training._steps_unwatched", lambda state: 64)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double()
+        run = dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), tape=tmp_path / str(together), epochs=15,
+            batch_size=9, augment=ShiftAndFlip(1, flip=True), eta=[0.05] * 90 + [0.01] * 60, keep=keep, progress=False,
+        )  # fmt: skip
+        query = dross.mean_loss((data[0][:30], data[1][:30]))
+        found.append((run.recording.state_at(run.steps).theta, run.influence(query).values, run.influence(query, epochs=7).values))
+        names = {key[0] for key, graph in run.recording.objective.graphs._graphs.items() if graph.trusted}
+        assert {"training steps", "reverse steps"} <= names if together else not names
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
     """A reverse step through convolutions (as products) and BatchNorm, forward over reverse, through torch's compiler."""

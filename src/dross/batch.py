@@ -34,6 +34,9 @@ class Batch:
     def seed_augmentation(self) -> None:
         """There is none to come: x has been through it."""
 
+    def generators(self) -> list[torch.Generator]:
+        return []
+
 
 class Feed:
     """From ids to x and y on the device where the data lie, so that a captured step can do it by itself."""
@@ -41,12 +44,18 @@ class Feed:
     def __init__(
         self, look_up: Callable[[Tensor], tuple[Any, Any]], augment: Augment | None, device: torch.device, capturable: bool
     ):
-        self.look_up, self.augment, self.generator = look_up, augment, torch.Generator(device)
-        self.capturable = capturable
+        self.look_up, self.augment, self.device, self.capturable = look_up, augment, device, capturable
+        self._generators: list[torch.Generator] = []
 
-    def __call__(self, ids: Tensor) -> tuple[Any, Any]:
+    def __call__(self, ids: Tensor, place: int = 0) -> tuple[Any, Any]:
+        """place: of the step among several that are captured together; each has a generator of its own."""
         x, y = self.look_up(ids)
-        return (x if self.augment is None else self.augment(x, self.generator)), y
+        return (x if self.augment is None else self.augment(x, self.generator(place))), y
+
+    def generator(self, place: int = 0) -> torch.Generator:
+        while len(self._generators) <= place:
+            self._generators.append(torch.Generator(self.device))
+        return self._generators[place]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,41 @@ class Fed:
         return [self.ids, self.c], lambda t: Batch(*self.feed(t[0]), t[1], self.seed), id(self.feed)
 
     def seed_augmentation(self) -> None:
-        self.feed.generator.manual_seed(self.augment_seed)
+        self.feed.generator().manual_seed(self.augment_seed)
+
+    def generators(self) -> list[torch.Generator]:
+        return [self.feed.generator()]
+
+
+@dataclass(frozen=True)
+class Feds:
+    """The batches of several steps, all of one size."""
+
+    batches: tuple[Fed, ...]
+
+    @property
+    def c(self) -> Tensor:
+        return self.batches[0].c
+
+    def realized(self) -> list:
+        return list(self.batches)  # each is looked up by the step that needs it
+
+    def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], list], Hashable]:
+        feed = self.batches[0].feed
+
+        def assemble(tensors: Sequence[Tensor]) -> list:
+            ids, c = tensors
+            return [Batch(*feed(ids[k], k), c[k], batch.seed) for k, batch in enumerate(self.batches)]
+
+        stacked = [torch.stack([batch.ids for batch in self.batches]), torch.stack([batch.c for batch in self.batches])]
+        return stacked, assemble, (id(feed), len(self.batches))
+
+    def seed_augmentation(self) -> None:
+        for k, batch in enumerate(self.batches):
+            batch.feed.generator(k).manual_seed(batch.augment_seed)
+
+    def generators(self) -> list[torch.Generator]:
+        return [batch.feed.generator(k) for k, batch in enumerate(self.batches)]
 
 
 AnyBatch = Batch | Fed

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import compiling
-from .batch import AnyBatch, Fed
+from .batch import AnyBatch, Fed, Feds
 from .errors import DrossWarning
 
 _WARM_UPS = 2
@@ -39,6 +39,8 @@ class Graphs:
         self._graphs: dict[Any, _Graph] = {}
         self._watched: tuple[list[Tensor], list[int]] = ([], [])
         self._pool: Any = None
+        self._quick: dict[Any, Callable] = {}  # compiled passes, which several steps captured together are made of
+        self._capturing = False
 
     @contextmanager
     def within(self, mode: str, constants: Iterable[Tensor]) -> Iterator[None]:
@@ -55,12 +57,18 @@ class Graphs:
             self.mode = before
 
     def forget(self) -> None:
-        self._seen, self._graphs, self._pool = {}, {}, None
+        self._seen, self._graphs, self._pool, self._quick = {}, {}, None, {}
 
-    def run(self, name: str, function: Callable, batch: AnyBatch, *args: Any) -> Any:
+    def available(self, name: str, tensor: Tensor) -> bool:
+        """Whether this pass, over tensors where this one is, would be captured."""
+        return bool(self.mode) and name not in self.refused and tensor.is_cuda and not _switched_off()
+
+    def run(self, name: str, function: Callable, batch: AnyBatch | Feds, *args: Any) -> Any:
         """function(batch, *args), as a graph where that is possible. All tensors that differ from call to call must be arguments."""
-        if not self.mode or name in self.refused or not batch.c.is_cuda or _switched_off():
+        if not self.available(name, batch.c):
             return function(batch.realized(), *args)
+        if self._capturing:  # one of several steps that are captured together
+            return self._quick.get(self._form(name, batch, args), function)(batch, *args)
         parts, assemble, kind = batch.disassembled()
         given, form = _flattened(args)
         inputs = [*parts, *given]
@@ -71,14 +79,15 @@ class Graphs:
         if graph is not None:
             self._try(key, graph, inputs, batch, expected, name)
         elif len(self._graphs) < _MOST:
+            alone = not isinstance(batch, Feds)  # several steps are made of compiled ones already
             self._seen[key] = self._seen.get(key, 0) + 1
-            if compiling.asked_for() or self._seen[key] > _WARM_UPS:
+            if (compiling.asked_for() and alone) or self._seen[key] > _WARM_UPS:
                 count = len(parts)
 
                 def flat(*tensors: Tensor) -> Any:
                     return quick(assemble(tensors[:count]), *_unflattened(tensors[count:], form))
 
-                quick = self._compiled(name, function, batch, args) if compiling.asked_for() else function
+                quick = self._compiled(name, function, batch, args) if alone and compiling.asked_for() else function
                 self._capture(key, flat, inputs, batch, name)
                 if quick is not function and key in self._graphs:
                     # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
@@ -99,7 +108,9 @@ class Graphs:
             quick = compiling.compiled(flat, [*leaves, *given])
             pairs = zip(_flattened(quick(*leaves, *given))[0], _flattened(flat(*leaves, *given))[0])
             if all(_about(one, other) for one, other in pairs):
-                return lambda batch, *args: quick(*batch.disassembled()[0], *_flattened(args)[0])
+                made = lambda batch, *args: quick(*batch.disassembled()[0], *_flattened(args)[0])
+                self._quick[self._form(name, batch.realized(), args)] = made
+                return made
             reason = "it gives other numbers"
         except Exception as error:  # the compiler's own errors are of many kinds
             reason = _first_line(error)
@@ -107,17 +118,24 @@ class Graphs:
         warnings.warn(f"The {name} of this model goes on without torch.compile: {reason}.", DrossWarning, stacklevel=4)
         return function
 
-    def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch, name: str) -> None:
+    def _form(self, name: str, batch: AnyBatch | Feds, args: tuple) -> tuple:
+        given, form = _flattened(args)
+        return (name, self.mode, form, *[(t.shape, t.dtype) for t in [*batch.disassembled()[0], *given]])
+
+    def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str) -> None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        self._capturing = True
         try:
             self._graphs[key] = _Graph(flat, inputs, batch, self._pool)
         except (RuntimeError, NotImplementedError) as error:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
             self._refuse(batch, name, _first_line(error))
+        finally:
+            self._capturing = False
 
-    def _try(self, key: Any, graph: "_Graph", inputs: list[Tensor], batch: AnyBatch, expected: Any, name: str) -> None:
+    def _try(self, key: Any, graph: "_Graph", inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> None:
         """A graph is trusted once it has given on new inputs what the function gives."""
         wanted = _flattened(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
@@ -130,11 +148,13 @@ class Graphs:
             del self._graphs[key]
             self._refuse(batch, name, "the replay differs from the step itself")
 
-    def _refuse(self, batch: AnyBatch, name: str, reason: str) -> None:
+    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
         if isinstance(batch, Fed) and batch.feed.capturable:
             batch.feed.capturable = False  # the fault may lie in the augmentation: try again without it
             return
         self.refused.add(name)
+        if isinstance(batch, Feds):
+            return  # each step for itself is captured as before
         warnings.warn(
             f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It goes on without one: slower, and the same numbers.",
             DrossWarning,
@@ -143,18 +163,18 @@ class Graphs:
 
 
 class _Graph:
-    def __init__(self, function: Callable, inputs: list[Tensor], batch: AnyBatch, pool: Any):
+    def __init__(self, function: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, pool: Any):
         self.inputs = [t.detach().clone(memory_format=torch.contiguous_format) for t in inputs]
         self.graph, self.trusted = torch.cuda.CUDAGraph(), False
-        if isinstance(batch, Fed):
-            self.graph.register_generator_state(batch.feed.generator)
+        for generator in batch.generators():
+            self.graph.register_generator_state(generator)
         batch.seed_augmentation()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             outputs, self.form = _flattened(function(*self.inputs))
             self.outputs = [t.detach() for t in outputs]
         self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
 
-    def replay(self, inputs: list[Tensor], batch: AnyBatch) -> Any:
+    def replay(self, inputs: list[Tensor], batch: AnyBatch | Feds) -> Any:
         with torch.no_grad():
             for places in self.copies_in:  # one launch for all tensors of a type
                 torch._foreach_copy_([self.inputs[k] for k in places], [inputs[k] for k in places])  # type: ignore[attr-defined]

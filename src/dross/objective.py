@@ -259,9 +259,17 @@ class Objective:
 
     def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any) -> Any:
         """Random numbers and parameters that come and go are decided anew by each pass; the others may be replayed."""
-        if self.stochastic or self.unused:
+        if self._decides_anew:
             return function(batch.realized(), *args)
         return self.graphs.run(name, function, batch, *args)
+
+    @property
+    def _decides_anew(self) -> bool:
+        return self.stochastic or bool(self.unused)
+
+    def captures(self, name: str, theta: Tensor) -> bool:
+        """Whether a pass of this name would be captured."""
+        return not self._decides_anew and self.graphs.available(name, theta)
 
     # --- contexts -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .batch import AnyBatch, Augment, Fed
+from . import several
+from .batch import AnyBatch, Augment, Fed, Feds
 from .errors import BadInput, TapeMismatch
 from .instances import Instances, checksum_bytes
 from .layout import State, check_constants
@@ -36,6 +37,36 @@ def take_step(
         losses.append(seen)
     g = torch.zeros_like(state.theta) if g is None else g
     return advance(optimizer, state, step, g, buffers), g, losses
+
+
+def take_steps(
+    objective: Objective, optimizer: Optimizer, state: State, steps: Sequence[Step], feeds: Sequence[list[Fed]]
+) -> list[State]:
+    """The state after each of these steps. On a GPU several of them may be one pass."""
+    after: list[State] = []
+    for part in several.cut("training steps", objective, optimizer, [state], steps, feeds):
+        if part.stop - part.start == 1:
+            after.append(take_step(objective, optimizer, state, steps[part.start], feeds[part.start])[0])
+        else:
+            after += _together(objective, optimizer, state, steps[part.start], Feds(tuple(b for (b,) in feeds[part])))
+        state = after[-1]
+    return after
+
+
+def _together(objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Feds) -> list[State]:
+    def taken(each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes) -> tuple[Tensor, dict, dict]:
+        now, states = State(theta, slots, buffers, state.clock), []
+        for batch in each:
+            now, _, _ = take_step(objective, optimizer, now, step, [batch])
+            states.append(now)
+        all_of_them = several.stacked(states)
+        return all_of_them.theta, all_of_them.slots, all_of_them.buffers
+
+    # the numbers are captured as they are: among the arguments, they tell this graph from those of other rates
+    found = objective.graphs.run("training steps", taken, batches, state.theta, state.slots, state.buffers, step.numbers.tobytes())
+    clock = tuple({"step": one["step"] + 1} for one in state.clock)
+    theta, slots, buffers = found
+    return several.apart(State(theta, slots, buffers, clock), len(batches.batches))
 
 
 def checksum(batch: AnyBatch) -> int:
@@ -123,23 +154,29 @@ class Recording:
         starts, state = {}, segment.states[0]
         states: list[State] = []
         gradients: list[Tensor | None] = []
-        for k in range(count):
-            if k % size == 0:
-                starts[k] = state
-                states, gradients = [], []
-            states.append(state)
-            state, g = self._taken(segment.steps[k], state, batches[k])
-            gradients.append(g)
+        for k in range(0, count, size):
+            starts[k] = state
+            states, gradients, state = self._row(segment.steps[k : k + size][: count - k], state, batches[k : k + size])
         if count == len(segment.steps):
             self.check_arrival(index, state, segment)
         for k in reversed(starts):
             if k != max(starts):
-                states, gradients, state = [], [], starts[k]
-                for t in range(k, k + size):
-                    states.append(state)
-                    state, g = self._taken(segment.steps[t], state, batches[t])
-                    gradients.append(g)
+                states, gradients, _ = self._row(segment.steps[k : k + size], starts[k], batches[k : k + size])
             yield segment.first + k, states, gradients
+
+    def _row(
+        self, steps: Sequence[Step], state: State, feeds: Sequence[list[Fed]]
+    ) -> tuple[list[State], list[Tensor | None], State]:
+        """The states before each step, the gradients that a retrace will need, and the state after the last."""
+        if not any(needs_gradient(self.optimizer, step) for step in steps):
+            states = [state, *take_steps(self.objective, self.optimizer, state, steps, feeds)]
+            return states[:-1], [None] * len(steps), states[-1]
+        states, gradients = [state], []
+        for step, batches in zip(steps, feeds):
+            after, g = self._taken(step, states[-1], batches)
+            states.append(after)
+            gradients.append(g)
+        return states[:-1], gradients, states[-1]
 
     def _taken(self, step: Step, state: State, batches: Sequence[AnyBatch]) -> tuple[State, Tensor | None]:
         after, g, _ = take_step(self.objective, self.optimizer, state, step, batches)
@@ -177,9 +214,7 @@ class Recording:
             return segment.states[t - segment.first]
         state, steps = segment.states[0], segment.steps[: t - segment.first]
         with self.objective.training():
-            for step, batches in zip(steps, self.batches(segment.first, steps)):
-                state, _ = self._taken(step, state, batches)
-        return state
+            return self._row(steps, state, self.batches(segment.first, steps))[2]
 
     def checked_end(self, at: int | None) -> int:
         """The number of steps after which the model is asked."""

@@ -10,13 +10,14 @@ With s the state, w the instance weights and a the adjoint of the query with res
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .batch import AnyBatch
+from . import several
+from .batch import AnyBatch, Fed, Feds
 from .errors import NotFinite
 from .layout import State
 from .objective import Objective
@@ -51,11 +52,12 @@ def retrace(
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)
-                block = []
-                for k in reversed(range(max(0, first - start), len(states))):
-                    adjoint, terms = reverse_step(recording, steps[k], batches[k], states[k], gradients[k], adjoint, hessian)
-                    block.append((start + k, steps[k], terms))
-                    advance(1)
+                skipped = max(0, first - start)  # of the oldest segment, whose first steps belong to an epoch that nobody asked for
+                adjoint, terms = reverse_steps(
+                    recording, steps[skipped:], batches[skipped:], states[skipped:], gradients[skipped:], adjoint, hessian, advance
+                )
+                places = reversed(range(skipped, len(states)))
+                block = [(start + k, steps[k], part) for k, part in zip(places, terms)]
                 _accumulate(totals, oldest, block, adjoint)
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
@@ -63,6 +65,49 @@ def retrace(
         values[0] if scalar else values, by_epoch[0] if scalar else by_epoch, query=query.name, first_epoch=oldest,
         at=stop, hessian=hessian,
     )  # fmt: skip
+
+
+def reverse_steps(
+    recording: Recording, steps: Sequence[Step], batches: Sequence[list[Fed]], states: Sequence[State], gradients: Sequence[Tensor | None],
+    adjoint: Derivative, hessian: bool, told: Callable[[int], None],
+) -> tuple[Derivative, list[Tensor]]:  # fmt: skip
+    """The adjoint before a row of steps, and the terms of each, the last step's first. On a GPU several steps may be one pass."""
+    found: list[Tensor] = []
+    parts = list(several.cut("reverse steps", recording.objective, recording.optimizer, states, steps, batches)) if steps else []
+    for part in reversed(parts):
+        k = part.start
+        if part.stop - k == 1:
+            adjoint, terms = reverse_step(recording, steps[k], batches[k], states[k], gradients[k], adjoint, hessian)
+            found.append(terms)
+        else:
+            alike = Feds(tuple(only for (only,) in batches[part]))
+            adjoint, row = _together(recording, steps[k], alike, states[part], adjoint, hessian)
+            found += list(row.flip(0))
+        told(part.stop - k)
+    return adjoint, found
+
+
+def _together(
+    recording: Recording, step: Step, batches: Feds, states: Sequence[State], after: Derivative, hessian: bool
+) -> tuple[Derivative, Tensor]:
+    def back(
+        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, a_theta: Tensor, a_slots: dict, a_buffers: dict, *_
+    ) -> tuple:
+        adjoint, terms = Derivative(a_theta, a_slots, a_buffers), []
+        before = several.apart(State(theta, slots, buffers, states[0].clock), len(each))
+        for batch, state in zip(reversed(each), reversed(before)):
+            adjoint, part = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
+            terms.append(part)
+        return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
+
+    s, captured = (
+        several.stacked(states),
+        (step.numbers.tobytes(), hessian),
+    )  # what is captured as it is tells one graph from another
+    terms, *found = recording.objective.graphs.run(
+        "reverse steps", back, batches, s.theta, s.slots, s.buffers, after.theta, after.slots, after.buffers, *captured
+    )  # fmt: skip
+    return Derivative(*found), terms
 
 
 def reverse_step(

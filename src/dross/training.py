@@ -23,7 +23,7 @@ from .objective import Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
 from .progress import bar
 from .randomness import mixed
-from .replay import Recording, checksum, take_step
+from .replay import Recording, checksum, take_step, take_steps
 from .run import Run
 from .step import Micro, Step
 from .tape import Tape, TapeWriter, prepare_folder
@@ -136,10 +136,13 @@ def _steps_unwatched(state: State) -> int:
 def _taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> list[State]:
     """The state before the first step, and after each."""
     states, clipped = [state], []
-    for step, batches in zip(steps, feeds):
-        after, g, _ = take_step(objective, pure, states[-1], step, batches)
-        states.append(after)
-        clipped += [torch.isfinite(g).all()] * (step.clip is not None)  # clipping can make a gradient finite again
+    if any(step.clip for step in steps):
+        for step, batches in zip(steps, feeds):
+            after, g, _ = take_step(objective, pure, states[-1], step, batches)
+            states.append(after)
+            clipped.append(torch.isfinite(g).all())  # clipping can make a gradient finite again
+    else:
+        states += take_steps(objective, pure, state, steps, feeds)
     # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
     if not bool(
         torch.isfinite(states[-1].theta).all() & torch.stack([*clipped, torch.tensor(True, device=state.theta.device)]).all()

@@ -39,7 +39,9 @@ def create_app(project: Project, token: str, *, hosts: set[str], judge_command: 
     """hosts: the names under which the page may be opened. judge_command: what to run instead of `dross judge FOLDER --decisions`."""
     judging = Judging(project.folder, judge_command)
     api = Api(project, judging)
-    place = os.fsencode(project.folder.resolve()) + project.about["digest"].encode()  # other data in the same folder have other instances
+    place = (
+        os.fsencode(project.folder.resolve()) + project.about["digest"].encode()
+    )  # other data in the same folder have other instances
     key = f"{zlib.crc32(place):08x}"  # under which the browser keeps what is not saved yet
 
     def page(request: Request) -> Response:

@@ -1,0 +1,65 @@
+"""Several steps in a row as one pass, on a GPU.
+
+A step of a small network is over before Python has asked for the next one. Steps that are alike in everything but their instances (the same
+number of them, the same rate) are therefore captured many at a time and launched at once. What is computed is what one step after the other computes.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from .batch import Fed
+from .layout import State
+from .objective import Objective
+from .optimizers import Optimizer
+from .rules import SGD
+from .step import Step
+
+AT_ONCE = 16
+_SMALL = 1 << 22  # parameters; the steps of a larger network keep a GPU busy one by one
+
+
+def cut(
+    name: str,
+    objective: Objective,
+    optimizer: Optimizer,
+    states: Sequence[State],
+    steps: Sequence[Step],
+    feeds: Sequence[list[Fed]],
+) -> Iterator[slice]:
+    """A row of steps, the first of which starts from states[0], in parts that can be one pass each: AT_ONCE steps or one."""
+    start = states[0]
+    possible = (
+        objective.captures(name, start.theta)
+        and start.theta.numel() <= _SMALL
+        and len(optimizer.group_sizes) == 1
+        and isinstance(optimizer.rule, SGD)  # other rules count their steps, and a captured number does not count
+        and start.clock[0]["step"] > 0  # the first step of momentum is another formula
+    )
+    kinds = [_kind(step, batches) if possible else None for step, batches in zip(steps, feeds)]
+    at = 0
+    while at < len(steps):
+        row = kinds[at : at + AT_ONCE]
+        size = AT_ONCE if len(row) == AT_ONCE and row[0] is not None and len(set(row)) == 1 else 1
+        yield slice(at, at + size)
+        at += size
+
+
+def _kind(step: Step, batches: Sequence[Fed]) -> Hashable | None:
+    """Steps of the same kind may be captured together. None: a step for itself."""
+    if len(batches) != 1 or step.clip is not None or not batches[0].feed.capturable:
+        return None
+    return len(batches[0].ids), step.numbers.tobytes()
+
+
+def stacked(states: Sequence[State]) -> State:
+    """With a leading axis of steps."""
+    named = [state.tensors() for state in states]
+    return State.from_tensors({name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock)
+
+
+def apart(together: State, count: int) -> list[State]:
+    """Each step's state, its clock one further than the one before."""
+    clocks = [tuple({"step": one["step"] + k} for one in together.clock) for k in range(count)]
+    return [replace(together.map(lambda t, k=k: t[k]), clock=clocks[k]) for k in range(count)]
