@@ -170,8 +170,8 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypa
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double()
         run = dross.train(
-            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), tape=tmp_path / str(together), epochs=15,
-            batch_size=9, augment=ShiftAndFlip(1, flip=True), eta=[0.05] * 90 + [0.01] * 60, keep=keep, progress=False,
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), tape=tmp_path / str(together), epochs=21,
+            batch_size=9, augment=ShiftAndFlip(1, flip=True), eta=[0.05] * 150 + [0.01] * 60, keep=keep, progress=False,
         )  # fmt: skip
         query = dross.mean_loss((data[0][:30], data[1][:30]))
         found.append((run.recording.state_at(run.steps).theta, run.influence(query).values, run.influence(query, epochs=7).values))
