@@ -176,7 +176,7 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypa
         query = dross.mean_loss((data[0][:30], data[1][:30]))
         found.append((run.recording.state_at(run.steps).theta, run.influence(query).values, run.influence(query, epochs=7).values))
         names = {key[0] for key, graph in run.recording.objective.graphs._graphs.items() if graph.trusted}
-        assert {"training steps", "reverse steps"} <= names if together else not names
+        assert {"training steps", "reverse steps"} <= names if together else not names, names
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-15)
 
