@@ -44,7 +44,7 @@ def take_steps(
 ) -> list[State]:
     """The state after each of these steps. On a GPU several of them may be one pass."""
     after: list[State] = []
-    for part in several.cut("training steps", objective, optimizer, [state], steps, feeds):
+    for part in several.cut("training steps", objective, optimizer, state, steps, feeds):
         if part.stop - part.start == 1:
             after.append(take_step(objective, optimizer, state, steps[part.start], feeds[part.start])[0])
         else:

@@ -73,7 +73,7 @@ def reverse_steps(
 ) -> tuple[Derivative, list[Tensor]]:  # fmt: skip
     """The adjoint before a row of steps, and the terms of each, the last step's first. On a GPU several steps may be one pass."""
     found: list[Tensor] = []
-    parts = list(several.cut("reverse steps", recording.objective, recording.optimizer, states, steps, batches)) if steps else []
+    parts = list(several.cut("reverse steps", recording.objective, recording.optimizer, states[0], steps, batches)) if steps else []
     for part in reversed(parts):
         k = part.start
         if part.stop - k == 1:

@@ -24,20 +24,20 @@ def cut(
     name: str,
     objective: Objective,
     optimizer: Optimizer,
-    states: Sequence[State],
+    start: State,
     steps: Sequence[Step],
     feeds: Sequence[list[Fed]],
 ) -> Iterator[slice]:
-    """A row of steps, the first of which starts from states[0], in parts that can be one pass each: AT_ONCE steps or one."""
-    start = states[0]
+    """A row of steps, the first of which begins at `start`, in parts that can be one pass each: AT_ONCE steps or one."""
     possible = (
         objective.captures(name, start.theta)
         and start.theta.numel() <= _SMALL
         and len(optimizer.group_sizes) == 1
         and isinstance(optimizer.rule, SGD)  # other rules count their steps, and a captured number does not count
-        and start.clock[0]["step"] > 0  # the first step of momentum is another formula
     )
     kinds = [_kind(step, batches) if possible else None for step, batches in zip(steps, feeds)]
+    if possible and start.clock[0]["step"] == 0:
+        kinds[0] = None  # the first step of momentum is another formula
     at = 0
     while at < len(steps):
         row = kinds[at : at + AT_ONCE]
