@@ -364,3 +364,35 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
                       batches=[[0, 1]] * 8, progress=False)  # fmt: skip
     with pytest.raises(NotFinite, match=r"no longer finite at step \d"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))
+
+
+def test_quicker_arithmetic_is_asked_for_written_down_and_used_again(tmp_path):
+    torch.manual_seed(0)
+    data = (torch.randn(60, 5), torch.randint(0, 3, (60,)))
+    found = {}
+    for kind in ("strict", "bf16"):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+        options = {"epochs": 4, "batch_size": 10, "progress": False, "arithmetic": kind}
+        run = dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / kind, **options
+        )
+        query = dross.mean_loss(data)
+        found[kind] = run.influence(query).values
+        again = dross.Run.open(tmp_path / kind, model, data, "cross_entropy")
+        assert again.recording.objective.arithmetic == kind
+        np.testing.assert_array_equal(again.influence(query).values, found[kind])
+    assert not np.allclose(found["strict"], found["bf16"], rtol=1e-4)  # it is another arithmetic
+    assert np.corrcoef(found["strict"], found["bf16"])[0, 1] > 0.98
+    for kind, dtype, message in (
+        ("tf32", torch.float32, "NVIDIA"),
+        ("bf16", torch.float64, "float32 models"),
+        ("tf23", None, "tf32"),
+    ):
+        model = nn.Linear(5, 3, dtype=dtype)
+        with pytest.raises(BadInput, match=message):
+            dross.train(
+                model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / "no", epochs=1, batch_size=9,
+                arithmetic=kind,
+            )  # fmt: skip
+    assert not (tmp_path / "no").exists()

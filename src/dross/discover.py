@@ -8,11 +8,12 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import statistics
+from .arithmetic import computing
 from .batch import Batch
 from .errors import BadInput, NotSupported
 from .layout import Layout
 from .loss import check_labels, check_per_instance, resolve
-from .objective import Objective, Penalty, random_direction, strict
+from .objective import Objective, Penalty, random_direction
 from .optimizers import Optimizer, understand
 from .randomness import global_generators, seeded
 
@@ -117,7 +118,7 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
     device = next(iter(parameters.values())).device
     named = {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
     given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
-    with seeded(device, 0), strict(model), torch.enable_grad():
+    with seeded(device, 0), computing(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
         try:

@@ -44,6 +44,7 @@ def describe(
         "data": None if instances is None else instances.fingerprint(),
         "seed": seed,
         "keep": repr(keep),
+        "arithmetic": objective.arithmetic,
         "planned": planned,
         "schedule": schedule,
         "steps": 0,
@@ -57,7 +58,7 @@ _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 
 def check_same_run(earlier: dict, now: dict) -> None:
     """A tape is only continued with the settings it was started with."""
-    known = set(now) if "schedule" in earlier else set(now) - {"schedule"}  # tapes of the first days do not have it
+    known = set(now) - ({"schedule", "arithmetic"} - set(earlier))  # tapes of the first days do not have them
     for key in sorted(known - _MAY_DIFFER):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))

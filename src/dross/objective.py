@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import statistics
+from . import arithmetic, statistics
 from .batch import AnyBatch, Batch
 from .convolutions import AsProducts
 from .errors import BadInput, NotSupported
@@ -36,6 +35,7 @@ class Objective:
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters that the optimizer has and the first batch did not need
+    arithmetic: str = "strict"  # see arithmetic.py
     plans: dict[int, tuple[bool, int]] = field(default_factory=dict, init=False, repr=False)
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
 
@@ -63,8 +63,9 @@ class Objective:
         with (
             seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
             AsProducts(many) if batch.c.is_cuda else nullcontext(),
+            arithmetic.forward(self.arithmetic, batch.c.device),
         ):
-            outputs = functional_call(self.model, {**parameters, **buffers}, (batch.x,))
+            outputs = arithmetic.exact(functional_call(self.model, {**parameters, **buffers}, (batch.x,)))
         try:
             losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         except IndexError as error:  # what torch says of a label that is out of range
@@ -278,13 +279,13 @@ class Objective:
         """Inside: modules are in the modes they were trained in, and arithmetic is strict and repeatable."""
         evaluated = set(self.evaluated)
         modes = {m: name not in evaluated for name, m in self.model.named_modules()}
-        with _modes(modes), strict(self.model), self.graphs.within("training", self._constants()):
+        with _modes(modes), arithmetic.computing(self.model, self.arithmetic), self.graphs.within("training", self._constants()):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         modes = dict.fromkeys(self.model.modules(), False)
-        with _modes(modes), strict(self.model), self.graphs.within("evaluating", self._constants()):
+        with _modes(modes), arithmetic.computing(self.model), self.graphs.within("evaluating", self._constants()):
             yield
 
     def _constants(self) -> list[Tensor]:
@@ -356,31 +357,3 @@ def _modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-@contextmanager
-def strict(model: nn.Module) -> Iterator[None]:
-    """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
-    mha = torch.backends.mha.get_fastpath_enabled()
-    switches = _gpu_switches() if any(p.is_cuda for p in model.parameters()) else []
-    before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for holder, name, value in switches:
-            setattr(holder, name, value)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(mha)
-        for holder, name, value in before:
-            setattr(holder, name, value)
-
-
-def _gpu_switches() -> list[tuple[Any, str, Any]]:
-    """What has to be set for strict float32; torch 2.9 renamed the switches and refuses to mix the names."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        precision = [(holder, "fp32_precision", "ieee") for holder in (matmul, cudnn.conv, cudnn.rnn)]  # type: ignore[attr-defined]
-    else:
-        precision = [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
-    return [*precision, (cudnn, "deterministic", True)]

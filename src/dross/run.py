@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import arithmetic
 from .batch import Augment
 from .counterfactual import Counterfactual, counterfactual, leave_one_out
 from .discover import device_and_dtype, unwrapped
@@ -62,7 +63,15 @@ class Run:
                 "other contents). Pass the data set it was trained on."
             )
         objective = Objective(
-            model, layout, loss_function, loss_name, penalty, made["stochastic"], tuple(made["evaluated"]), tuple(made["unused"])
+            model,
+            layout,
+            loss_function,
+            loss_name,
+            penalty,
+            made["stochastic"],
+            tuple(made["evaluated"]),
+            tuple(made["unused"]),
+            arithmetic.check(made.get("arithmetic", "strict"), device, dtype),
         )
         optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
         if not opened.complete:

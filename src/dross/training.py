@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .arithmetic import check as check_arithmetic
 from .batch import Augment
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
@@ -38,7 +39,7 @@ def train(
     epochs: int | None = None, batch_size: int | None = None, batches: Sequence[Any] | None = None, eta: Eta | None = None,
     penalty: Penalty | None = None, augment: Augment | None = None, clip: Clip | None = None, keep: Keep | None = None,
     seed: int = 0, device: str | torch.device | None = None, progress: bool = True, overwrite: bool = False,
-    resume: bool = False,
+    resume: bool = False, arithmetic: str = "strict",
 ) -> Run:  # fmt: skip
     """Train a model and record the run on a tape.
 
@@ -51,6 +52,7 @@ def train(
     augment     augment(x, generator) -> x, replayed with the same random numbers
     keep        what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes)
     resume      go on with a tape that a crash or Ctrl-C left behind; overwrite: replace it
+    arithmetic  "strict"; quicker and less exact: "tf32" (NVIDIA GPUs) or "bf16". The run is retraced as it was recorded
 
     The model and the optimizer end up as if the loop had run on them.
     """
@@ -70,6 +72,7 @@ def train(
     x, y = instances[first if len(first) else np.arange(1)]
     x = x if augment is None else augment(x, torch.Generator(device).manual_seed(seed))
     objective, pure = discover(model, optimizer, loss, penalty, x, y)
+    objective.arithmetic = check_arithmetic(arithmetic, device, dtype)
     loss_name, _ = resolve(loss)
     _check_all_labels(objective, instances, x, loss_name)
     rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
