@@ -23,6 +23,12 @@ from dross.tape import Tape
 from zoo import MODELS, problem
 
 
+@pytest.fixture(autouse=True)
+def _every_segment_is_committed(monkeypatch):
+    """These problems are over before the first half second is."""
+    monkeypatch.setattr("dross.tape._BETWEEN_COMMITS", 0.0)
+
+
 def final(run):
     return run.recording.state_at(run.steps)
 
@@ -147,8 +153,8 @@ def test_kill_at_any_moment(tmp_path):
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the rename", "before it"])
-@pytest.mark.parametrize("nth", range(3, 15))
-def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, nth, after):
+@pytest.mark.parametrize("seconds, nth", [(0.0, nth) for nth in range(3, 15)] + [(60.0, nth) for nth in range(3, 9)])
+def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, nth, after):
     """Ctrl-C just before or just after any file appears: the tape opens, replays and continues to the same bits."""
     p = problem("batchnorm", "adam", epochs=2)
     query = dross.mean_loss((p.X_val, p.Y_val))
@@ -160,6 +166,7 @@ def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, nth, afte
 
     expected = train("whole").influence(query).values
     rename, calls = os.replace, iter(range(1000))
+    monkeypatch.setattr("dross.tape._BETWEEN_COMMITS", seconds)  # after every segment, or only at the end
 
     def interrupted(source, target):
         strike = next(calls) == nth

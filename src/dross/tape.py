@@ -4,14 +4,17 @@
     tape/segment-000012.safetensors       a starting state (or every state) and the steps taken from it
     tape/state-000000000412.safetensors   the state after the last recorded step
 
-Every file is written under a temporary name, flushed and renamed; a file that the manifest does not name does not exist. So
-a crash at any moment loses at most the open segment. No pickle: a foreign or damaged file is refused, never run.
+Every file is written under a temporary name and renamed, and it is on the disk before the manifest names it; a file that the manifest does not
+name does not exist. So a crash at any moment loses at most the open segment and the last half second. No pickle: a foreign or damaged file is refused,
+never run.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,7 @@ from .step import Micro, Step
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_BETWEEN_COMMITS = 0.5  # seconds
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,8 @@ class TapeWriter:
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
         self.open: list[tuple[Step, State | None, int]] = []  # (step, the state before it if it is kept, checksum)
+        self._written: list[dict] = []  # segments that have been written and that the manifest does not name yet
+        self._committed = -math.inf  # when
         self.ends: dict[int, State] = {}  # the states before and after the last step, by the number of steps taken
 
     @property
@@ -238,28 +244,49 @@ class TapeWriter:
 
     def flush(self, after: State | None = None) -> None:
         """Write the open segment; `after` is the state that its last step led to, if `add` was not told."""
-        saved = self.manifest["steps"] - self.first
-        if saved:  # an interrupt came between the commit and this
-            self.open, self.first = self.open[saved:], self.manifest["steps"]
+        self._written = [entry for entry in self._written if entry["first"] >= self.manifest["steps"]]
+        saved = self._steps_written() - self.first
+        if saved:  # an interrupt came between the writing and this
+            self.open, self.first = self.open[saved:], self.first + saved
         after = self.ends[self.next] if after is None else after
-        old_end = self.manifest.get("end")
-        entries = list(self.manifest.get("segments", []))
         if self.open:
             steps, states = [step for step, _, _ in self.open], [state for _, state, _ in self.open if state is not None]
             segment = Segment(self.first, steps, states, self.open[0][2])
-            entries.append(self._write_segment(self._new_number(entries), segment))
+            self._written = [*self._written, self._write_segment(self._new_number(self._written), segment)]
+            self.open, self.first = [], segment.end
+        if not self._may_wait():
+            self._publish(after)
+
+    def _may_wait(self) -> bool:
+        """A commit waits for the disk several times. A quick run commits twice a second instead of after every segment."""
+        bounded = self.keep.limit is not None or self.keep.last_epochs is not None  # files go as the manifest lets go of them
+        return not bounded and time.monotonic() - self._committed < _BETWEEN_COMMITS
+
+    def _steps_written(self) -> int:
+        last = self._written[-1] if self._written else None
+        return self.manifest["steps"] if last is None else last["first"] + last["steps"]
+
+    def _publish(self, after: State) -> None:
+        """Let the manifest name what has been written. `after`: the state that the last written step led to."""
+        old_end, steps = self.manifest.get("end"), self._steps_written()
+        for entry in self._written:
+            self._settle(entry["file"])
         named = {name: t.detach().cpu() for name, t in after.tensors().items()}
-        end = self._write(f"state-{self.next:012d}.safetensors", named, {"clock": after.clock})
-        entries, dropped = self._forgotten(entries)
+        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
+        self._settle(end["file"])
+        entries, dropped = self._forgotten([*self.manifest.get("segments", []), *self._written])
         entries, merged = self._thinned(entries, end["bytes"])
-        self._commit({**self.manifest, "segments": entries, "end": end, "steps": self.next})
-        self.open, self.first = [], self.manifest["steps"]
+        self._commit({**self.manifest, "segments": entries, "end": end, "steps": steps})
+        self._written, self._committed = [], time.monotonic()
         gone = [*dropped, *merged] + ([old_end["file"]] if old_end and old_end["file"] != end["file"] else [])
         for name in gone:
             (self.folder / name).unlink(missing_ok=True)
 
     def finish(self, after: State | None = None, complete: bool = True) -> None:
+        after = self.ends[self.next] if after is None else after
         self.flush(after)
+        if self._written:
+            self._publish(after)
         self._commit({**self.manifest, "complete": complete})
 
     def _forgotten(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
@@ -287,6 +314,7 @@ class TapeWriter:
                 left, right = (decode_segment(*self._reload(e), e["first"]) for e in pair)
                 both = Segment(left.first, left.steps + right.steps, left.states[:1], left.checksum)
                 merged.append(self._write_segment(self._new_number(entries + merged), both))
+                self._settle(merged[-1]["file"])
                 gone += [e["file"] for e in pair]
             self.spacing = 2 * max(e["steps"] for e in entries)
             entries = merged
@@ -313,16 +341,26 @@ class TapeWriter:
         present = self.folder / MANIFEST
         if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
             raise TapeExists(f"Another run has been recorded in {self.folder} in the meantime; this one is not written over it.")
-        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), settled=True)
         self.manifest = manifest
 
-    def _replace(self, name: str, raw: bytes) -> None:
+    def _settle(self, name: str) -> None:
+        """Wait until a file is on the disk."""
+        path = self.folder / name
+        try:
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _storage_failed(path, error, self.manifest["steps"]) from error
+
+    def _replace(self, name: str, raw: bytes, settled: bool = False) -> None:
         path, temporary = self.folder / name, self.folder / (name + ".tmp")
         try:
             with open(temporary, "wb") as file:
                 file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
+                if settled:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError as error:
             with suppress(OSError):
