@@ -10,6 +10,7 @@ With s the state, w the instance weights and a the adjoint of the query with res
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .batch import AnyBatch
+from .bookmark import Bookmark, Place, question
 from .errors import NotFinite
 from .layout import State
 from .objective import Objective
@@ -29,12 +31,13 @@ from .step import Derivative, Step, needs_gradient, pull
 
 def retrace(
     recording: Recording, query: Query, *, epochs: int | None = None, at: int | None = None, hessian: bool = True,
-    progress: bool = False,
+    resume: str | os.PathLike | None = None, progress: bool = False,
 ) -> Scores:  # fmt: skip
     """Scores of every instance for one query or many, in one pass.
 
     epochs: only the last so many (the paper's approximation). at: ask the model after that many steps instead of the last.
     hessian=False leaves the Hessian term out: what remains is TracIn over every step.
+    resume: a folder in which the progress is kept from time to time; a retrace that was killed goes on from there, to the same bits.
     Cost: about 2-3 training steps per step; with checkpoints one more to replay it.
     """
     objective = recording.objective
@@ -43,11 +46,18 @@ def retrace(
     first = recording.start_of(oldest)
     adjoint, scalar = query.seed(objective, recording.state_at(stop))
     totals = torch.zeros(newest - oldest + 1, len(adjoint.theta), len(recording.instances), dtype=torch.float64)
+    bookmark = None if resume is None else Bookmark(resume, question(recording, (first, stop), hessian, query.name, adjoint))
+    position = stop
+    if bookmark is not None and (found := bookmark.read(recording.device)) is not None:
+        place, objective.plans = found
+        position, adjoint, totals = place.position, place.adjoint, place.totals
 
     recording.check_unchanged()
-    with objective.training(), bar("retracing", stop - first, show=progress) as advance:
-        for index, segment in recording.backwards(first, stop):
+    with objective.training(), bar("retracing", position - first, show=progress) as advance:
+        for index, segment in recording.backwards(first, position):
             for start, states, gradients in recording.blocks(index, segment, stop):
+                if start >= position:
+                    continue  # done before the interruption
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)
@@ -57,6 +67,10 @@ def retrace(
                     block.append((start + k, steps[k], terms))
                     advance(1)
                 _accumulate(totals, oldest, block, adjoint)
+                if bookmark is not None and bookmark.due:
+                    bookmark.write(Place(start, adjoint, totals), objective.plans)
+    if bookmark is not None:
+        bookmark.remove()
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
     return Scores(
