@@ -59,7 +59,7 @@ class Bookmark:
         now = time.monotonic()
         self._next = now + max(_SECONDS, _SHARE * (now - began))
 
-    def read(self, device: torch.device) -> tuple[Place, dict[int, tuple[bool, int]]] | None:
+    def read(self) -> tuple[Place, dict[int, tuple[bool, int]]] | None:
         """What an earlier retrace of the same question left, if one was interrupted."""
         try:
             tensors, about = parse(self.path.read_bytes(), self.path)
@@ -67,8 +67,7 @@ class Bookmark:
             tensors = {name: tensors[name].clone() for name in about["names"]}
             if _digest(tensors) != about["digest"]:
                 raise TapeDamaged("its digest differs")
-            place = _place(about["position"], tensors, device)
-            return place, {size: (forward, at_once) for size, (forward, at_once) in about["plans"]}
+            return _place(about["position"], tensors), {size: (forward, at_once) for size, (forward, at_once) in about["plans"]}
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -105,10 +104,9 @@ def _tensors(place: Place) -> dict[str, Tensor]:
     return {"totals": place.totals, **_named(place.adjoint)}
 
 
-def _place(position: int, tensors: dict[str, Tensor], device: torch.device) -> Place:
-    placed = {name: t.to(device) for name, t in tensors.items() if name != "totals"}
-    parts = [{name.removeprefix(kind): t for name, t in placed.items() if name.startswith(kind)} for kind in ("slot.", "buffer.")]
-    return Place(position, Derivative(placed["theta"], *parts), tensors["totals"])
+def _place(position: int, tensors: dict[str, Tensor]) -> Place:
+    parts = [{name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)} for kind in ("slot.", "buffer.")]
+    return Place(position, Derivative(tensors["theta"], *parts), tensors["totals"])
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

@@ -19,6 +19,7 @@ from .instances import Instances, checksum_bytes
 from .layout import State, check_constants
 from .objective import Objective
 from .optimizers import Optimizer
+from .ranks import ALONE, Ranks
 from .step import Step, advance, needs_gradient
 from .tape import Segment, Tape
 
@@ -26,15 +27,18 @@ _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
 
 
 def take_step(
-    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Sequence[AnyBatch], w: list[Tensor] | None = None
-) -> tuple[State, Tensor, list[Tensor]]:
-    """s_{t+1}, the raw gradient and the losses of each micro-batch. w: instance weights per micro-batch, all 1 by default."""
+    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Sequence[AnyBatch], w: list[Tensor] | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[State, Tensor, list[Tensor]]:  # fmt: skip
+    """s_{t+1}, the raw gradient and the losses of each micro-batch (where ranks share the work, of this rank's part).
+
+    w: instance weights per micro-batch, all 1 by default."""
     g, losses, buffers = None, [], state.buffers
-    for k, batch in enumerate(batches):
-        part, seen, buffers = objective.gradient(state.theta, buffers, batch, None if w is None else w[k])
+    for k, rows, batch in ranks.share(batches):
+        part, seen, buffers = objective.gradient(state.theta, buffers, batch, None if w is None else w[k][rows])
         g = part if g is None else g + part
         losses.append(seen)
-    g = torch.zeros_like(state.theta) if g is None else g
+    (g,) = ranks.total(torch.zeros_like(state.theta) if g is None else g)
     return advance(optimizer, state, step, g, buffers), g, losses
 
 
@@ -56,6 +60,7 @@ class Recording:
     instances: Instances
     augment: Augment | None
     seed: int
+    ranks: Ranks = ALONE  # who shares the work of a step
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +147,7 @@ class Recording:
             yield segment.first + k, states, gradients
 
     def _taken(self, step: Step, state: State, batches: Sequence[AnyBatch]) -> tuple[State, Tensor | None]:
-        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches)
+        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches, ranks=self.ranks)
         return after, g if needs_gradient(self.optimizer, step) else None
 
     def _checked_links(self, index: int, segment: Segment, count: int) -> list[Tensor | None]:
