@@ -111,6 +111,6 @@ def _place(position: int, tensors: dict[str, Tensor]) -> Place:
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # the slots of a state that was read from a file come in any order
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + checksum_bytes(tensor))
     return digest.hexdigest()

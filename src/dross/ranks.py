@@ -24,6 +24,7 @@ from .errors import BadInput, DrossError, DrossWarning, RankLost, TapeMismatch
 
 if TYPE_CHECKING:
     from .replay import Recording
+    from .tape import Segment
 
 Value = TypeVar("Value")
 Piece = tuple[int, slice, AnyBatch]  # of which micro-batch, which rows of it, and these rows
@@ -122,11 +123,11 @@ class Ranks:
             with torch.cuda.device(self.device) if self.device is not None and self.device.type == "cuda" else nullcontext():
                 yield
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).split("] ", 1)[-1].split(". ")[0]  # the backend's words, without its file and its advice
             raise RankLost(
-                f"Rank {self.rank} of {self.size} no longer hears from the others: one of them has died or takes longer than the process "
-                f"group's timeout ({reason}). Its own message, if it left one, says why. Start the job again; with resume=folder "
-                "a retrace goes on where it was."
+                f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one of them has died, or takes longer than the "
+                "process group's timeout. Its own message, if it left one, says why. Start the job again; with resume=folder a retrace "
+                "goes on where it was."
             ) from error
 
 
@@ -172,27 +173,28 @@ def divided(recording: "Recording", ranks: Ranks, stop: int) -> "Recording":
     What may be divided is found out, not asked: where an instance's loss depends on who else is in the batch, or on random numbers that
     are drawn for the whole batch, a batch is not cut, and its micro-batches are dealt out whole. Where the forward pass moves
     buffers, each micro-batch begins where the last one ended: then every rank does every step."""
-    if recording.objective.layout.moving:
-        if ranks.rank == 0 and ranks.size > 1:
-            warnings.warn(
-                f"BatchNorm's statistics are of the whole batch, so each of the {ranks.size} ranks retraces every step by itself: the scores are "
-                "right, and no sooner there than on one. Freeze BatchNorm (eval mode) or use GroupNorm where that is an option.",
-                DrossWarning,
-                stacklevel=4,
-            )
-        return recording
-    cuts = ranks.size > 1 and not recording.objective.stochastic and _instances_are_independent(recording, stop)
-    return replace(recording, ranks=replace(ranks, cuts=ranks.first(cuts)))
-
-
-def _instances_are_independent(recording: "Recording", stop: int) -> bool:
-    """Whether each loss is the same in half of a batch as in the whole, at the first step that is retraced."""
-    if stop == recording.tape.first:
-        return True
     objective = recording.objective
+    if ranks.size == 1 or stop == recording.tape.first:
+        return recording
     _, segment = next(recording.backwards(stop - 1, stop))
-    batches = (batch for batches in recording.batches(segment.first, segment.steps) for batch in batches if len(batch.c) > 1)
-    if (batch := next(batches, None)) is None:
+    batches = recording.batches(segment.first, segment.steps)
+    most = max(len(micros) for micros in batches)
+    cuts = not objective.layout.moving and not objective.stochastic and _instances_are_independent(recording, segment, batches)
+    cuts = ranks.first(cuts)
+    if ranks.rank == 0 and not cuts and (objective.layout.moving or most < ranks.size):
+        warnings.warn(
+            f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances share BatchNorm's statistics or the random "
+            "numbers of dropout. The scores are right, and no sooner there than on fewer ranks (docs/scale.md).",
+            DrossWarning,
+            stacklevel=4,
+        )
+    return recording if objective.layout.moving else replace(recording, ranks=replace(ranks, cuts=cuts))
+
+
+def _instances_are_independent(recording: "Recording", segment: "Segment", batches: Sequence[Sequence[AnyBatch]]) -> bool:
+    """Whether each loss is the same in half of a batch as in the whole, at one of the first steps that are retraced."""
+    objective = recording.objective
+    if (batch := next((batch for micros in batches for batch in micros if len(batch.c) > 1), None)) is None:
         return True
     theta, half = segment.states[0].theta, len(batch.c) // 2
     with objective.training(), torch.no_grad():
