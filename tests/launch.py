@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # torch is imported once, and no thread of pytest's is forked
-_CONTEXT.set_forkserver_preload(["dross", "zoo", "launch"])
+_CONTEXT.set_forkserver_preload(["rank_jobs", "torch._dynamo"])  # DDP imports the latter, in each process anew
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import dross
-from dross import bookmark
+from dross import bookmark, replay
 from dross.errors import DrossError
 from dross.objective import Objective
 from launch import die
@@ -101,31 +102,49 @@ def disagreeing(rank: int, tapes: list[str]) -> list[str]:
     return said
 
 
+KINDS = ("plain", "accumulated", "dropout", "continued")
+
+
 def trained(rank: int, folder: str) -> dict:
     """A loop as DDP's documentation has it, recorded on 2 and on 4 ranks, and retraced on the spot by all of them."""
     found = {}
     for size, group in groups().items():
-        for kind in ("plain", "accumulated", "dropout") if size > 1 and rank < size else ():
+        for kind in KINDS if size > 1 and rank < size else ():
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", epochs=3)
-            model, optimizer = p.start()
-            model = DistributedDataParallel(model, process_group=group)
-            sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
-            loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
-            recorder = dross.Recorder(model, optimizer, p.loss, f"{folder}/{kind}-{size}", keep=dross.Checkpoints(every=4))
-            for epoch in range(p.epochs):
-                sampler.set_epoch(epoch)
-                if kind == "accumulated":
-                    accumulate(recorder, model, optimizer, list(loader), epoch)
-                    continue
-                for ids, x, y in loader:
-                    with recorder.step(ids, x, y, epoch=epoch) as losses:
-                        losses.mean().backward()
-                        recorder.clip_grad_norm_(0.7)
-                        optimizer.step()
-                        optimizer.zero_grad()
-            run = recorder.run((p.X, p.Y))
+            tape = f"{folder}/{kind}-{size}"
+            if kind == "continued":
+                with suppress(KeyboardInterrupt):
+                    loop(p, rank, size, group, kind, tape, stop_at=4)
+            run = loop(p, rank, size, group, kind, tape).run((p.X, p.Y))
             found[size, kind] = run.influence(queries(p)[0], group=group).values
     return found
+
+
+def loop(p: Problem, rank: int, size: int, group, kind: str, tape: str, stop_at: int | None = None) -> dross.Recorder:
+    model, optimizer = p.start()
+    model = DistributedDataParallel(model, process_group=group)
+    sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
+    loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
+    keep, resume = dross.Checkpoints(every=4), kind == "continued" and stop_at is None
+    with dross.Recorder(model, optimizer, p.loss, tape, keep=keep, resume=resume) as recorder:
+        steps, skipped = 0, recorder.steps
+        for epoch in range(p.epochs):
+            sampler.set_epoch(epoch)
+            if kind == "accumulated":
+                accumulate(recorder, model, optimizer, list(loader), epoch)
+                continue
+            for ids, x, y in loader:
+                steps += 1
+                if steps <= skipped:
+                    continue
+                if steps == stop_at:
+                    raise KeyboardInterrupt
+                with recorder.step(ids, x, y, epoch=epoch) as losses:
+                    losses.mean().backward()
+                    recorder.clip_grad_norm_(0.7)
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return recorder
 
 
 def accumulate(recorder, model, optimizer, batches, epoch) -> None:
@@ -165,18 +184,19 @@ def refused(rank: int, folder: str) -> list[str]:
     return said
 
 
-def dying(rank: int, tape: str, folder: str, after: int) -> None:
-    """Rank 1 is killed in the middle."""
+def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
+    """The last rank is killed in the middle, after so many passes of its own."""
     bookmark._SECONDS = bookmark._SHARE = 0
-    p, _ = case("mlp adam clipped")
+    replay._STATES_AT_ONCE = 1 << 14
+    p, _ = case(name)
     run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
     pull, taken = run.recording.objective.pull, []
 
     def counting(*args):
         taken.append(1)
-        if rank == 1 and len(taken) == after:
+        if rank + 1 == dist.get_world_size() and len(taken) == after:
             die()
         return pull(*args)
 
     run.recording.objective.pull = counting
-    run.influence(queries(p)[0], group=dist.group.WORLD, resume=folder)
+    return run.influence(queries(p)[0], group=None if alone else dist.group.WORLD, resume=folder).values, len(taken)

@@ -1,6 +1,7 @@
 """Several processes share one retrace. They are real ones, on 127.0.0.1; the retrace of one process is the truth."""
 
 import math
+import shutil
 import signal
 
 import numpy as np
@@ -92,7 +93,7 @@ def union_batches(p, size, batch):
 def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
     found = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path))
     for size in (2, 4):
-        for kind in ("plain", "accumulated", "dropout"):
+        for kind in rank_jobs.KINDS:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", epochs=3, clip_norm=0.7)
             run = dross.Run.open(tmp_path / f"{kind}-{size}", p.model(), (p.X, p.Y), p.loss, progress=False)
             assert run.complete
@@ -101,7 +102,7 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
             taken = [step for index in range(len(run.recording.tape.entries)) for step in run.recording.tape.read(index).steps]
             if kind != "accumulated":
                 assert [step.ids.tolist() for step in taken] == [np.concatenate(parts).tolist() for parts in steps]
-            if kind == "plain":  # the batches of a step are equally long: the mean of their means is the mean of all
+            if kind in ("plain", "continued"):  # the batches of a step are equally long: the mean of their means is the mean of all
                 p.batches = [np.concatenate(parts) for parts in steps]
                 close(alone, record(p).influence(rank_jobs.queries(p)[0]).values)
             if kind == "accumulated":
@@ -136,17 +137,21 @@ def test_what_ddp_does_that_cannot_be_recorded(tmp_path):
         assert there.startswith("TapeExists: ")
 
 
-def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path, monkeypatch):
+def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path):
     p, run = recorded("mlp adam clipped")
     expected = run.influence(rank_jobs.queries(p)[0]).values
     progress = tmp_path / "progress"
-    after = launched(3, rank_jobs.dying, tmp_path / "jobs", str(run.tape), str(progress), 5)
-    assert after[1] == -signal.SIGKILL
-    for survivor in (after[0], after[2]):
+    *survivors, died = launched(3, rank_jobs.dying, tmp_path / "jobs", "mlp adam clipped", str(run.tape), str(progress), 5)
+    assert died == -signal.SIGKILL
+    for survivor in survivors:
         assert isinstance(survivor, RankLost) and "resume=folder" in str(survivor)
+    copied = shutil.copytree(progress, tmp_path / "copied")
     work = rank_jobs.counted(run.recording.objective)
     close(run.influence(rank_jobs.queries(p)[0], resume=progress).values, expected)  # by one of them, from where three had come to
     assert 0 < work["pull"] < sum(map(len, p.batches)) and not list(progress.iterdir())
+    for values, taken in launched(2, rank_jobs.dying, tmp_path / "two", "mlp adam clipped", str(run.tape), str(copied), 999):
+        close(values, expected)
+        assert 0 < taken < run.steps
 
 
 def test_a_group_needs_torch_distributed(record):

@@ -1,83 +1,43 @@
 """A retrace that is killed goes on where it was, to the same bits."""
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dross
+import rank_jobs
 from dross import bookmark
 from dross.errors import StorageFailed, TapeDamaged
-from zoo import problem
+from launch import launched
+from zoo import problem, ragged_batches
 
-TESTS = Path(__file__).parent
-CASES = {  # and after how many bookmarks the kill strikes
-    "statistics, checkpoints": ("batchnorm_cnn", "adam", dross.Checkpoints(every=20), 3),
-    "blocks within a segment": ("dropout", "adamw", dross.Checkpoints(every=90), 3),
+CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes
+    "statistics, checkpoints": ("batchnorm_cnn adam", dross.Checkpoints(every=20), 50),
+    "blocks within a segment": ("dropout adamw", dross.Checkpoints(every=90), 40),
 }
-
-KILLED = """
-import sys, time, torch
-torch.set_num_threads(1)
-import dross
-from dross import bookmark, replay
-from zoo import problem
-
-model, optimizer, tape, folder = sys.argv[1:]
-p = problem(model, optimizer)
-bookmark._SECONDS, bookmark._SHARE = 0, 0
-replay._STATES_AT_ONCE = 1 << 14
-write = bookmark.Bookmark.write
-
-def slow(self, place, plans):
-    write(self, place, plans)
-    print(place.position, flush=True)
-    time.sleep(0.2)  # for the hand that kills
-
-bookmark.Bookmark.write = slow
-run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
-run.influence(dross.mean_loss((p.X_val, p.Y_val)), resume=folder)
-print("finished")
-"""
 
 
 def query(p):
     return dross.mean_loss((p.X_val, p.Y_val))
 
 
-def killed_at(arguments, bookmarks):
-    """Start the retrace in a process of its own and kill it after so many bookmarks. Returns the step it had come to."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(Path(dross.__file__).parents[1])])}
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert child.stdout is not None
-    with child.stdout:
-        lines = [child.stdout.readline() for _ in range(bookmarks)]
-        child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    return int(lines[-1])
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch, case):
     monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 1 << 14)
-    model, optimizer, keep, bookmarks = CASES[case]
-    p = problem(model, optimizer, epochs=30)
+    name, keep, strike = CASES[case]
+    p, _ = rank_jobs.case(name)
+    p.batches = ragged_batches(len(p.X), 30)
     run = record(p, keep=keep)
     expected = run.influence(query(p))
     folder = tmp_path / "progress"
-    position = killed_at((model, optimizer, run.tape, folder), bookmarks)
-    assert 0 < position < run.steps and len(list(folder.glob("retrace-*"))) == 1
+    (died,) = launched(1, rank_jobs.dying, tmp_path / "job", name, str(run.tape), str(folder), strike, True)
+    assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
 
     taken, pull = [], run.recording.objective.pull
     monkeypatch.setattr(run.recording.objective, "pull", lambda *args: taken.append(1) or pull(*args))
     found = run.influence(query(p), resume=folder)
-    assert len(taken) == position  # what was left, and nothing twice
+    assert run.steps - strike < len(taken) < run.steps  # what was left, and what was done since the last bookmark
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
     assert list(folder.iterdir()) == []
