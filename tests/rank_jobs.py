@@ -1,9 +1,12 @@
 """What the ranks of test_ranks.py do. Each function runs in processes of its own."""
 
+import time
 import warnings
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -106,10 +109,10 @@ KINDS = ("plain", "accumulated", "dropout", "continued")
 
 
 def trained(rank: int, folder: str) -> dict:
-    """A loop as DDP's documentation has it, recorded on 2 and on 4 ranks, and retraced on the spot by all of them."""
+    """A loop as DDP's documentation has it, recorded on 1, 2 and 4 ranks, and retraced on the spot by all of them."""
     found = {}
     for size, group in groups().items():
-        for kind in KINDS if size > 1 and rank < size else ():
+        for kind in KINDS if rank < size else ():
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", epochs=3)
             tape = f"{folder}/{kind}-{size}"
             if kind == "continued":
@@ -182,6 +185,25 @@ def refused(rank: int, folder: str) -> list[str]:
         except DrossError as error:
             said.append(f"{type(error).__name__}: {error}")
     return said
+
+
+def stuck(rank: int, tape: str, told: str) -> None:
+    """Rank 1 stops answering and does not die, until rank 0 has given up on it."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    p, _ = case("mlp adam clipped")
+    run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
+
+    def waiting(*args):
+        while not Path(told).exists():
+            time.sleep(0.1)
+        die()
+
+    if rank == 1:
+        run.recording.objective.pull = waiting
+    try:
+        run.influence(queries(p)[0], group=group)
+    finally:
+        Path(told).touch()
 
 
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:

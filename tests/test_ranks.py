@@ -1,8 +1,12 @@
 """Several processes share one retrace. They are real ones, on 127.0.0.1; the retrace of one process is the truth."""
 
 import math
+import os
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from torch.utils.data import DistributedSampler
 import dross
 import rank_jobs
 from dross.errors import BadInput, RankLost
-from launch import launched
+from launch import free_port, launched
 from zoo import problem
 
 KEEPS = {
@@ -85,14 +89,14 @@ def union_batches(p, size, batch):
             sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
             sampler.set_epoch(epoch)
             orders.append(list(sampler))
-        assert len({len(order) for order in orders}) == 1 and sum(map(len, orders)) > len(p.X)  # filled up with duplicates
+        assert len({len(order) for order in orders}) == 1 and (size == 1 or sum(map(len, orders)) > len(p.X))  # with duplicates
         steps += [[order[k : k + batch] for order in orders] for k in range(0, len(orders[0]), batch)]
     return steps
 
 
 def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
     found = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path))
-    for size in (2, 4):
+    for size in (1, 2, 4):
         for kind in rank_jobs.KINDS:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", epochs=3, clip_norm=0.7)
             run = dross.Run.open(tmp_path / f"{kind}-{size}", p.model(), (p.X, p.Y), p.loss, progress=False)
@@ -154,7 +158,48 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
         assert 0 < taken < run.steps
 
 
+def test_a_rank_that_is_stuck_is_given_up_after_the_timeout(recorded, tmp_path):
+    _, run = recorded("mlp adam clipped")
+    lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.tape), str(tmp_path / "told"))
+    assert isinstance(lost, RankLost) and "timeout" in str(lost)
+
+
 def test_a_group_needs_torch_distributed(record):
     p = problem("mlp", "sgd")
     with pytest.raises(BadInput, match="init_process_group"):
         record(p).influence(rank_jobs.queries(p)[0], group=torch.distributed.group.WORLD or object())
+
+
+MINE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+g = torch.Generator().manual_seed(0)
+X, Y = torch.randn(41, 6, generator=g, dtype=torch.float64), torch.randint(0, 3, (41,), generator=g)
+train_set, val_set = TensorDataset(X, Y), (X[:9] + 0.1, Y[:9])
+
+def make_model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+"""
+
+
+def test_the_program_of_the_documentation_under_torchrun(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
+    (tmp_path / "score.py").write_text(text.split("```python\n")[1].split("```")[0])
+    (tmp_path / "mine.py").write_text(MINE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    sources = str(Path(dross.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [*launcher, "--nproc-per-node", "2", "score.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine  # type: ignore[import-not-found]
+
+    run = dross.Run.open(tmp_path / "runs" / "mine", mine.make_model(), mine.train_set, "cross_entropy", progress=False)
+    assert run.steps == 9 and not list(
+        (tmp_path / "runs").glob("progress/*")
+    )  # 21 instances per rank, one of them twice: 8 + 8 + 5
+    close(dross.Scores.load(tmp_path / "scores.csv").values, run.influence(dross.mean_loss(mine.val_set)).values)

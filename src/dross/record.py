@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .batch import Augment, Batch
 from .clip import Clip, ClipNorm, ClipValue
-from .ddp import NoTape, after_averaging, bare, check_recordable, place, ranks_of, tell
+from .ddp import NoTape, after_averaging, bare, check_recordable, parallel, place, ranks_of, tell
 from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from .gradient_watch import GradientWatch
@@ -253,7 +253,7 @@ class Recorder:
         def watch(arrived: Tensor) -> None:
             if not weights.any():
                 self._gradients.check_start(objective.layout, self.steps, accumulating=earlier)
-                if self._ranks.size > 1:
+                if parallel(self.called) is not None:
                     after_averaging(self._gradients.accept)
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
