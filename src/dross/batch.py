@@ -1,12 +1,12 @@
 """What one forward pass sees, at hand or still to be looked up."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Augment = Callable[[Any, torch.Generator], Any]
 
@@ -20,6 +20,12 @@ class Batch:
 
     def realized(self) -> "Batch":
         return self
+
+    def rows(self, rows: slice) -> "Batch":
+        """A part of the batch, as if it were one."""
+        if rows == slice(0, len(self.c)):
+            return self
+        return Batch(*_cut((self.x, self.y), rows), self.c[rows], self.seed)
 
     def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "Batch"], Hashable]:
         """The tensors it consists of, how to put such tensors together again, and what tells its kind from others."""
@@ -67,15 +73,29 @@ class Fed:
     c: Tensor
     seed: int
     augment_seed: int
+    kept: slice | None = None  # of an augmented batch, the rows that are left after augmenting all of it
 
     def realized(self) -> Batch:
         self.seed_augmentation()
-        return Batch(*self.feed(self.ids), self.c, self.seed)
+        return self._gathered(self.ids, self.c)
+
+    def _gathered(self, ids: Tensor, c: Tensor) -> Batch:
+        found = self.feed(ids)
+        return Batch(*(found if self.kept is None else _cut(found, self.kept)), c, self.seed)
+
+    def rows(self, rows: slice) -> "Fed":
+        """A part of the batch, as if it were one; augmentation still draws its random numbers for the whole."""
+        if rows == slice(0, len(self.c)):
+            return self
+        if self.feed.augment is None:
+            return replace(self, ids=self.ids[rows], c=self.c[rows])
+        return replace(self, c=self.c[rows], kept=rows)
 
     def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch], Hashable]:
         if not self.feed.capturable:
             return self.realized().disassembled()
-        return [self.ids, self.c], lambda t: Batch(*self.feed(t[0]), t[1], self.seed), id(self.feed)
+        kept = None if self.kept is None else (self.kept.start, self.kept.stop)
+        return [self.ids, self.c], lambda t: self._gathered(t[0], t[1]), (id(self.feed), kept)
 
     def seed_augmentation(self) -> None:
         self.feed.generator().manual_seed(self.augment_seed)
@@ -116,3 +136,7 @@ class Feds:
 
 
 AnyBatch = Batch | Fed
+
+
+def _cut(values: tuple[Any, Any], rows: slice) -> tuple[Any, Any]:
+    return tree_map(lambda t: t[rows] if isinstance(t, Tensor) else t, values)

@@ -25,7 +25,10 @@ def unwrapped(model: Any) -> nn.Module:
     original = getattr(model, "_orig_mod", None)
     model = original if isinstance(original, nn.Module) else model
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise NotSupported(f"{type(model).__name__} is not supported yet: pass the bare module, model.module.")
+        raise NotSupported(
+            f"{type(model).__name__} is not supported here: pass the bare module, model.module. dross.Recorder follows a loop under "
+            "DistributedDataParallel."
+        )
     for name, module in model.named_modules():
         compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         if compiled or isinstance(module, torch.jit.ScriptModule):

@@ -5,6 +5,7 @@
     ├── NotSupported        something dross does not know how to retrace
     ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
     ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
+    ├── RankLost            another process of a distributed job has died or is stuck
     ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
     └── TapeError           the folder that holds a run
         ├── TapeExists      there is one already
@@ -35,6 +36,10 @@ class NotFinite(DrossError):
 
 
 class NotReplayable(DrossError):
+    pass
+
+
+class RankLost(DrossError):
     pass
 
 

@@ -70,7 +70,8 @@ class Query:
 
     def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
         """d query / d s with a leading axis [Q], and whether the query is a scalar."""
-        floating = {name: b for name, b in state.buffers.items() if b.is_floating_point()}
+        # by name: sums over them round by their order, and a file does not keep the order of its tensors
+        floating = {name: b for name, b in sorted(state.buffers.items()) if b.is_floating_point()}
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
         parts: list[list[Tensor]] = []
         scalar = self.added

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .batch import Augment, Batch
 from .clip import Clip, ClipNorm, ClipValue
+from .ddp import NoTape, after_averaging, bare, check_recordable, parallel, place, ranks_of, tell
 from .discover import count_of, device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from .gradient_watch import GradientWatch
@@ -35,7 +36,7 @@ from .optimizers import Optimizer, check_same_structure, current_numbers, read_s
 from .randomness import seeded
 from .replay import checksum, take_step
 from .run import Run
-from .step import Micro, Step
+from .step import Micro, Step, advance
 from .tape import Tape, TapeWriter, prepare_folder
 from .training import check_finite
 
@@ -56,6 +57,9 @@ class Recorder:
     happens. Any weighting that is linear in the losses is recorded too; one that is not, such as (losses ** 2).mean(), is recorded
     as the weights it had, and that these would change is not seen: put such a function into `loss`. Clip with
     `recorder.clip_grad_norm_(1.0)`.
+
+    Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and steps it with its own batches; the
+    first rank writes one tape of them all. The folder must be one that every rank sees.
     """
 
     def __init__(
@@ -66,17 +70,18 @@ class Recorder:
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # an abandoned one must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
-        self.called, self.model, self.optimizer = model, unwrapped(model), optimizer
+        self.called, self.model, self.optimizer = model, unwrapped(bare(model)), optimizer
+        self._ranks = ranks_of(model)
         self.loss_name, self.loss = resolve(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = Checkpoints() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
         self.instances = None if train_set is None else Instances(train_set, self.device, self.dtype)
         self.folder = tape
-        self._earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
+        self._earlier = self._ranks.first_does(lambda: prepare_folder(tape, overwrite=overwrite, resume=resume))
         self._objective: Objective | None = None
         self._pure: Optimizer | None = None
-        self._writer: TapeWriter | None = None
+        self._writer: TapeWriter | NoTape | None = None
         self._pending: list[tuple[Micro, Batch]] = []  # micro-batches whose gradients wait for the optimizer's step
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # the buffers before them: a forward pass moves these at once
@@ -124,7 +129,7 @@ class Recorder:
         if len(ids) != count_of(y):
             raise BadInput(f"{len(ids)} ids came with {count_of(y)} labels: pass the id of every instance of the batch.")
         self._check_against_data_set(ids, x, y)
-        position = (self.steps, len(self._pending))
+        position = (self.steps, place(len(self._pending), self._ranks))
         batch = make_batch(x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype)
         before = self._begin(batch)
         weights = np.zeros(len(ids))
@@ -186,6 +191,7 @@ class Recorder:
             )
         self._check_untouched()
         self._finish(complete=True)
+        self._ranks.first(None)  # the tape is there before anyone opens it
 
     def run(self, train_set: Any = None) -> Run:
         """Close the tape and open it as a run."""
@@ -247,6 +253,8 @@ class Recorder:
         def watch(arrived: Tensor) -> None:
             if not weights.any():
                 self._gradients.check_start(objective.layout, self.steps, accumulating=earlier)
+                if parallel(self.called) is not None:
+                    after_averaging(self._gradients.accept)
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
         losses.register_hook(watch)
@@ -275,18 +283,20 @@ class Recorder:
         groups = moving_groups(self._objective.layout, self.model, self.optimizer)
         check_same_structure(self._pure, understand(self.optimizer, self._pure.group_sizes, groups))
         numbers = current_numbers(self._pure, groups)
-        step = Step(tuple(_simplified(micro) for micro, _ in self._pending), numbers, self._epoch, self._clip)
+        told = tell(self._ranks, [_simplified(micro) for micro, _ in self._pending], self._writer.opens_segment())
+        step = Step(told.micros, numbers, self._epoch, self._clip)
+        own = [told.micros[place(k, self._ranks)] for k in range(len(self._pending))]
         batches = [
             Batch(batch.x, batch.y, torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device), batch.seed)
-            for micro, (_, batch) in zip(step.micros, self._pending)
+            for micro, (_, batch) in zip(own, self._pending)
         ]
         g = self._gradients.flat(self._objective.layout)
         after = self._objective.layout.read(self.model)[0]
-        check_finite(self.steps, State(after), g, self._losses, step.ids, kept=self._writer.first)
-        opens_segment = self._writer.opens_segment()
-        if opens_segment:
+        ids = np.concatenate([micro.ids for micro in own])
+        check_finite(self.steps, State(after), g, self._losses, ids, kept=self._writer.first)
+        if told.opens_segment:
             self._rehearse(step, batches, after)
-        self._writer.add(step, self._before, None, checksum(batches[0]) if opens_segment else 0)
+        self._writer.add(step, self._before, None, checksum(batches[0]) if told.opens_segment else 0)
         self._after = after
         self._pending, self._clip, self._stepped, self._stepping = [], None, True, False
 
@@ -294,7 +304,9 @@ class Recorder:
         """Take the step once more as a pure function, and compare."""
         assert self._objective is not None and self._pure is not None and self._before is not None
         with self._objective.training():
-            state, _, _ = take_step(self._objective, self._pure, self._before, step, batches)
+            _, g, _ = take_step(self._objective, self._pure, self._before, step, batches)
+            (g,) = self._ranks.total(g)  # each rank rehearses its own batches
+            state = advance(self._pure, self._before, step, g, {})
         difference = float((state.theta - after).abs().max())
         moved = float((after - self._before.theta).abs().max())
         if not difference <= 100 * torch.finfo(self.dtype).eps ** 0.5 * max(moved, torch.finfo(self.dtype).tiny):
@@ -309,6 +321,10 @@ class Recorder:
         if not self.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
         self._objective, self._pure = discover(self.model, self.optimizer, self._given_loss(), self.penalty, batch.x, batch.y)
+        check_recordable(self._objective, self._ranks)
+        if self._ranks.rank > 0:
+            self._writer = NoTape(self.steps)
+            return self._objective
         manifest = describe(
             self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances, True
         )

@@ -20,6 +20,7 @@ from .instances import Instances, checksum_bytes
 from .layout import State, check_constants
 from .objective import Objective
 from .optimizers import Optimizer
+from .ranks import ALONE, Ranks
 from .step import Step, advance, needs_gradient
 from .tape import Segment, Tape
 
@@ -27,15 +28,18 @@ _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
 
 
 def take_step(
-    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Sequence[AnyBatch], w: list[Tensor] | None = None
-) -> tuple[State, Tensor, list[Tensor]]:
-    """s_{t+1}, the raw gradient and the losses of each micro-batch. w: instance weights per micro-batch, all 1 by default."""
+    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Sequence[AnyBatch], w: list[Tensor] | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[State, Tensor, list[Tensor]]:  # fmt: skip
+    """s_{t+1}, the raw gradient and the losses of each micro-batch (where ranks share the work, of this rank's part).
+
+    w: instance weights per micro-batch, all 1 by default."""
     g, losses, buffers = None, [], state.buffers
-    for k, batch in enumerate(batches):
-        part, seen, buffers = objective.gradient(state.theta, buffers, batch, None if w is None else w[k])
+    for k, rows, batch in ranks.share(batches):
+        part, seen, buffers = objective.gradient(state.theta, buffers, batch, None if w is None else w[k][rows])
         g = part if g is None else g + part
         losses.append(seen)
-    g = torch.zeros_like(state.theta) if g is None else g
+    (g,) = ranks.total(torch.zeros_like(state.theta) if g is None else g)
     return advance(optimizer, state, step, g, buffers), g, losses
 
 
@@ -87,6 +91,7 @@ class Recording:
     instances: Instances
     augment: Augment | None
     seed: int
+    ranks: Ranks = ALONE  # who shares the work of a step
 
     @property
     def device(self) -> torch.device:
@@ -168,7 +173,7 @@ class Recording:
         self, steps: Sequence[Step], state: State, feeds: Sequence[list[Fed]]
     ) -> tuple[list[State], list[Tensor | None], State]:
         """The states before each step, the gradients that a retrace will need, and the state after the last."""
-        if not any(needs_gradient(self.optimizer, step) for step in steps):
+        if self.ranks.size == 1 and not any(needs_gradient(self.optimizer, step) for step in steps):
             states = [state, *take_steps(self.objective, self.optimizer, state, steps, feeds)]
             return states[:-1], [None] * len(steps), states[-1]
         states, gradients = [state], []
@@ -179,7 +184,7 @@ class Recording:
         return states[:-1], gradients, states[-1]
 
     def _taken(self, step: Step, state: State, batches: Sequence[AnyBatch]) -> tuple[State, Tensor | None]:
-        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches)
+        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches, ranks=self.ranks)
         return after, g if needs_gradient(self.optimizer, step) else None
 
     def _checked_links(self, index: int, segment: Segment, count: int) -> list[Tensor | None]:

@@ -10,19 +10,23 @@ With s the state, w the instance weights and a the adjoint of the query with res
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import several
 from .batch import AnyBatch, Fed, Feds
-from .errors import NotFinite
+from .bookmark import Bookmark, Place, question
+from .errors import BadInput, NotFinite
 from .layout import State
 from .objective import Objective
 from .progress import bar
 from .queries import Query
+from .ranks import ALONE, Ranks, check_agreement, divided
 from .replay import Recording, take_step
 from .scores import Scores
 from .step import Derivative, Step, needs_gradient, pull
@@ -30,25 +34,39 @@ from .step import Derivative, Step, needs_gradient, pull
 
 def retrace(
     recording: Recording, query: Query, *, epochs: int | None = None, at: int | None = None, hessian: bool = True,
-    progress: bool = False,
+    resume: str | os.PathLike | None = None, group: Any = None, progress: bool = False,
 ) -> Scores:  # fmt: skip
     """Scores of every instance for one query or many, in one pass.
 
     epochs: only the last so many (the paper's approximation). at: ask the model after that many steps instead of the last.
     hessian=False leaves the Hessian term out: what remains is TracIn over every step.
+    resume: a folder in which the progress is kept from time to time; a retrace that was killed goes on from there, to the same bits.
+    group: a torch.distributed group whose ranks share the work; all of them call this, and all get the scores.
     Cost: about 2-3 training steps per step; with checkpoints one more to replay it.
     """
-    objective = recording.objective
+    objective, ranks = recording.objective, ALONE
     stop = recording.checked_end(at)
     oldest, newest = recording.epochs_before(stop, epochs)
     first = recording.start_of(oldest)
+    if group is not None:
+        ranks = Ranks.of(group, recording.device)
+        check_agreement(recording, ranks, {"query": query.name, "the steps asked for": (first, stop), "hessian": hessian})
     adjoint, scalar = query.seed(objective, recording.state_at(stop))
+    adjoint = _agreed(adjoint, ranks)
     totals = torch.zeros(newest - oldest + 1, len(adjoint.theta), len(recording.instances), dtype=torch.float64)
+    bookmark = None if resume is None else Bookmark(resume, question(recording, (first, stop), hessian, query.name, adjoint))
+    position = stop
+    if bookmark is not None and (found := ranks.first_does(bookmark.read)) is not None:
+        place, objective.plans = found
+        position, adjoint, totals = place.position, place.adjoint.map(lambda t: t.to(recording.device)), place.totals
 
     recording.check_unchanged()
-    with objective.training(), bar("retracing", stop - first, show=progress) as advance:
-        for index, segment in recording.backwards(first, stop):
+    recording = recording if group is None else divided(recording, ranks, stop)
+    with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
+        for index, segment in recording.backwards(first, position):
             for start, states, gradients in recording.blocks(index, segment, stop):
+                if start >= position:
+                    continue  # done before the interruption
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)
@@ -59,6 +77,10 @@ def retrace(
                 places = reversed(range(skipped, len(states)))
                 block = [(start + k, steps[k], part) for k, part in zip(places, terms)]
                 _accumulate(totals, oldest, block, adjoint)
+                if bookmark is not None and ranks.rank == 0 and bookmark.due:
+                    bookmark.write(Place(start, adjoint, totals), objective.plans)
+    if bookmark is not None and ranks.rank == 0:
+        bookmark.remove()
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
     return Scores(
@@ -73,7 +95,10 @@ def reverse_steps(
 ) -> tuple[Derivative, list[Tensor]]:  # fmt: skip
     """The adjoint before a row of steps, and the terms of each, the last step's first. On a GPU several steps may be one pass."""
     found: list[Tensor] = []
-    parts = list(several.cut("reverse steps", recording.objective, recording.optimizer, states[0], steps, batches)) if steps else []
+    if recording.ranks.size > 1:  # they talk to each other in every step
+        parts = [slice(k, k + 1) for k in range(len(steps))]
+    else:
+        parts = several.cut("reverse steps", recording.objective, recording.optimizer, states[0], steps, batches) if steps else []
     for part in reversed(parts):
         k = part.start
         if part.stop - k == 1:
@@ -100,14 +125,24 @@ def _together(
             terms.append(part)
         return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
 
-    s, captured = (
-        several.stacked(states),
-        (step.numbers.tobytes(), hessian),
-    )  # what is captured as it is tells one graph from another
+    s = several.stacked(states)
+    captured = (step.numbers.tobytes(), hessian)  # as they are: they tell one graph from another
     terms, *found = recording.objective.graphs.run(
         "reverse steps", back, batches, s.theta, s.slots, s.buffers, after.theta, after.slots, after.buffers, *captured
     )  # fmt: skip
     return Derivative(*found), terms
+
+
+def _agreed(own: Derivative, ranks: Ranks) -> Derivative:
+    """The first rank's seed, on every rank: each goes on from the same bits."""
+    first = ranks.first(own.map(lambda t: t.cpu())).map(lambda t: t.to(own.theta.device)) if ranks.size > 1 else own
+    tolerance = torch.finfo(own.theta.dtype).eps ** 0.5  # of rounding on another machine
+    same = first.theta.shape == own.theta.shape and bool((first.theta - own.theta).norm() <= tolerance * first.theta.norm())
+    if odd := [rank for rank, agrees in enumerate(ranks.all(same)) if not agrees]:
+        raise BadInput(
+            f"The query on rank {odd[0]} has another derivative than on rank 0: every rank must ask the same, of the same data."
+        )
+    return first
 
 
 def reverse_step(
@@ -120,23 +155,28 @@ def reverse_step(
     hessian: bool = True,
 ) -> tuple[Derivative, Tensor]:
     """The adjoint before a step, and d query / d w_i for the instances of the step in their order: [Q, |S_t|]."""
-    objective, optimizer = recording.objective, recording.optimizer
+    objective, optimizer, ranks = recording.objective, recording.optimizer, recording.ranks
     if g is None:
         if needs_gradient(optimizer, step):
-            _, g, _ = take_step(objective, optimizer, state, step, batches)
+            _, g, _ = take_step(objective, optimizer, state, step, batches, ranks=ranks)
         else:
             g = torch.zeros_like(state.theta)  # the table does not look at it
     a_g, before = pull(optimizer, state, step, g, after)
 
-    a_theta, a_buffers, terms = before.theta, after.buffers, []
+    product, a_buffers, found = None, after.buffers, []
     buffers = _buffers_before_each(objective, state, batches) if a_buffers else [state.buffers] * len(batches)
-    for k in reversed(range(len(batches))):
-        part, a_part, moved = objective.pull(state.theta, buffers[k], batches[k], a_g, a_buffers, hessian)
-        terms.append(part)
-        a_theta = a_theta + a_part if hessian else a_theta
-        a_buffers = moved
-    merged = torch.cat(terms[::-1], dim=1) if terms else a_theta.new_zeros(len(a_theta), 0)
-    return replace(before, theta=a_theta, buffers=a_buffers), merged
+    for piece in reversed(ranks.share(batches)):
+        k, _, batch = piece
+        terms, a_part, a_buffers = objective.pull(state.theta, buffers[k], batch, a_g, a_buffers, hessian)
+        found.append((piece, terms))
+        product = a_part if product is None else product + a_part
+    merged = ranks.terms(found[::-1], batches, before.theta)
+    if hessian:
+        product, merged = ranks.total(torch.zeros_like(before.theta) if product is None else product, merged)
+        before = replace(before, theta=before.theta + product)
+    else:
+        (merged,) = ranks.total(merged)
+    return replace(before, buffers=a_buffers), merged
 
 
 def _buffers_before_each(objective: Objective, state: State, batches: Sequence[AnyBatch]) -> list[dict[str, Tensor]]:

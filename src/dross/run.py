@@ -113,12 +113,19 @@ class Run:
         """The parameters after the last step, or after `at` steps."""
         return self.recording.objective.layout.unflatten(self.recording.state_at(self.steps if at is None else at).theta)
 
-    def influence(self, query: Query, *, epochs: int | None = None, at: int | None = None) -> Scores:
+    def influence(
+        self, query: Query, *, epochs: int | None = None, at: int | None = None, resume: str | os.PathLike | None = None,
+        group: Any = None,
+    ) -> Scores:  # fmt: skip
         """The estimated change of the query without each training instance (Algorithm 2).
 
         epochs: retrace only the last so many. at: ask the model after that many steps instead of the last.
+        resume: a folder (the tape's own will do) in which the progress is kept every half minute. The same call after a crash goes on
+        from there and gives the same bits; the file is removed when the scores are there.
+        group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of them makes this call and gets the scores.
         """
-        return retrace(self.recording, as_query(query), epochs=epochs, at=at, progress=self.progress)
+        asked = as_query(query)
+        return retrace(self.recording, asked, epochs=epochs, at=at, resume=resume, group=group, progress=self.progress)
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter, for the given instances."""

@@ -4,7 +4,7 @@ A step of a small network is over before Python has asked for the next one. Step
 number of them, the same rate) are therefore captured many at a time and launched at once. What is computed is what one step after the other computes.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,13 +21,8 @@ _SMALL = 1 << 22  # parameters; the steps of a larger network keep a GPU busy on
 
 
 def cut(
-    name: str,
-    objective: Objective,
-    optimizer: Optimizer,
-    start: State,
-    steps: Sequence[Step],
-    feeds: Sequence[list[Fed]],
-) -> Iterator[slice]:
+    name: str, objective: Objective, optimizer: Optimizer, start: State, steps: Sequence[Step], feeds: Sequence[list[Fed]]
+) -> list[slice]:  # fmt: skip
     """A row of steps, the first of which begins at `start`, in parts that can be one pass each: AT_ONCE steps or one."""
     possible = (
         objective.captures(name, start.theta)
@@ -36,14 +31,15 @@ def cut(
         and isinstance(optimizer.rule, SGD)  # other rules count their steps, and a captured number does not count
     )
     kinds = [_kind(step, batches) if possible else None for step, batches in zip(steps, feeds)]
-    if possible and start.clock[0]["step"] == 0:
+    if kinds and start.clock and start.clock[0]["step"] == 0:
         kinds[0] = None  # the first step of momentum is another formula
-    at = 0
+    parts, at = [], 0
     while at < len(steps):
         row = kinds[at : at + AT_ONCE]
         size = AT_ONCE if len(row) == AT_ONCE and row[0] is not None and len(set(row)) == 1 else 1
-        yield slice(at, at + size)
+        parts.append(slice(at, at + size))
         at += size
+    return parts
 
 
 def _kind(step: Step, batches: Sequence[Fed]) -> Hashable | None:

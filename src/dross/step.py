@@ -6,6 +6,7 @@
 This file knows the second line; objective.py knows the first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -51,6 +52,10 @@ class Derivative:
     theta: Tensor  # [Q, p]
     slots: dict[str, Tensor] = field(default_factory=dict)  # each [Q, p]
     buffers: dict[str, Tensor] = field(default_factory=dict)  # each [Q, ...]; only those that are floating point
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Derivative":
+        every = lambda named: {name: change(t) for name, t in named.items()}
+        return Derivative(change(self.theta), every(self.slots), every(self.buffers))
 
 
 def advance(optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]) -> State:

@@ -383,7 +383,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for file in [*folder.glob("segment-*.safetensors*"), *folder.glob("state-*.safetensors*")]:
+        for file in (file for kind in ("segment", "state", "retrace") for file in folder.glob(f"{kind}-*.safetensors*")):
             file.unlink()
     elif folder.exists() and (not folder.is_dir() or any(f.suffix not in (".tmp", ".safetensors") for f in folder.iterdir())):
         raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
