@@ -6,6 +6,7 @@
     ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
     ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
     ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
+    ├── WorkerLost          the workers of a sweep die and nothing more gets done
     └── TapeError           the folder that holds a run
         ├── TapeExists      there is one already
         ├── TapeDamaged     a missing, truncated, altered or foreign file
@@ -39,6 +40,10 @@ class NotReplayable(DrossError):
 
 
 class DataUnavailable(DrossError):
+    pass
+
+
+class WorkerLost(DrossError):
     pass
 
 

@@ -10,11 +10,15 @@ from .errors import StorageFailed
 
 
 def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, json.dumps(value, indent=1).encode())
+
+
+def write_bytes(path: Path, raw: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(temporary, "w") as file:
-            json.dump(value, file, indent=1)
+        with open(temporary, "wb") as file:
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

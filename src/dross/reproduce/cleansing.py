@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__, estimators
+from .. import __version__, estimators, kept
 from ..data import load
 from ..data.augment import ShiftAndFlip
 from ..errors import BadInput, TapeDamaged, TapeMismatch
@@ -37,7 +37,6 @@ from ..run import Run
 from ..scores import Scores
 from ..tape import MANIFEST
 from ..training import train
-from . import kept
 
 SHOWN = 20  # of the most harmful of each method, in the contact sheets
 REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import estimators, figures
+from .. import estimators, figures, kept
 from ..data import paper
 from ..errors import NotFinite
 from ..files import write_json, write_table
@@ -26,7 +26,6 @@ from ..queries import Query, mean_loss
 from ..run import Run
 from ..training import train
 from ..verification import jaccard_of_extremes
-from . import kept
 
 METHODS = {
     "retrace": "retrace (proposed)",
