@@ -57,14 +57,14 @@ def sweep(
     kept: Pieces | None = None,
     progress: bool = True,
 ) -> Found:
-    """(number of the piece, its result), as they finish. work must be the same function of the piece anywhere."""
+    """(number of the piece, its result), as they finish. In this process the work shows its own progress."""
     spread = is_spread(n_jobs)
     found: dict[int, Any] = {}
     if kept is not None:
         kept.begin()
         found = {k: result for k in range(len(pieces)) if (result := kept.get(k)) is not None}
     missing = {k: piece for k, piece in enumerate(pieces) if k not in found}
-    with bar(what, len(pieces), show=progress and (spread or kept is not None), unit="pieces") as told:
+    with bar(what, len(pieces), show=progress and spread, unit="pieces") as told:
         told(len(found))
         yield from found.items()
         for number, result in (_spread if spread else _here)(work, missing, n_jobs, kept):

@@ -14,9 +14,10 @@ Draws are written as they finish and merged later, so a long experiment can run 
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from ..names import check_name
 from ..queries import Query, error_rate, mean_loss
 from ..run import Run
 from ..scores import Scores
+from ..sweeps import sweep
 from ..tape import MANIFEST
 from ..training import train
 
@@ -272,6 +274,22 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 # --- many draws -----------------------------------------------------------------------------------------------------------------------
+
+
+def compute_all(
+    settings: Settings, draws: Sequence[int], chosen: list[str], retrain: list[str], folder: Path, *, device: str | None = None,
+    n_jobs: int | None = None, progress: bool = True,
+) -> Iterator[int]:  # fmt: skip
+    """The draws, side by side where there are workers; the numbers of those that are done, as they are done. Each keeps its own results."""
+    work = partial(_draw, settings, chosen, retrain, folder.absolute(), device, progress)
+    for place, _ in sweep(work, draws, what="draws", n_jobs=n_jobs, progress=progress):
+        yield draws[place]
+
+
+def _draw(
+    settings: Settings, chosen: list[str], retrain: list[str], folder: Path, device: str | None, progress: bool, number: int
+) -> None:
+    compute(settings, number, chosen, retrain, folder, device=device, progress=progress)
 
 
 def merged(folder: Path, settings: Settings) -> list[dict]:
