@@ -30,23 +30,29 @@ def small_pieces(monkeypatch):
 
 
 class Doubling:
-    """Notes when it is done; dies once when it meets 3, as soon as 0 to 2 are done."""
+    """Notes when and where it is done. Once 0 to 2 are done, piece 3 kills its worker, or all workers that have done something; once."""
 
-    def __init__(self, notes, deadly=True):
-        self.notes, self.deadly = Path(notes), deadly
+    def __init__(self, notes, kills=""):
+        self.notes, self.kills = Path(notes), kills
 
     def __call__(self, piece):
-        if piece == 3 and self.deadly and not (self.notes / "died").exists():
-            until = time.monotonic() + 30
-            while len(list(self.notes.glob("[012]-*"))) < 3 and time.monotonic() < until:
+        if piece == 3 and self.kills and not (self.notes / "died").exists():
+            until = time.monotonic() + 60
+            while self.count("[012]-*") < 3:
+                assert time.monotonic() < until
                 time.sleep(0.01)
             (self.notes / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            workers = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {os.getpid()}
+            for pid in [*workers, os.getpid()] if self.kills == "all" else [os.getpid()]:
+                os.kill(pid, signal.SIGKILL)
         (self.notes / f"{piece}-{os.getpid()}-{time.monotonic_ns()}").touch()
         return {"value": torch.tensor([2.0 * piece])}
 
+    def count(self, pattern):
+        return len(list(self.notes.glob(pattern)))
+
     def times(self, piece):
-        return len(list(self.notes.glob(f"{piece}-*")))
+        return self.count(f"{piece}-*")
 
 
 def swept(work, pieces=6, **options):
@@ -156,7 +162,7 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
 
 @pytest.mark.parametrize("in_folder", [True, False])
 def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
-    work = Doubling(tmp_path)
+    work = Doubling(tmp_path, "own")
     pieces = Pieces(tmp_path / "kept", {"of": "this"}) if in_folder else None
     with pytest.warns(dross.DrossWarning, match=r"A worker died .* pieces are done.*going on with the rest"):
         assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10]
@@ -168,7 +174,7 @@ def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
 
 
 def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
-    pieces, work = Pieces(tmp_path / "kept", {}), Doubling(tmp_path, deadly=False)
+    pieces, work = Pieces(tmp_path / "kept", {}), Doubling(tmp_path)
     sweep = sweeps.sweep(work, range(4), what="doubling", n_jobs=1, kept=pieces)
     next(sweep), next(sweep)
     sweep.close()
@@ -184,7 +190,7 @@ def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
         return {"value": torch.tensor([2.0 * piece])}
 
     pieces = Pieces(tmp_path / "kept", {})
-    with pytest.warns(dross.DrossWarning), pytest.raises(WorkerLost, match=r"1 times in a row.* of 3 pieces are done and kept in"):
+    with pytest.warns(dross.DrossWarning), pytest.raises(WorkerLost, match=r"again and again.* of 3 pieces are done and kept in"):
         swept(deadly, 3, kept=pieces, n_jobs=2)
 
 

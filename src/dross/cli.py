@@ -325,11 +325,13 @@ def _mean(rows: list[dict], name: str) -> float:
 
 
 @app.command()
-def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was recorded in.")]) -> None:
+def info(tape: Annotated[str, typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")]) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    from .storage import is_url
     from .tape import MANIFEST, Tape
 
-    if not (tape / MANIFEST).exists() and (inside := sorted(tape.glob(f"runs/*/*/{MANIFEST}"))):
+    folder = Path(tape)
+    if not is_url(tape) and not (folder / MANIFEST).exists() and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}"))):
         raise BadInput(
             f"{tape} is a folder of dross clean; its recorded runs are {', '.join(str(path.parent) for path in inside)}."
         )

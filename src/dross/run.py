@@ -34,7 +34,10 @@ class Run:
         tape: str | os.PathLike, model: torch.nn.Module, train_set: Any, loss: Any, penalty: Penalty | None = None,
         augment: Augment | None = None, *, progress: bool = True,
     ) -> "Run":  # fmt: skip
-        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there."""
+        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there.
+
+        tape: its folder, or a URL of a copy in object storage ("s3://bucket/run"), from which only what is needed is fetched.
+        """
         recording = Recording.open(tape, model, train_set, loss, penalty, augment)
         opened = recording.tape
         if not opened.complete:
@@ -47,8 +50,9 @@ class Run:
         return Run(recording, progress)
 
     @property
-    def tape(self) -> Path:
-        return self.recording.tape.folder
+    def tape(self) -> Path | str:
+        """The folder that the run was recorded in, or the URL that it is read from."""
+        return self.recording.tape.place.address
 
     @property
     def steps(self) -> int:

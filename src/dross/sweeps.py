@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures import BrokenExecutor
 from contextvars import ContextVar
 from typing import Any
 
@@ -92,7 +92,7 @@ def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | N
             except StopIteration:
                 break
             except Exception as error:
-                if not isinstance(error, _deaths()):
+                if not (isinstance(error, _deaths()) or _is_final(error)):
                     raise
                 died = error
                 break
@@ -106,12 +106,12 @@ def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | N
             if (written := kept.get(number)) is not None:  # type: ignore[union-attr]
                 del missing[number]
                 yield number, written
-        deaths = deaths + 1 if len(missing) == before else 0
+        deaths = _PATIENCE if _is_final(died) else deaths + 1 if len(missing) == before else 0
         done = f"{total - len(missing)} of {total} pieces are done" + ("" if kept is None else f" and kept in {kept.folder}")
         if deaths == _PATIENCE:
             raise WorkerLost(
-                f"Workers died {_PATIENCE} times in a row and nothing got done ({_first_line(died)}). {done}. The usual cause is memory: "
-                "take fewer workers at once, and give the same call again."
+                f"Workers die again and again, and nothing more gets done ({_first_line(died)}). {done}. The usual cause is memory: take fewer "
+                "workers at once, and give the same call again."
             ) from died
         if missing:
             warnings.warn(f"A worker died ({_first_line(died)}). {done}; going on with the rest.", DrossWarning, stacklevel=3)
@@ -122,14 +122,21 @@ def _given_out(luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_job
     from joblib.parallel import get_active_backend
 
     backend: Any = get_active_backend()[0]
+    raw, digest = luggage
+    shared: Any = raw
+    if (dask := getattr(backend, "client", None)) is not None:
+        # joblib would scatter it to one worker, with which it may be lost for good; the result of a task is made again
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its size
+            shared = dask.submit(_as_it_is, raw, key=f"dross-{digest}")
     way = "generator_unordered" if backend.supports_return_generator else "list"  # Ray's hands everything in at the end
     parallel = Parallel(n_jobs=n_jobs, batch_size=1, return_as=way)  # type: ignore[arg-type]
     width = int(parallel.n_jobs)  # type: ignore[arg-type]
-    yield from parallel(delayed(_at_worker)(*luggage, width, number, piece) for number, piece in list(missing.items()))  # type: ignore[misc]
+    yield from parallel(delayed(_at_worker)(shared, digest, width, number, piece) for number, piece in list(missing.items()))  # type: ignore[misc]
 
 
 def _packed(work: Callable[[Any], Any], kept: Pieces | None) -> "tuple[np.ndarray, str]":
-    """What every piece needs, once: an array, which joblib shares among the processes of a machine and Dask among workers."""
+    """What every piece needs, once: an array, which joblib shares among the processes of a machine."""
     import cloudpickle
 
     try:
@@ -142,7 +149,11 @@ def _packed(work: Callable[[Any], Any], kept: Pieces | None) -> "tuple[np.ndarra
     return np.frombuffer(raw, dtype=np.uint8), hashlib.sha256(raw).hexdigest()
 
 
-def _at_worker(luggage: np.ndarray, digest: str, width: int, number: int, piece: Any) -> tuple[int, Any]:
+def _as_it_is(luggage: np.ndarray) -> np.ndarray:
+    return luggage
+
+
+def _at_worker(luggage: Any, digest: str, width: int, number: int, piece: Any) -> tuple[int, Any]:
     import pickle
 
     from joblib import parallel_config
@@ -150,27 +161,33 @@ def _at_worker(luggage: np.ndarray, digest: str, width: int, number: int, piece:
     with _ALONE, silence(), parallel_config(backend="sequential", n_jobs=1):  # a sweep inside a piece stays in it
         if digest not in _UNPACKED:
             _UNPACKED.clear()
-            _UNPACKED[digest] = pickle.loads(luggage.data)
+            raw = luggage if isinstance(luggage, np.ndarray) else luggage.result()  # a cluster of one: joblib stays in our process
+            _UNPACKED[digest] = pickle.loads(raw.data)
         work, kept = _UNPACKED[digest]
+        within_reach = kept is not None and kept.folder.is_dir()
+        if kept is not None and within_reach and (written := kept.get(number)) is not None:
+            return number, written  # given out again by a cluster that lost it on its way to us
         cores = os.cpu_count() or 1
         token = _NEIGHBOURS.set(min(width, cores) if width > 0 else cores)
         try:
             result = work(piece)
         finally:
             _NEIGHBOURS.reset(token)
-        if kept is not None and kept.folder.is_dir():
+        if kept is not None and within_reach:
             kept.put(number, result)
     return number, result
 
 
 def _deaths() -> tuple[type[BaseException], ...]:
-    """How each backend says that a process is gone. Dask gives its pieces out again by itself, unless the data they need went with it."""
-    kinds: list[type[BaseException]] = [BrokenExecutor, CancelledError]
-    if (ray := sys.modules.get("ray")) is not None:
-        kinds += [ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError]
-    if (scheduler := sys.modules.get("distributed.scheduler")) is not None:
-        kinds.append(scheduler.KilledWorker)
-    return tuple(kinds)
+    """How loky and Ray say that a process is gone. Dask gives a piece out again by itself."""
+    ray = sys.modules.get("ray")
+    return (BrokenExecutor,) if ray is None else (BrokenExecutor, ray.exceptions.RayActorError)
+
+
+def _is_final(error: BaseException) -> bool:
+    """Dask says so only after it has tried a piece several times."""
+    scheduler = sys.modules.get("distributed.scheduler")
+    return scheduler is not None and isinstance(error, scheduler.KilledWorker)
 
 
 def _first_line(error: BaseException) -> str:
