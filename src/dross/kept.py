@@ -51,9 +51,11 @@ class Pieces:
         for path in sorted(self.folder.glob("piece-*.safetensors")):
             self._read(path, tensors=False)
 
+    def has(self, number: int) -> bool:
+        return self._path(number).exists()
+
     def get(self, number: int) -> dict[str, Tensor] | None:
-        path = self._path(number)
-        return self._read(path) if path.exists() else None
+        return self._read(self._path(number)) if self.has(number) else None
 
     def put(self, number: int, result: dict[str, Tensor]) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}

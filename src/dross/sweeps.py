@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextvars import ContextVar
@@ -96,14 +97,15 @@ def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | N
                     raise
                 died = error
                 break
-            if kept is not None and kept.get(number) is None:  # the worker does not see our folder
+            if kept is not None and not kept.has(number):  # the worker does not see our folder
                 kept.put(number, result)
             del missing[number]
             yield number, result
         if died is None:
             return
-        for number in list(missing) if kept is not None else ():  # what was written and never reported
-            if (written := kept.get(number)) is not None:  # type: ignore[union-attr]
+        for number in list(missing):
+            written = None if kept is None else kept.get(number)
+            if written is not None:  # and never reported
                 del missing[number]
                 yield number, written
         deaths = _PATIENCE if _is_final(died) else deaths + 1 if len(missing) == before else 0
@@ -123,15 +125,16 @@ def _given_out(luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_job
 
     backend: Any = get_active_backend()[0]
     raw, digest = luggage
+    way = "generator_unordered" if backend.supports_return_generator else "list"  # Ray's hands everything in at the end
+    parallel = Parallel(n_jobs=n_jobs, batch_size=1, return_as=way)  # type: ignore[arg-type]
+    width = int(parallel.n_jobs)  # type: ignore[arg-type]
     shared: Any = raw
     if (dask := getattr(backend, "client", None)) is not None:
         # joblib would scatter it to one worker, with which it may be lost for good; the result of a task is made again
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its size
             shared = dask.submit(_as_it_is, raw, key=f"dross-{digest}")
-    way = "generator_unordered" if backend.supports_return_generator else "list"  # Ray's hands everything in at the end
-    parallel = Parallel(n_jobs=n_jobs, batch_size=1, return_as=way)  # type: ignore[arg-type]
-    width = int(parallel.n_jobs)  # type: ignore[arg-type]
+        width = max(Counter(address.rpartition(":")[0] for address in dask.ncores()).values(), default=1)  # of one machine
     yield from parallel(delayed(_at_worker)(shared, digest, width, number, piece) for number, piece in list(missing.items()))  # type: ignore[misc]
 
 
