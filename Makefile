@@ -1,12 +1,13 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
 # make check    style and types
+# make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check browser clean
+.PHONY: demo test check clusters browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +24,10 @@ check: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks experiments
 	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/pyright
+
+clusters: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
+	$(BIN)/python -m pytest -n 0 tests/test_clusters.py
 
 browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \

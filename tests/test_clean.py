@@ -93,6 +93,28 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     assert len(scores) == len(bad) and set(project.instances.columns) <= set(scores.columns)
 
 
+def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeypatch):
+    run = cancer[0] / "run"
+    ask = lambda **options: dross.judge(run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options)
+    whole, before = ask(), len(Project.open(run).verdicts())
+    calls, train = [], judging.fit
+
+    def stopped(*given, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(*given, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(judging, "fit", stopped)
+        ask()
+    (waiting,) = (run / "judging").glob("*/piece-*")
+    assert waiting.name == "piece-000000.safetensors" and len(Project.open(run).verdicts()) == before
+    again = ask(n_jobs=2)  # the second piece, in a worker
+    assert again.metrics == whole.metrics and again.per_class == whole.per_class
+    assert not (run / "judging").exists() and not (run / "judging.json").exists()
+
+
 def test_the_project_shows_itself(cancer):
     _, project, _ = cancer
     assert "training instances" in repr(project) and "<table" in project._repr_html_()

@@ -1,6 +1,7 @@
 """The cleansing experiment in a small form, on made-up pictures in place of MNIST."""
 
 import csv
+import gzip
 import json
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dross import cli
-from dross.data import DataSet
+from dross.data import DataSet, sets
 from dross.errors import BadInput, DataUnavailable, TapeMismatch
 from dross.reproduce import cleansing, cleansing_report
 
@@ -107,6 +108,25 @@ def test_the_command(pictures, tmp_path, monkeypatch):
     assert (tmp_path / "mnist.html").exists()
     assert result.exit_code == 0 and "nothing removed" in result.output and "random" in result.output
     assert json.loads((tmp_path / "mnist-000.json").read_text())["draw"] == 0
+
+
+def test_draws_in_two_processes_are_the_serial_ones(pictures, tmp_path, monkeypatch):
+    from joblib.externals.loky import get_reusable_executor
+
+    for name, array in zip(sets._IDX, [*pictures.train, *pictures.test]):
+        (tmp_path / "mnist").mkdir(exist_ok=True)
+        header = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+    monkeypatch.setenv("DROSS_DATA", str(tmp_path))
+    get_reusable_executor().shutdown()  # workers of earlier tests have an older environment
+    chosen, rows = (["loss", "random"], ["last"]), {}
+    for jobs in (1, 2):
+        folder = tmp_path / f"out-{jobs}"
+        done = cleansing.compute_all(SMALL, range(2), *chosen, folder, n_jobs=jobs, progress=False)
+        assert set(done) == {0, 1}
+        rows[jobs] = [result["rows"] for result in cleansing.merged(folder, SMALL)]
+    assert rows[1] == rows[2] and len(rows[1]) == 2
+    get_reusable_executor().shutdown()
 
 
 def test_bad_input(monkeypatch, tmp_path):

@@ -193,6 +193,7 @@ def judge(
     decisions: Annotated[bool, typer.Option("--decisions", help="Judge what was decided on the page.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 1,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on the test part.
 
@@ -201,7 +202,7 @@ def judge(
     """
     from .cleanse.judging import judge as start
 
-    verdict = start(run, remove=remove, relabel=relabel, decisions=decisions, seeds=seeds, quick=quick)
+    verdict = start(run, remove=remove, relabel=relabel, decisions=decisions, seeds=seeds, quick=quick, n_jobs=jobs)
     _show(verdict)
     console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
 
@@ -252,7 +253,7 @@ def table1(
     from .reproduce import table1 as experiment
 
     cells = experiment.check_cells([name.strip() for name in only.split(",") if name.strip()]) or list(experiment.CELLS)
-    results = experiment.run_all(out, cells, repetitions, jobs=jobs)
+    results = experiment.run_all(out, cells, repetitions, n_jobs=jobs)
     rows = experiment.summarized(results)
     table = Table(title=f"{repetitions} repetitions: mean (std), and the paper's mean", title_justify="left")
     for name in ("cell", "estimate", "tau", "paper", "Jaccard", "paper"):
@@ -279,6 +280,7 @@ def cleansing(
         "runs/cleansing"
     ),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="How many draws to compute at once, each in a process of its own.")] = 1,
 ) -> None:
     """Section 7.2: remove what each method finds harmful, train again, and measure the test error.
 
@@ -292,9 +294,10 @@ def cleansing(
     split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
     chosen = experiment.check("method", split(methods), experiment.METHODS) or list(experiment.METHODS)
     ways = experiment.check("way to retrain", split(retrain), experiment.RETRAINED)
-    for number in experiment.numbers(draws):
-        console.print(f"Draw {number}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ...")
-        experiment.compute(settings, number, chosen, ways, out, device=device)
+    wanted = experiment.numbers(draws)
+    console.print(f"Draws {draws}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ...")
+    for number in experiment.compute_all(settings, wanted, chosen, ways, out, device=device, n_jobs=jobs):
+        console.print(f"Draw {number} is done.")
     results = experiment.merged(out, settings)
     rows = [row for result in results for row in result["rows"]]
     table = Table(
@@ -322,11 +325,13 @@ def _mean(rows: list[dict], name: str) -> float:
 
 
 @app.command()
-def info(tape: Annotated[Path, typer.Argument(help="The folder that a run was recorded in.")]) -> None:
+def info(tape: Annotated[str, typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")]) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    from .storage import is_url
     from .tape import MANIFEST, Tape
 
-    if not (tape / MANIFEST).exists() and (inside := sorted(tape.glob(f"runs/*/*/{MANIFEST}"))):
+    folder = Path(tape)
+    if not is_url(tape) and not (folder / MANIFEST).exists() and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}"))):
         raise BadInput(
             f"{tape} is a folder of dross clean; its recorded runs are {', '.join(str(path.parent) for path in inside)}."
         )

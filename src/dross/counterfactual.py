@@ -5,10 +5,12 @@ side through `vmap`, together with a replica from which nothing is removed: a ch
 that rounding, which differs between one model and many, does not pass for an effect.
 """
 
+import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,12 +19,14 @@ from torch.utils._pytree import tree_map
 
 from .batch import AnyBatch, Batch, Fed
 from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported
+from .kept import Pieces
 from .layout import State
 from .progress import bar
 from .queries import Query, as_query
 from .replay import Recording, check_same, take_step
 from .statistics import statistics_of
 from .step import Step, advance
+from .sweeps import is_spread, neighbours, sweep
 
 #: the two ways to be absent
 ABSENT = {
@@ -67,24 +71,98 @@ class Counterfactual:
 
 
 def counterfactual(
-    recording: Recording, groups: Iterable, *, window: tuple[int, int], absent: str = "weight", progress: bool = False
-) -> Counterfactual:
+    recording: Recording, groups: Iterable, *, window: tuple[int, int], absent: str = "weight", progress: bool = False,
+    n_jobs: int | None = None, folder: str | os.PathLike | None = None,
+) -> Counterfactual:  # fmt: skip
     checked = check_groups(recording, groups)
-    chunks = tuple(replayed(recording, checked, window=window, absent=absent, progress=progress))
-    return Counterfactual(tuple(checked), recording, chunks)
+    models = _Models(recording, window, absent, progress)
+    if folder is None and not is_spread(n_jobs):
+        return Counterfactual(tuple(checked), recording, tuple(models.chunks(checked)))
+    found = _swept(models, models.about(), (), checked, n_jobs, folder, progress)
+    clock = recording.state_at(window[1]).clock  # counts steps, and so is the same for every model
+    chunks = [chunk for part in found for chunk in _unpacked(part, clock, recording.device)]
+    return Counterfactual(tuple(checked), recording, tuple(chunks))
 
 
 def leave_one_out(
-    recording: Recording, query: Query, instances: np.ndarray, *, window: tuple[int, int], absent: str, progress: bool
-) -> np.ndarray:
+    recording: Recording, query: Query, instances: np.ndarray, *, window: tuple[int, int], absent: str, progress: bool,
+    n_jobs: int | None = None, folder: str | os.PathLike | None = None,
+) -> np.ndarray:  # fmt: skip
     """The true change of the query without each instance: [K], or [Q, K]. Models are dropped as soon as they are asked."""
-    query.evaluate(recording.objective, recording.state_at(window[1]))  # a query that cannot be asked fails now, not after the runs
+    # a query that cannot be asked fails now, not after the runs
+    values = query.evaluate(recording.objective, recording.state_at(window[1])).cpu().numpy()
     groups = [np.array([j]) for j in instances]
-    parts = [
-        _against_replica(query.evaluate_many(recording.objective, chunk).cpu().numpy())
-        for chunk in replayed(recording, groups, window=window, absent=absent, progress=progress)
-    ]
-    return np.concatenate(parts, axis=-1)
+    changes = _Changes(_Models(recording, window, absent, progress), query)
+    if folder is None and not is_spread(n_jobs):
+        return changes(groups)["changes"].numpy()
+    about = changes.models.about() | {"query": query.name, "values": values.size}
+    found = _swept(changes, about, (float(values.mean()), float(values.std())), groups, n_jobs, folder, progress)
+    return np.concatenate([part["changes"].numpy() for part in found], axis=-1)
+
+
+# --- in pieces -----------------------------------------------------------------------------------------------------------------------
+
+_PIECES, _FEWEST_IN_A_PIECE = 16, 32  # a piece carries a replica of its own, and many models are quicker side by side than few
+
+
+def _swept(
+    work: "_Models | _Changes", about: dict, numbers: tuple[float, ...], groups: Sequence[np.ndarray], n_jobs: int | None,
+    folder: str | os.PathLike | None, progress: bool,
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """The results of all groups, in order. How they are cut does not depend on who computes them: any number of workers gives the same
+    bits, and can go on with what another number has left."""
+    size = min(_MOST_AT_ONCE, max(_FEWEST_IN_A_PIECE, -(-len(groups) // _PIECES)))
+    pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
+    about = about | {"groups": _digest(groups), "piece": size}
+    kept = None if folder is None else Pieces(Path(folder).absolute(), about, numbers)
+    found = dict(sweep(work, pieces, what="counterfactual runs", n_jobs=n_jobs, kept=kept, progress=progress))
+    return [found[number] for number in range(len(pieces))]
+
+
+def _digest(groups: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for group in groups:
+        digest.update(len(group).to_bytes(8, "little") + group.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The models without some groups, wherever they are computed."""
+
+    recording: Recording
+    window: tuple[int, int]
+    absent: str
+    progress: bool
+
+    def about(self) -> dict:
+        return {"tape": self.recording.tape.manifest["id"], "window": list(self.window), "absent": self.absent}
+
+    def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
+        return replayed(self.recording, groups, window=self.window, absent=self.absent, progress=self.progress)
+
+    def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        chunks = [chunk.map(lambda t: t.cpu()).tensors() for chunk in self.chunks(groups)]
+        return {f"{k}/{name}": tensor for k, chunk in enumerate(chunks) for name, tensor in chunk.items()}
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What is asked of those models, which are dropped."""
+
+    models: _Models
+    query: Query
+
+    def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        objective = self.models.recording.objective
+        parts = [_against_replica(self.query.evaluate_many(objective, chunk).cpu()) for chunk in self.models.chunks(groups)]
+        return {"changes": torch.cat(parts, dim=-1)}
+
+
+def _unpacked(named: dict[str, Tensor], clock: tuple[dict[str, float], ...], device: torch.device) -> Iterator[State]:
+    for k in sorted({int(name.split("/")[0]) for name in named}):
+        own = {name.partition("/")[2]: tensor.to(device) for name, tensor in named.items() if name.startswith(f"{k}/")}
+        yield State.from_tensors(own, clock)
 
 
 def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
@@ -275,7 +353,7 @@ def _stacked(states: list[State]) -> State:
     return State.from_tensors({name: torch.stack([n[name] for n in named]) for name in named[0]}, states[0].clock)
 
 
-def _against_replica(values: np.ndarray) -> np.ndarray:
+def _against_replica(values):
     return values[..., 1:] - values[..., :1]
 
 
@@ -299,7 +377,7 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     with recording.objective.training(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         recording.objective._gradient(batch.realized(), state.theta, state.buffers, None)
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
-    return int(max(1, min(_MOST_AT_ONCE, _memory_at_hand(recording.device) // 3 // each)))
+    return int(max(1, min(_MOST_AT_ONCE, _memory_at_hand(recording.device) // 3 // neighbours() // each)))
 
 
 def _memory_at_hand(device: torch.device) -> int:

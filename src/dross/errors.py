@@ -7,6 +7,7 @@
     ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
     ├── RankLost            another process of a distributed job has died or is stuck
     ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
+    ├── WorkerLost          the workers of a sweep die and nothing more gets done
     └── TapeError           the folder that holds a run
         ├── TapeExists      there is one already
         ├── TapeDamaged     a missing, truncated, altered or foreign file
@@ -44,6 +45,10 @@ class RankLost(DrossError):
 
 
 class DataUnavailable(DrossError):
+    pass
+
+
+class WorkerLost(DrossError):
     pass
 
 

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 Advance = Callable[[int], None]
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def _silent(amount: int) -> None:
@@ -12,9 +14,19 @@ def _silent(amount: int) -> None:
 
 
 @contextmanager
+def silence() -> Iterator[None]:
+    """Inside, no bar is shown: one of many workers that share a terminal."""
+    before = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(before)
+
+
+@contextmanager
 def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Iterator[Advance]:
     """Yield a function that is told how much more has been done."""
-    if not show or not sys.stderr.isatty():
+    if not show or _SILENT.get() or not sys.stderr.isatty():
         yield _silent
         return
     try:

@@ -5,20 +5,24 @@ over the tape, so a run and its replay differ in nothing.
 """
 
 import math
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from . import several
+from . import arithmetic, several
 from .batch import AnyBatch, Augment, Fed, Feds
+from .discover import device_and_dtype, unwrapped
 from .errors import BadInput, TapeMismatch
 from .instances import Instances, checksum_bytes
-from .layout import State, check_constants
-from .objective import Objective
+from .layout import Layout, State, check_constants, check_signature
+from .loss import NAMED, resolve
+from .objective import Objective, Penalty
 from .optimizers import Optimizer
 from .ranks import ALONE, Ranks
 from .step import Step, advance, needs_gradient
@@ -92,6 +96,46 @@ class Recording:
     augment: Augment | None
     seed: int
     ranks: Ranks = ALONE  # who shares the work of a step
+
+    @staticmethod
+    def open(
+        place: str | os.PathLike, model: nn.Module, train_set: Any, loss: Any, penalty: Penalty | None, augment: Augment | None
+    ) -> "Recording":
+        """A tape with the model, the data and the loss that it was recorded with, or an error that says which of them is another."""
+        tape = Tape(place)
+        made, model = tape.manifest, unwrapped(model)
+        layout = Layout.from_json(made["layout"], made["model"])
+        check_signature(made["model"], model, layout)
+        loss_name, loss_function = resolve(loss)
+        for what, recorded, given in (
+            ("loss", made["loss"], loss_name),
+            ("penalty", made["penalty"], penalty is not None),
+            ("augment", made["augment"], augment is not None),
+        ):
+            if recorded != given:
+                raise TapeMismatch(
+                    f"The run was recorded with {what}={recorded} and is opened with {what}={given}. Pass what it was trained with."
+                )
+        device, dtype = device_and_dtype(model)
+        instances = Instances(train_set, device, dtype)
+        if made["instances"] not in (None, len(instances)) or made["data"] not in (None, instances.fingerprint()):
+            raise TapeMismatch(
+                f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
+                "other contents). Pass the data set it was trained on."
+            )
+        objective = Objective(
+            model, layout, loss_function, loss_name, penalty, made["stochastic"], tuple(made["evaluated"]), tuple(made["unused"]),
+            arithmetic.check(made.get("arithmetic", "strict"), device, dtype),
+        )  # fmt: skip
+        optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        return Recording(tape, objective, optimizer, instances, augment, made["seed"])
+
+    def __reduce__(self):
+        """To another process a run travels as what it takes to open its tape there: graphs, caches and copies of the data stay here."""
+        made, objective = self.tape.manifest, self.objective
+        loss = objective.loss_name if objective.loss_name in NAMED else objective.loss
+        given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
+        return _reopened, (self.tape.place.absolute, made["id"], made["steps"], *given)
 
     @property
     def device(self) -> torch.device:
@@ -251,6 +295,13 @@ class Recording:
         if epochs is not None and self.tape.first > 0 and newest - epochs + 1 < oldest:
             raise BadInput(f"The tape keeps only the last {newest - oldest + 1} epochs; {epochs} were asked for.")
         return (oldest if epochs is None else max(oldest, newest - epochs + 1), newest)
+
+
+def _reopened(place: str, id: str, steps: int, *given: Any) -> Recording:
+    opened = Recording.open(place, *given)
+    if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
+        raise TapeMismatch(f"The tape at {place} is another one here than where the work was sent from. Give both the same folder.")
+    return opened
 
 
 def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:

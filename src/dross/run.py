@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import arithmetic
 from .batch import Augment
 from .counterfactual import Counterfactual, counterfactual, leave_one_out
-from .discover import device_and_dtype, unwrapped
-from .errors import BadInput, DrossWarning, TapeMismatch
-from .instances import Instances
-from .layout import Layout, check_signature
-from .loss import resolve
-from .objective import Objective, Penalty
-from .optimizers import Optimizer
+from .errors import BadInput, DrossWarning
+from .objective import Penalty
 from .queries import Query, as_query
 from .replay import Recording
 from .retrace import retrace
@@ -40,40 +34,12 @@ class Run:
         tape: str | os.PathLike, model: torch.nn.Module, train_set: Any, loss: Any, penalty: Penalty | None = None,
         augment: Augment | None = None, *, progress: bool = True,
     ) -> "Run":  # fmt: skip
-        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there."""
-        opened = Tape(tape)
-        made, model = opened.manifest, unwrapped(model)
-        layout = Layout.from_json(made["layout"], made["model"])
-        check_signature(made["model"], model, layout)
-        loss_name, loss_function = resolve(loss)
-        for what, recorded, given in (
-            ("loss", made["loss"], loss_name),
-            ("penalty", made["penalty"], penalty is not None),
-            ("augment", made["augment"], augment is not None),
-        ):
-            if recorded != given:
-                raise TapeMismatch(
-                    f"The run was recorded with {what}={recorded} and is opened with {what}={given}. Pass what it was trained with."
-                )
-        device, dtype = device_and_dtype(model)
-        instances = Instances(train_set, device, dtype)
-        if made["instances"] not in (None, len(instances)) or made["data"] not in (None, instances.fingerprint()):
-            raise TapeMismatch(
-                f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
-                "other contents). Pass the data set it was trained on."
-            )
-        objective = Objective(
-            model,
-            layout,
-            loss_function,
-            loss_name,
-            penalty,
-            made["stochastic"],
-            tuple(made["evaluated"]),
-            tuple(made["unused"]),
-            arithmetic.check(made.get("arithmetic", "strict"), device, dtype),
-        )
-        optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there.
+
+        tape: its folder, or a URL of a copy in object storage ("s3://bucket/run"), from which only what is needed is fetched.
+        """
+        recording = Recording.open(tape, model, train_set, loss, penalty, augment)
+        opened = recording.tape
         if not opened.complete:
             warnings.warn(
                 f"The tape at {tape} is not complete: it holds {_so_far(opened)}. Scores are of the model at that point; "
@@ -81,11 +47,12 @@ class Run:
                 DrossWarning,
                 stacklevel=2,
             )
-        return Run(Recording(opened, objective, optimizer, instances, augment, made["seed"]), progress)
+        return Run(recording, progress)
 
     @property
-    def tape(self) -> Path:
-        return self.recording.tape.folder
+    def tape(self) -> Path | str:
+        """The folder that the run was recorded in, or the URL that it is read from."""
+        return self.recording.tape.place.address
 
     @property
     def steps(self) -> int:
@@ -131,22 +98,36 @@ class Run:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter, for the given instances."""
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
-    def counterfactual(self, groups: Any, *, absent: str = "weight", epochs: int | None = None) -> Counterfactual:
+    def counterfactual(
+        self, groups: Any, *, absent: str = "weight", epochs: int | None = None, n_jobs: int | None = None,
+        folder: str | os.PathLike | None = None,
+    ) -> Counterfactual:  # fmt: skip
         """Train again with each group of ids absent. epochs: only the last so many are run without them.
 
         absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from the batch and from
         BatchNorm's statistics as well; what training on the cleansed data does).
+
+        n_jobs, or a joblib.parallel_config around the call, spreads the runs over processes or a cluster; every worker opens the
+        tape. folder: keep what is done there, and go on from it when the same call is given again.
         """
         window = self._window(epochs, self.steps)
-        return counterfactual(self.recording, groups, window=window, absent=absent, progress=self.progress)
+        return counterfactual(
+            self.recording, groups, window=window, absent=absent, progress=self.progress, n_jobs=n_jobs, folder=folder
+        )
 
     def leave_one_out(
-        self, query: Query, instances: Any = None, *, absent: str = "weight", epochs: int | None = None, at: int | None = None
-    ) -> np.ndarray:
-        """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K]."""
+        self, query: Query, instances: Any = None, *, absent: str = "weight", epochs: int | None = None, at: int | None = None,
+        n_jobs: int | None = None, folder: str | os.PathLike | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K].
+
+        n_jobs and folder as for `counterfactual`.
+        """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         window = self._window(epochs, self.recording.checked_end(at))
-        return leave_one_out(self.recording, as_query(query), ids, window=window, absent=absent, progress=self.progress)
+        return leave_one_out(
+            self.recording, as_query(query), ids, window=window, absent=absent, progress=self.progress, n_jobs=n_jobs, folder=folder
+        )
 
     def verify(self, scores: Scores, query: Query, instances: Any = None, n: int = 64) -> Verification:
         """Check scores against real counterfactual runs: of `instances`, or of the extremes and a random sample, n in all."""

@@ -31,6 +31,7 @@ from .errors import BadInput, StorageFailed, TapeDamaged, TapeError, TapeExists,
 from .keep import Keep
 from .layout import State
 from .step import Micro, Step
+from .storage import Bucket, Place, is_url, place
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,11 +51,11 @@ class Segment:
 
 
 class Tape:
-    """A recorded run, read from its folder."""
+    """A recorded run, read from its folder or from a bucket."""
 
-    def __init__(self, folder: str | os.PathLike):
-        self.folder = Path(folder)
-        self.manifest = read_manifest(self.folder)
+    def __init__(self, where: str | os.PathLike):
+        self.place = place(where)
+        self.manifest = read_manifest(self.place)
         self._intact: set[str] = set()  # files whose digest has been checked
 
     @property
@@ -89,24 +90,27 @@ class Tape:
         return State.from_tensors(tensors, _clock(about))
 
     def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
-        path = self.folder / entry["file"]
+        path = self.place.path(entry["file"])
         try:
-            raw = path.read_bytes()
+            raw = self.place.read(entry["file"])
         except FileNotFoundError:
-            raise TapeDamaged(f"{path} is missing. The tape cannot be retraced without it; record the run again.") from None
+            raise TapeDamaged(
+                f"{path} is missing. The tape cannot be retraced without it; put it back from a copy, or record the run again."
+            ) from None
         except OSError as error:
-            raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
-        if entry["file"] not in self._intact:
+            raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
+        if entry["file"] not in self._intact or isinstance(self.place, Bucket):  # it may have been fetched anew
             if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
                 raise TapeDamaged(
                     f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were written, or its digest "
                     "differs. Restore the file from a copy, or record the run again."
                 )
             self._intact.add(entry["file"])
+            self.place.hold(entry["file"], raw)
         return parse(raw, path)
 
 
-def parse(raw: bytes, path: Path) -> tuple[dict[str, Tensor], dict]:
+def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
     try:
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -115,16 +119,17 @@ def parse(raw: bytes, path: Path) -> tuple[dict[str, Tensor], dict]:
         raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
 
 
-def read_manifest(folder: Path) -> dict:
-    path = folder / MANIFEST
+def read_manifest(where: Path | Place) -> dict:
+    found = place(where)
+    folder, path = found.address, found.path(MANIFEST)
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(found.read(MANIFEST))
     except FileNotFoundError:
         raise TapeError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
     except NotADirectoryError:
         raise TapeError(f"{folder} is a file; a tape is a folder.") from None
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+        raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise TapeDamaged(f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run again.") from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
@@ -370,6 +375,10 @@ class TapeWriter:
 
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
     """Make room for a tape. Returns the manifest to go on from, if there is one and `resume` asks for it."""
+    if is_url(folder):
+        raise BadInput(
+            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, and copy the folder there."
+        )
     folder = Path(folder)
     if overwrite and resume:
         raise BadInput("overwrite and resume exclude each other.")

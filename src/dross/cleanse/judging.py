@@ -5,8 +5,13 @@ many others chosen at random. The differences between them, seed by seed, are wh
 the seeds, and that of which instances happen to be in the test part.
 """
 
+import hashlib
 import itertools
+import json
+import shutil
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +22,10 @@ from torch import Tensor
 
 from ..errors import BadInput, TapeMismatch
 from ..files import write_json
+from ..kept import Pieces
 from ..queries import error_rate, mean_loss
 from ..randomness import mixed
+from ..sweeps import sweep
 from .learn import Fit, Recipe, fit, losses, wrong
 from .project import Project
 from .reading import Prepared, Request, digest, loaded, prepare, source_of
@@ -91,12 +98,15 @@ class Verdict:
 
 def judge(
     folder: str | Path, *, remove: int | None = None, relabel: int | None = None, decisions: bool = False, seeds: int | None = None, quick: bool = False,
-    progress: bool = True,
+    progress: bool = True, n_jobs: int | None = None,
 ) -> Verdict:  # fmt: skip
     """Retrain with fresh seeds, with and without what is removed or relabelled, and compare on the test part.
 
     remove: the so many most harmful. relabel: give the so many most probably mislabelled the label that the models predict. decisions: what
     was decided on the page. By default the decisions, if there are any, else the suggested number of removals.
+
+    n_jobs, or a joblib.parallel_config around the call, spreads the seeds over processes or a cluster. What is trained is kept until the verdict
+    is written: a judgement that was stopped goes on when it is asked for again.
     """
     project = Project.open(folder)
     change = chosen(project, remove, relabel, decisions)
@@ -104,10 +114,12 @@ def judge(
     if count < 2:
         raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
     prepared, recipe = reopened(project)
-    found = _Judging(project, prepared, recipe, change, count, progress).run(skip_recorded=quick)
+    judging = _Judging(project, prepared, recipe, change, count, progress, n_jobs)
+    found = judging.run(skip_recorded=quick)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     taken = len(list((project.folder / "verdicts").glob(f"{stamp}*.json")))
     write_json(project.folder / "verdicts" / f"{stamp}-{taken:02d}.json", found.to_json())
+    judging.forget()
     from . import report
 
     report.write(project)
@@ -166,6 +178,53 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
     return Change(f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {})
 
 
+@dataclass(frozen=True)
+class _Altered:
+    """In what the data of one model differ: these removed, those with other labels."""
+
+    removed: np.ndarray
+    ids: np.ndarray
+    labels: Tensor | None  # as the model learns them, one for each of ids
+
+    def fit(self, seed: int, rate: float, y: Tensor) -> Fit:
+        left = np.setdiff1d(np.arange(len(y)), self.removed)
+        if self.labels is None:
+            return Fit(seed, left, rate)
+        y = y.clone()
+        y[self.ids] = self.labels
+        return Fit(seed, left, rate, y)
+
+    def bytes(self) -> bytes:
+        labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
+        return b"/".join([self.removed.tobytes(), self.ids.tobytes(), labels])
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """New models, wherever they are trained: for every seed one with everything, one with the change that is judged, one with the control."""
+
+    recipe: Recipe
+    x: Tensor
+    y: Tensor
+    test: Tensor
+    change: _Altered
+    seeds: int
+    progress: bool
+
+    def __call__(self, piece: Sequence[tuple[int, int, _Altered]]) -> dict[str, Tensor]:
+        """piece: (number, seed, control) of each seed. The outputs on the test part: [seeds, 3, test, outputs]."""
+        rate, fits = self.recipe.rate, []
+        for _, seed, control in piece:
+            fits += [
+                Fit(seed, np.arange(len(self.y)), rate),
+                self.change.fit(seed, rate, self.y),
+                control.fit(seed, rate, self.y),
+            ]
+        what = f"seeds {piece[0][0] + 1} to {piece[-1][0] + 1} of {self.seeds}"
+        said = fit(self.recipe, self.x, self.y, fits, what=what, progress=self.progress).outputs(self.test)
+        return {"outputs": said.reshape(len(piece), 3, *said.shape[1:])}
+
+
 @dataclass
 class _Judging:
     project: Project
@@ -174,52 +233,58 @@ class _Judging:
     change: Change
     seeds: int
     progress: bool
+    n_jobs: int | None
 
     def run(self, skip_recorded: bool) -> Verdict:
         told = self.project.folder / "judging.json"
-        outputs: list[Tensor] = []
+        size = _at_a_time(self.recipe)
+        numbered = [(k, mixed(_FRESH, self.prepared.source.labels.size, k), self._at_random(k)) for k in range(self.seeds)]
+        pieces = [numbered[start : start + size] for start in range(0, self.seeds, size)]
+        work = _Fresh(
+            self.recipe, *self.prepared.pair("train"), self.prepared.x["test"],
+            self._altered(self.change.removed, self.change.relabelled), self.seeds, self.progress,
+        )  # fmt: skip
+        self.kept = self._kept(work, pieces)
+        outputs: dict[int, Tensor] = {}
+        done = 0
         try:
-            for start in range(0, self.seeds, _at_a_time(self.recipe)):
-                write_json(told, {"done": start, "of": self.seeds, "stage": "training with and without them"})
-                outputs.append(self._trained(range(start, min(start + _at_a_time(self.recipe), self.seeds))))
+            write_json(told, {"done": done, "of": self.seeds, "stage": "training with and without them"})
+            for number, result in sweep(work, pieces, what="training", n_jobs=self.n_jobs, kept=self.kept, progress=self.progress):
+                outputs[number] = result["outputs"]
+                done += len(pieces[number])
+                write_json(told, {"done": done, "of": self.seeds, "stage": "training with and without them"})
             write_json(told, {"done": self.seeds, "of": self.seeds, "stage": "retraining the recorded run"})
             recorded_run = {} if skip_recorded else self._on_the_recorded_run()
         finally:
             told.unlink(missing_ok=True)
-        said = torch.cat(outputs)  # [seeds, 3, test, outputs]
+        said = torch.cat([outputs[number] for number in range(len(pieces))])  # [seeds, 3, test, outputs]
         return self._verdict(said, recorded_run)
 
-    def _trained(self, numbers: range) -> Tensor:
-        x, y = self.prepared.pair("train")
-        everyone = np.arange(len(y))
-        fits = []
-        for number in numbers:
-            seed = mixed(_FRESH, self.prepared.source.labels.size, number)
-            removed, labels = self._at_random(number, y)
-            fits += [
-                Fit(seed, everyone, self.recipe.rate),
-                Fit(
-                    seed, np.setdiff1d(everyone, self.change.removed), self.recipe.rate, self._relabelled(y, self.change.relabelled)
-                ),
-                Fit(seed, np.setdiff1d(everyone, removed), self.recipe.rate, labels),
-            ]
-        trained = fit(
-            self.recipe, x, y, fits, what=f"seeds {numbers[0] + 1} to {numbers[-1] + 1} of {self.seeds}", progress=self.progress
-        )
-        said = trained.outputs(self.prepared.x["test"])
-        return said.reshape(len(numbers), 3, *said.shape[1:])
+    def forget(self) -> None:
+        """The verdict is written: what it was computed from is not needed any more."""
+        shutil.rmtree(self.kept.folder, ignore_errors=True)
+        with suppress(OSError):
+            self.kept.folder.parent.rmdir()  # unless another judgement waits there to go on
 
-    def _at_random(self, number: int, y: Tensor) -> tuple[np.ndarray, Tensor]:
+    def _kept(self, work: _Fresh, pieces: list) -> Pieces:
+        about = self.project.about
+        altered = hashlib.sha256(b"".join([work.change.bytes(), *(control.bytes() for piece in pieces for *_, control in piece)]))
+        settings = {"data": about["digest"], "recipe": self.recipe.to_json(), "make": about["options"]["make"], "seeds": self.seeds,
+                    "altered": altered.hexdigest()}  # fmt: skip
+        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        return Pieces((self.project.folder / "judging" / name).absolute(), settings)
+
+    def _at_random(self, number: int) -> _Altered:
         """The control: as many removed, and as many given the label that the models predict, but any."""
-        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(len(y))
+        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(len(self.prepared.y["train"]))
         removed = order[: len(self.change.removed)]
         others = order[len(removed) :][: len(self.change.relabelled)]
-        return removed, self._relabelled(y, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others})
+        return self._altered(removed, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others})
 
-    def _relabelled(self, y: Tensor, names: dict[int, str]) -> Tensor:
+    def _altered(self, removed: np.ndarray, names: dict[int, str]) -> _Altered:
+        ids = np.array(list(names), dtype=np.int64)
         if not names:
-            return y
-        y, ids = y.clone(), list(names)
+            return _Altered(removed, ids, None)
         labels: Any = list(names.values())
         if self.prepared.source.task == "classification":
             unknown = sorted(set(labels) - set(self.prepared.source.classes))
@@ -227,10 +292,8 @@ class _Judging:
                 raise BadInput(f"Some instances were relabelled as '{unknown[0]}', which is not one of the classes.")
         else:
             labels = [float(label) for label in labels]
-        y[ids] = self.prepared.targets(
-            np.array(labels, dtype=object if self.prepared.source.task == "classification" else np.float64)
-        )
-        return y
+        kind = object if self.prepared.source.task == "classification" else np.float64
+        return _Altered(removed, ids, self.prepared.targets(np.array(labels, dtype=kind)))
 
     def _on_the_recorded_run(self) -> dict[str, dict[str, float]]:
         """Retrain All and Retrain Last: the first recorded run, replayed without the removed instances."""

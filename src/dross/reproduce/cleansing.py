@@ -14,9 +14,10 @@ Draws are written as they finish and merged later, so a long experiment can run 
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__, estimators
+from .. import __version__, estimators, kept
 from ..data import load
 from ..data.augment import ShiftAndFlip
 from ..errors import BadInput, TapeDamaged, TapeMismatch
@@ -35,9 +36,9 @@ from ..names import check_name
 from ..queries import Query, error_rate, mean_loss
 from ..run import Run
 from ..scores import Scores
+from ..sweeps import sweep
 from ..tape import MANIFEST
 from ..training import train
-from . import kept
 
 SHOWN = 20  # of the most harmful of each method, in the contact sheets
 REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
@@ -273,6 +274,22 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 # --- many draws -----------------------------------------------------------------------------------------------------------------------
+
+
+def compute_all(
+    settings: Settings, draws: Sequence[int], chosen: list[str], retrain: list[str], folder: Path, *, device: str | None = None,
+    n_jobs: int | None = None, progress: bool = True,
+) -> Iterator[int]:  # fmt: skip
+    """The draws, side by side where there are workers; the numbers of those that are done, as they are done. Each keeps its own results."""
+    work = partial(_draw, settings, chosen, retrain, folder.absolute(), device, progress)
+    for place, _ in sweep(work, draws, what="draws", n_jobs=n_jobs, progress=progress):
+        yield draws[place]
+
+
+def _draw(
+    settings: Settings, chosen: list[str], retrain: list[str], folder: Path, device: str | None, progress: bool, number: int
+) -> None:
+    compute(settings, number, chosen, retrain, folder, device=device, progress=progress)
 
 
 def merged(folder: Path, settings: Settings) -> list[dict]:

@@ -9,13 +9,13 @@ import tempfile
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from .. import estimators, figures
+from .. import estimators, figures, kept
 from ..data import paper
 from ..errors import NotFinite
 from ..files import write_json, write_table
@@ -24,9 +24,9 @@ from ..names import check_name
 from ..progress import bar
 from ..queries import Query, mean_loss
 from ..run import Run
+from ..sweeps import sweep
 from ..training import train
 from ..verification import jaccard_of_extremes
-from . import kept
 
 METHODS = {
     "retrace": "retrace (proposed)",
@@ -144,30 +144,22 @@ def _agreement(estimated: np.ndarray, true: np.ndarray) -> dict[str, float]:
 # --- many repetitions --------------------------------------------------------------------------------------------------------------
 
 
-def run_all(folder: Path, cells: list[str], repetitions: int, *, jobs: int, progress: bool = True) -> list[dict]:
+def run_all(folder: Path, cells: list[str], repetitions: int, *, n_jobs: int | None = None, progress: bool = True) -> list[dict]:
     """Compute what is not there yet, and return everything that was asked for."""
-    folder.mkdir(parents=True, exist_ok=True)
     wanted = [(name, seed) for seed in range(repetitions) for name in cells]
     missing = [(name, seed) for name, seed in wanted if _load(folder, name, seed) is None]
+    work = partial(_compute, folder.absolute())
     with bar("repetitions", len(missing), show=progress, unit="repetitions") as advance:
-        for _ in _computed(folder, missing, jobs):
+        for _ in sweep(work, missing, what="repetitions", n_jobs=n_jobs, progress=False):
             advance(1)
     return [result for name, seed in wanted if (result := _load(folder, name, seed)) is not None]
 
 
-def _computed(folder: Path, missing: list[tuple[str, int]], jobs: int):
-    if jobs == 1 or len(missing) < 2:
-        yield from (_compute(folder, name, seed) for name, seed in missing)
-        return
-    from joblib import Parallel, delayed
-
-    yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
-        delayed(_compute)(folder, name, seed) for name, seed in missing
-    )
-
-
-def _compute(folder: Path, name: str, seed: int) -> None:
-    write_json(_path(folder, name, seed), repetition(name, seed))
+def _compute(folder: Path, piece: tuple[str, int]) -> None:
+    """Written where it is computed: a repetition that is done is not lost with its worker, nor done twice."""
+    name, seed = piece
+    if _load(folder, name, seed) is None:
+        write_json(_path(folder, name, seed), repetition(name, seed))
 
 
 def _path(folder: Path, name: str, seed: int) -> Path:
