@@ -8,7 +8,7 @@ All the rest (states, the optimizer's table, the scores so far) every rank compu
 bits, and no rank has to wait for another but in these sums.
 """
 
-import json
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +24,7 @@ from .errors import BadInput, DrossError, DrossWarning, RankLost, TapeMismatch
 
 if TYPE_CHECKING:
     from .replay import Recording
-    from .tape import Segment
+    from .step import Step
 
 Value = TypeVar("Value")
 Piece = tuple[int, slice, AnyBatch]  # of which micro-batch, which rows of it, and these rows
@@ -147,7 +147,9 @@ def check_agreement(recording: "Recording", ranks: Ranks, asked: dict[str, Any])
     own = {
         "tape": made["id"],
         "steps of the tape": recording.tape.steps,
-        "files of the tape": json.dumps([entry["sha256"] for entry in (*recording.tape.entries, made["end"])]),
+        "digest of the tape": hashlib.sha256(
+            "".join(e["sha256"] for e in (*recording.tape.entries, made["end"])).encode()
+        ).hexdigest(),
         "number of instances": len(recording.instances),
         "dtype": str(recording.instances.dtype),
         **asked,
@@ -158,13 +160,9 @@ def check_agreement(recording: "Recording", ranks: Ranks, asked: dict[str, Any])
             if other[what] != value:
                 kind = TapeMismatch if "tape" in what else BadInput
                 raise kind(
-                    f"The ranks do not agree: {what} is {_short(value)} on rank 0 and {_short(other[what])} on rank {rank}. Every rank must "
+                    f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on rank {rank}. Every rank must "
                     "open the same tape, with the same data set, and ask the same question."
                 )
-
-
-def _short(value: Any) -> str:
-    return text if len(text := str(value)) <= 60 else f"{text[:60]}..."
 
 
 def divided(recording: "Recording", ranks: Ranks, stop: int) -> "Recording":
@@ -176,27 +174,37 @@ def divided(recording: "Recording", ranks: Ranks, stop: int) -> "Recording":
     objective = recording.objective
     if ranks.size == 1 or stop == recording.tape.first:
         return recording
-    _, segment = next(recording.backwards(stop - 1, stop))
-    batches = recording.batches(segment.first, segment.steps)
-    most = max(len(micros) for micros in batches)
-    cuts = not objective.layout.moving and not objective.stochastic and _instances_are_independent(recording, segment, batches)
+    moving = objective.layout.moving
+    cuts = not moving and not objective.stochastic and _instances_are_independent(recording, stop)
     cuts = ranks.first(cuts)
-    if ranks.rank == 0 and not cuts and (objective.layout.moving or most < ranks.size):
+    if ranks.rank == 0 and not cuts and (moving or len(_some_step(recording, stop).micros) < ranks.size):
         warnings.warn(
             f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances share BatchNorm's statistics or the random "
             "numbers of dropout. The scores are right, and no sooner there than on fewer ranks (docs/scale.md).",
             DrossWarning,
             stacklevel=4,
         )
-    return recording if objective.layout.moving else replace(recording, ranks=replace(ranks, cuts=cuts))
+    return recording if moving else replace(recording, ranks=replace(ranks, cuts=cuts))
 
 
-def _instances_are_independent(recording: "Recording", segment: "Segment", batches: Sequence[Sequence[AnyBatch]]) -> bool:
-    """Whether each loss is the same in half of a batch as in the whole, at one of the first steps that are retraced."""
+def _some_step(recording: "Recording", stop: int) -> "Step":
+    return next(recording.backwards(stop - 1, stop))[1].steps[0]
+
+
+def _instances_are_independent(recording: "Recording", stop: int) -> bool:
+    """Whether each loss is the same in half of a batch as in the whole, at the first batch going back that can be cut."""
     objective = recording.objective
-    if (batch := next((batch for micros in batches for batch in micros if len(batch.c) > 1), None)) is None:
-        return True
-    theta, half = segment.states[0].theta, len(batch.c) // 2
+    candidates = (
+        (segment.states[0].theta, batch)
+        for _, segment in recording.backwards(recording.tape.first, stop)
+        for batches in recording.batches(segment.first, segment.steps)
+        for batch in batches
+        if len(batch.c) > 1
+    )
+    if (found := next(candidates, None)) is None:
+        return True  # nothing to cut
+    theta, batch = found
+    half = len(batch.c) // 2
     with objective.training(), torch.no_grad():
         whole, _ = objective.losses(theta, {}, batch)
         try:
