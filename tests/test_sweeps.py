@@ -198,10 +198,10 @@ def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
 def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_path, monkeypatch):
     pieces = Pieces(tmp_path / "kept", {})
 
-    def elsewhere(luggage, digest, width, number, piece):
-        return number, {"value": torch.tensor([1.0 * number])}
+    def elsewhere(luggage, missing, n_jobs):
+        yield from ((number, {"value": torch.tensor([1.0 * number])}) for number in list(missing))
 
-    monkeypatch.setattr(sweeps, "_at_worker", elsewhere)
+    monkeypatch.setattr(sweeps, "_given_out", elsewhere)
     assert swept(None, 2, kept=pieces, n_jobs=2) == [0, 1]
     assert float(pieces.get(1)["value"]) == 1
 
