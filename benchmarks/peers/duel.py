@@ -1,0 +1,66 @@
+"""dross against bergson's MAGIC, which computes the same scores: costs side by side in one process, and how equal they are."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import dross
+
+from .methods.bergson_magic import Magic
+from .problem import Problem
+
+LONG = 20.0  # seconds: a backward pass of MAGIC that takes longer is not repeated ten times; each one is the same work
+
+
+def duel(problem: Problem) -> dict:
+    """Seconds of each, the sides alternating; and the largest difference of scores over the largest score."""
+    spent: dict[str, list[float]] = {}
+
+    def timed(what: str, function, *arguments):
+        start = time.perf_counter()
+        value = function(*arguments)
+        spent.setdefault(what, []).append(time.perf_counter() - start)
+        return value
+
+    mean, ten = problem.query("mean"), problem.query("singles")
+    measured_ten, ours, theirs = True, None, None
+    for _ in range(max(problem.setting.rounds, 3) if problem.setting.rounds > 1 else 1):
+        with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
+            timed("training", problem.plain_training)
+            run = timed("dross recording", problem.record, Path(folder) / "tape")
+            ours = timed("dross 1 query", run.influence, mean).values
+            timed("dross 10 queries", run.influence, ten)
+            timed("training", problem.plain_training)
+            magic = timed("magic recording", Magic, problem, f"{folder}/magic")
+            theirs = timed("magic 1 query", magic.scores, *problem.validation)
+            measured_ten = spent["magic 1 query"][0] < LONG
+            if measured_ten:
+                timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*problem.asked)])
+            every = problem.record(Path(folder) / "every", keep=dross.EveryStep())
+            timed("training", problem.plain_training)
+            timed("dross 1 query, every step kept", every.influence, mean)
+            timed("dross 10 queries, every step kept", every.influence, ten)
+    assert ours is not None and theirs is not None
+    return {
+        "seconds": spent,
+        "magic 10 queries measured": measured_ten,
+        "difference, float32": _difference(ours, theirs),
+        "difference, float64": in_double(problem) if measured_ten else None,
+    }
+
+
+def in_double(problem: Problem) -> float:
+    model, (x, y), (x_val, y_val) = problem.fresh_model().double(), problem.pair, problem.validation
+    wide = lambda t: t.double() if t.is_floating_point() else t
+    with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
+        run = dross.train(model, (wide(x), y), "cross_entropy", problem.optimizer(model), tape=f"{folder}/tape",
+                          batches=problem.batches(), epochs=problem.setting.epochs, progress=False)  # fmt: skip
+        ours = run.influence(dross.mean_loss((wide(x_val), y_val))).values
+        return _difference(ours, Magic(problem, f"{folder}/magic", torch.float64).scores(x_val, y_val))
+
+
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(ours).max())
