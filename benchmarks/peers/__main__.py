@@ -21,7 +21,7 @@ from .truth import SHARES
 
 QUICK_MODEL = "digits-gelu"
 QUICK_METHODS = ("dross-retrace", "dross-no-hessian", "random", "bergson-magic", "captum-tracincp", "dattri-if-cg", "kronfluence-ekfac", "traker")  # fmt: skip
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TQDM_DISABLE")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TQDM_DISABLE"), "1")
 
 
 def step(problem: Problem, what: str, limit: float, options: argparse.Namespace) -> dict:
@@ -56,7 +56,7 @@ def show(problem: Problem, name: str) -> None:
     if path.exists():
         numbers = measured(problem, load_scores(path))
         spent = json.loads((problem.folder / f"method-{name}.json").read_text())["seconds"]
-        times = [np.median(spent[kind]) / np.median(spent["training"]) for kind in ("mean", "singles")]
+        times = [np.median(spent[kind]) / np.median(spent["training"]) if spent[kind] else np.nan for kind in ("mean", "singles")]
         parts = [f"{key} {value:.2f}" for key, value in numbers.items() if key.endswith("_mean") or key == "auroc"]
         print(f"    {name}: {', '.join(parts)}; {times[0]:.1f} and {times[1]:.1f} trainings", flush=True)
 

@@ -16,16 +16,16 @@ LONG = 20.0  # seconds: a backward pass of MAGIC that takes longer is not repeat
 
 
 def duel(problem: Problem) -> dict:
-    """Seconds of each, the sides alternating; and the largest difference of scores over the largest score."""
+    """CPU seconds of each, the sides alternating; and the largest difference of scores over the largest score."""
     spent: dict[str, list[float]] = {}
 
     def timed(what: str, function, *arguments):
-        start = time.perf_counter()
+        start = time.process_time()
         value = function(*arguments)
-        spent.setdefault(what, []).append(time.perf_counter() - start)
+        spent.setdefault(what, []).append(time.process_time() - start)
         return value
 
-    mean, ten = problem.query("mean"), problem.query("singles")
+    mean, ten = problem.query("mean"), dross.losses(asked := tuple(part[:10] for part in problem.validation))
     measured_ten, ours, theirs = True, None, None
     for _ in range(max(problem.setting.rounds, 3) if problem.setting.rounds > 1 else 1):
         with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
@@ -38,7 +38,7 @@ def duel(problem: Problem) -> dict:
             theirs = timed("magic 1 query", magic.scores, *problem.validation)
             measured_ten = spent["magic 1 query"][0] < LONG
             if measured_ten:
-                timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*problem.asked)])
+                timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*asked)])
             every = problem.record(Path(folder) / "every", keep=dross.EveryStep())
             timed("training", problem.plain_training)
             timed("dross 1 query, every step kept", every.influence, mean)

@@ -18,8 +18,8 @@ def measured(problem: Problem, scores: dict[str, np.ndarray]) -> dict[str, float
         if not path.exists():
             continue
         with np.load(path) as truth:
-            for kind in ("mean", "singles"):
-                rows, true = np.atleast_2d(scores[kind]), np.atleast_2d(truth[kind])
+            for kind, given in scores.items():
+                rows, true = np.atleast_2d(given), np.atleast_2d(truth[kind])
                 predicted = np.array([[row[ids].sum() for ids in removed] for row in rows])  # [Q, K]
                 if part == "loo":
                     numbers[f"loo_kendall_{kind}"] = _mean(lambda a, b: kendalltau(a, b).statistic, predicted, true)
@@ -46,4 +46,4 @@ COLUMNS = (
 
 def load_scores(path: Path) -> dict[str, np.ndarray]:
     with np.load(path) as kept:
-        return {kind: kept[kind] for kind in ("mean", "singles")}
+        return {kind: kept[kind] for kind in kept.files}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dross
 
-from .settings import FLIPPED, QUERIES, SETTINGS, Setting, quick
+from .settings import FLIPPED, SETTINGS, Setting, quick
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Problem:
     @property
     def asked(self) -> tuple[Tensor, Tensor]:
         """The validation instances that are asked one by one."""
-        return self.data["x_val"][:QUERIES], self.data["y_val"][:QUERIES]
+        count = self.setting.queries
+        return self.data["x_val"][:count], self.data["y_val"][:count]
 
     def asked_for(self, kind: str) -> tuple[Tensor, Tensor]:
         """The inputs of a kind of query with a leading axis of queries: [1, V, ...] for "mean", [Q, 1, ...] for "singles"."""

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import time
 import traceback
 from pathlib import Path
@@ -16,7 +17,10 @@ from . import truth
 from .methods import find
 from .problem import Problem
 
-ENOUGH = 60.0  # seconds: a method that takes longer is timed once
+ENOUGH = 15.0  # seconds: a method that takes longer is timed once
+LONG = 40.0  # seconds: a method that pays for each query anew and takes longer for one is not asked the others
+QUERY_BY_QUERY = ("bergson-magic", "dross-averaged")
+MEMORY = 7 << 30  # bytes that a method may ask for: the machine is shared
 
 
 def resident(field: str) -> float:
@@ -32,9 +36,10 @@ def reset_peak() -> None:
 
 
 def seconds(function, *arguments) -> tuple[float, object]:
-    start = time.perf_counter()
+    """CPU seconds of this process: on a shared machine they say what the work costs, where a clock says how busy the others are."""
+    start = time.process_time()
     value = function(*arguments)
-    return time.perf_counter() - start, value
+    return time.process_time() - start, value
 
 
 def run_method(problem: Problem, name: str) -> dict:
@@ -46,12 +51,14 @@ def run_method(problem: Problem, name: str) -> dict:
     scores, memory = {}, float("nan")
     for _ in range(problem.setting.rounds):
         for kind in ("mean", "singles"):
+            if kind == "singles" and name in QUERY_BY_QUERY and spent["mean"][0] > LONG:
+                continue
             spent["training"].append(seconds(problem.plain_training)[0])
             taken, scores[kind] = seconds(method, problem, kind)
             spent[kind].append(taken)
             if kind == "mean" and len(spent["mean"]) == 1:
                 memory = resident("VmHWM") - before
-        if spent["mean"][-1] + spent["singles"][-1] > ENOUGH:
+        if spent["mean"][-1] + sum(spent["singles"][-1:]) > ENOUGH:
             break
     for kind, values in scores.items():
         if not np.isfinite(values).all():
@@ -68,6 +75,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     problem = Problem.of(options.model, options.folder, options.small)
     what, _, name = options.what.partition(":")
     result: dict = {"load": os.getloadavg()[0]}
