@@ -75,7 +75,8 @@ def lissa(problem: Problem, kind: str) -> np.ndarray:
 
 
 def arnoldi(problem: Problem, kind: str) -> np.ndarray:
-    return _inner_product(problem, kind, IFAttributorArnoldi, regularization=DAMPING)
+    """Divides by the square roots of the eigenvalues it finds: a Hessian with negative ones needs more than the usual damping."""
+    return _inner_product(problem, kind, IFAttributorArnoldi, regularization=10 * DAMPING)
 
 
 def ekfac(problem: Problem, kind: str) -> np.ndarray:
