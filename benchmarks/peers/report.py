@@ -106,6 +106,8 @@ def _two(value: str | float) -> str:
 def _short(value: str | float) -> str:
     if value == "":
         return "not taken"
+    if float(value) < 0.1:
+        return "<0.1"
     return f"{float(value):.2g}" if float(value) < 10 else f"{float(value):.0f}"
 
 
@@ -160,14 +162,15 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
         star = "" if made["magic 10 queries measured"] else "*"
         cost.setdefault("magic 10 queries", 10 * cost["magic 1 query"])
         differences = [made[f"difference, float{bits}"] for bits in (32, 64)]
-        cells = [problem.setting.name]
+        whole = made.get("steps", len(problem.batches())) == len(problem.batches())
+        cells = [problem.setting.name if whole else f"{problem.setting.name}, {made['steps']} steps"]
         cells.append(f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}")
         for count in ("1 query", "10 queries"):
             ours, theirs = cost[f"dross {count}"], cost[f"magic {count}"]
             mark = star if count == "10 queries" else ""
             cells += [f"{_short(ours)}, {_short(theirs)}{mark}", f"{ours / theirs:.2f}"]
-        cells.append(", ".join(_short(cost[f"dross {count}, every step kept"]) for count in ("1 query", "10 queries")))
-        cells.append(", ".join("not taken" if d is None else f"{d:.0e}" for d in differences))
+        cells.append(", ".join(_short(cost.get(f"dross {count}, every step kept", "")) for count in ("1 query", "10 queries")))
+        cells.append(", ".join(f"{d:.0e}" for d in differences))
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query.", ""]
 
