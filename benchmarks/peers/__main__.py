@@ -94,6 +94,7 @@ def main() -> None:
             show(problem, name)
         if not options.without_duel:
             step(problem, "duel", 4 * options.limit, options)
+            step(problem, "equality", options.limit, options)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
         cost = {what: times / spent["training"] for what, times in spent.items()}
         star = "" if made["magic 10 queries measured"] else "*"
         cost.setdefault("magic 10 queries", 10 * cost["magic 1 query"])
-        differences = [made[f"difference, float{bits}"] for bits in (32, 64)]
+        differences = [made.get("difference", made.get("difference, float32")), kept(problem, "equality").get("difference", np.nan)]
         whole = made.get("steps", len(problem.batches())) == len(problem.batches())
         cells = [problem.setting.name if whole else f"{problem.setting.name}, {made['steps']} steps"]
         cells.append(f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}")

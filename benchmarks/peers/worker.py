@@ -73,7 +73,7 @@ def run_method(problem: Problem, name: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("what", help="problem, truth:PART, method:NAME or duel")
+    parser.add_argument("what", help="problem, truth:PART, method:NAME, duel or equality")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
@@ -87,10 +87,10 @@ def main() -> None:
             result["about"] = problems.make(problem)
         elif what == "truth":
             np.savez(problem.folder / f"truth-{name}.npz", **truth.measure(problem, name))
-        elif what == "duel":
-            from .duel import duel  # needs bergson
+        elif what in ("duel", "equality"):
+            from . import duel  # needs bergson
 
-            result |= duel(problem)
+            result |= getattr(duel, what)(problem)
         else:
             result |= run_method(problem, name)
     except Exception as error:

@@ -26,7 +26,7 @@ METHODS: dict[str, tuple[str, str, str, str]] = {
     "captum-arnoldi": ("captum_methods", "arnoldi", "captum", "ArnoldiInfluenceFunction, defaults (50 of 200 dimensions, regularization 1e-3)"),
     "dattri-if-cg": ("dattri_methods", "conjugate_gradients", "dattri", "IFAttributorCG, 10 iterations (default), regularization 0.01"),
     "dattri-if-lissa": ("dattri_methods", "lissa", "dattri", "IFAttributorLiSSA, defaults (depth 5000, batch 1, scaling 50)"),
-    "dattri-if-arnoldi": ("dattri_methods", "arnoldi", "dattri", "IFAttributorArnoldi, 100 dimensions (default), regularization 0.1 (0.01 gives NaN: the Hessian is not positive definite)"),
+    "dattri-if-arnoldi": ("dattri_methods", "arnoldi", "dattri", "IFAttributorArnoldi, 100 dimensions (default), regularization 0.01 (0.1 was tried too)"),
     "dattri-if-ekfac": ("dattri_methods", "ekfac", "dattri", "IFAttributorEKFAC, linear layers (default), damping 0.01"),
     "dattri-trak": ("dattri_methods", "trak", "dattri", "TRAK, one checkpoint, projection to 512 (default)"),
     "dattri-tracin": ("dattri_methods", "tracin", "dattri", "TracIn, all epochs, projection to 512 (default)"),

@@ -75,8 +75,8 @@ def lissa(problem: Problem, kind: str) -> np.ndarray:
 
 
 def arnoldi(problem: Problem, kind: str) -> np.ndarray:
-    """Divides by the square roots of the eigenvalues it finds: a Hessian with negative ones needs more than the usual damping."""
-    return _inner_product(problem, kind, IFAttributorArnoldi, regularization=10 * DAMPING)
+    """It divides by the square roots of the eigenvalues it finds: a Hessian with negative ones gives NaN."""
+    return _inner_product(problem, kind, IFAttributorArnoldi, regularization=DAMPING)
 
 
 def ekfac(problem: Problem, kind: str) -> np.ndarray:
