@@ -112,6 +112,8 @@ def _short(value: str | float) -> str:
 
 
 def _plain(text: str | float) -> str:
+    if "allocate memory" in str(text):
+        return "it asked for more than 7 GiB of memory"
     return re.sub(r"(/[\w.-]+){2,}", "...", str(text)).replace("|", "/")
 
 
@@ -161,7 +163,10 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
         cost = {what: times / spent["training"] for what, times in spent.items()}
         star = "" if made["magic 10 queries measured"] else "*"
         cost.setdefault("magic 10 queries", 10 * cost["magic 1 query"])
-        differences = [made.get("difference", made.get("difference, float32")), kept(problem, "equality").get("difference", np.nan)]
+        differences = [
+            made.get("difference", made.get("difference, float32")),
+            kept(problem, "equality").get("difference", made.get("difference, float64")),
+        ]
         whole = made.get("steps", len(problem.batches())) == len(problem.batches())
         cells = [problem.setting.name if whole else f"{problem.setting.name}, {made['steps']} steps"]
         cells.append(f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}")
@@ -170,7 +175,7 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
             mark = star if count == "10 queries" else ""
             cells += [f"{_short(ours)}, {_short(theirs)}{mark}", f"{ours / theirs:.2f}"]
         cells.append(", ".join(_short(cost.get(f"dross {count}, every step kept", "")) for count in ("1 query", "10 queries")))
-        cells.append(", ".join(f"{d:.0e}" for d in differences))
+        cells.append(", ".join("not taken" if d is None else f"{d:.0e}" for d in differences))
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query.", ""]
 
