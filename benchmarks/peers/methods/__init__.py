@@ -1,0 +1,46 @@
+"""Every method, in the file of its library: `score(problem, kind) -> scores`, for the mean validation loss ("mean": [N]) or for the
+single validation losses ("singles": [Q, N]).
+
+All scores mean what dross' scores mean: the estimated change of the query when the instance is removed, up to a positive factor.
+"""
+
+import importlib
+from collections.abc import Callable
+
+import numpy as np
+
+from ..problem import Problem
+
+Method = Callable[[Problem, str], np.ndarray]
+
+#: name -> (file, function, library, what it computes and with which settings)
+METHODS: dict[str, tuple[str, str, str, str]] = {
+    "dross-retrace": ("ours", "retrace", "dross", "exact retrace of the whole run, checkpoints every sqrt(T) steps"),
+    "dross-last-epochs": ("ours", "last_epochs", "dross", "retrace of the last third of the epochs (at least one)"),
+    "dross-no-hessian": ("ours", "no_hessian", "dross", "every step, Hessian left out"),
+    "dross-averaged": ("ours", "averaged", "dross", "mean of the exact scores of 4 runs with other seeds (this one among them)"),
+    "training-loss": ("ours", "training_loss", "dross", "control: minus the instance's own loss"),
+    "random": ("ours", "chance", "dross", "control"),
+    "bergson-magic": ("bergson_magic", "magic", "bergson", "MAGIC: backward through its own training, checkpoints in its mode sqrt"),
+    "captum-tracincp": ("captum_methods", "tracincp", "captum", "TracInCP over the checkpoints of all epochs"),
+    "captum-arnoldi": ("captum_methods", "arnoldi", "captum", "ArnoldiInfluenceFunction, defaults (50 of 200 dimensions, regularization 1e-3)"),
+    "dattri-if-cg": ("dattri_methods", "conjugate_gradients", "dattri", "IFAttributorCG, 10 iterations (default), regularization 0.01"),
+    "dattri-if-lissa": ("dattri_methods", "lissa", "dattri", "IFAttributorLiSSA, defaults (depth 5000, batch 1, scaling 50)"),
+    "dattri-if-arnoldi": ("dattri_methods", "arnoldi", "dattri", "IFAttributorArnoldi, 100 dimensions (default), regularization 0.01 (0.1 was tried too)"),
+    "dattri-if-ekfac": ("dattri_methods", "ekfac", "dattri", "IFAttributorEKFAC, linear layers (default), damping 0.01"),
+    "dattri-trak": ("dattri_methods", "trak", "dattri", "TRAK, one checkpoint, projection to 512 (default)"),
+    "dattri-tracin": ("dattri_methods", "tracin", "dattri", "TracIn, all epochs, projection to 512 (default)"),
+    "dattri-dvemb": ("dattri_methods", "dvemb", "dattri", "DVEmb, full gradients for small models, projected to 512 for the others; its own training included"),
+    "kronfluence-ekfac": ("kronfluence_methods", "ekfac", "kronfluence", "EK-FAC, defaults (true Fisher by sampled labels), heuristic damping"),
+    "pydvl-cg": ("pydvl_methods", "conjugate_gradients", "pyDVL", "CgInfluence, regularization 0.01, at most 100 iterations"),
+    "pydvl-lissa": ("pydvl_methods", "lissa", "pyDVL", "LissaInfluence, regularization 0.01, scale 10 and 1000 iterations (defaults)"),
+    "pydvl-arnoldi": ("pydvl_methods", "arnoldi", "pyDVL", "ArnoldiInfluence, rank 10 (default), regularization 0.01"),
+    "pydvl-nystroem": ("pydvl_methods", "nystroem", "pyDVL", "NystroemSketchInfluence, rank 10, regularization 0.01"),
+    "pydvl-ekfac": ("pydvl_methods", "ekfac", "pyDVL", "EkfacInfluence, regularization 0.01, diagonal updated"),
+    "traker": ("traker_methods", "trak", "traker", "TRAK, one checkpoint, projection to 512, float32"),
+}  # fmt: skip
+
+
+def find(name: str) -> Method:
+    file, function, *_ = METHODS[name]
+    return getattr(importlib.import_module(f"{__name__}.{file}"), function)
