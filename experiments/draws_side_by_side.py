@@ -4,7 +4,8 @@
     PYTHONPATH=src python experiments/draws_side_by_side.py --data mnist --draws 0:30 --retrain last --workers 6 --out runs/cleansing
 
 Each worker is a process that takes every so-many-th draw. Results are kept draw by draw, as `dross reproduce cleansing` keeps them: stop it at
-any time, start it again, or spread the draws over machines and put the files into one folder. --seconds ends it in time for a lease.
+any time, start it again, or spread the draws over machines and put the files into one folder. --seconds ends it in time for a lease. With
+DROSS_COMPILE=1 in the environment the passes are compiled, which takes the first minute and nearly halves the rest.
 Needs torch, numpy, scipy, scikit-learn and safetensors only.
 """
 
@@ -35,8 +36,22 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def wait_for(device: str, seconds: float = 60.0) -> None:
+    """A GPU that many processes ask for at the same moment may be busy for some of them."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            torch.zeros(1, device=device)
+            return
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(2)
+
+
 def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(2)
+    wait_for(given.device)
     settings = cleansing.Settings.of(given.data, given.quick)
     methods = cleansing.check("method", given.methods.split(","), cleansing.METHODS)
     ways = cleansing.check("way to retrain", given.retrain.split(","), cleansing.RETRAINED)
