@@ -79,9 +79,8 @@ def test_a_ranking_that_knows_nothing_is_rarely_suggested():
         shared = rng.normal(0, 0.3, (1, 7, 150)) + rng.normal(
             0, 0.3, (1, 1, 150)
         )  # what all seeds have in common on these instances
-        suggested += (
-            suggest._chosen(list(range(7)), shared + rng.normal(0, 0.02, (5, 7, 1)) + rng.normal(0, 0.1, (5, 7, 150)))[0] > 0
-        )
+        found = shared + rng.normal(0, 0.02, (5, 7, 1)) + rng.normal(0, 0.1, (5, 7, 150))
+        suggested += suggest._chosen(list(range(7)), found, np.zeros_like(found))[0] > 0
     assert suggested <= 24
 
 
@@ -154,10 +153,17 @@ def test_a_test_part_of_ten_proves_nothing():
 def test_how_many_to_remove_is_more_than_chance_or_none():
     sizes, rng = [5, 10, 20], np.random.default_rng(0)
     around = lambda means: np.array(means)[None, :, None] + rng.normal(0, 0.2, (5, 3, 200))
-    m, reason = suggest._chosen(sizes, around([-0.1, -0.299, -0.3]))
+    still = np.zeros((5, 3, 200))
+    m, reason = suggest._chosen(sizes, around([-0.1, -0.299, -0.3]), still)
     assert m == 10 and "removing 10" in reason  # the smallest that is about as good as the best
-    assert suggest._chosen(sizes, around([0.0, 0.0, 0.0]))[0] == 0
+    assert suggest._chosen(sizes, around([0.0, 0.0, 0.0]), still)[0] == 0
+    rising = still + np.array([0.0, 0.01, 0.02])[None, :, None]
+    assert (
+        suggest._chosen(sizes, around([-0.1, -0.299, -0.3]), rising)[0] == 5
+    )  # a lower loss with more mistakes is only confidence
+    m, reason = suggest._chosen(sizes, around([-0.1, -0.299, -0.3]), still + 0.01)
+    assert m == 0 and "not right more often" in reason
     wide = around([-0.04, -0.05, 0.0])
     wide[:, 0] += rng.normal(0, 5, (5, 200))  # the smaller one is within reach of the best, but itself not sure
-    assert suggest._chosen(sizes, wide)[0] == 10
+    assert suggest._chosen(sizes, wide, still)[0] == 10
     assert suggest.grid(1000)[0] == 5 and suggest.grid(40) == [1, 2, 3, 6, 10]

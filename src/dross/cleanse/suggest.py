@@ -3,6 +3,9 @@
 The validation part is cut in two. The instances that the first half blames are removed, new models are trained without them, and the second half
 tells whether they are better; then the other way round. A ranking that only fits its own validation instances gains nothing here. Each validation instance
 counts at most as much as a plain guess would cost: a few confident mistakes, or wrong labels among them, would otherwise drown everything else.
+
+A loss that is cut off so can be lowered by mere confidence: a model that has not seen the hard instances is surer of itself, and what it gets wrong costs no
+more. Therefore a number of removals is suggested only if the validation error (for a number: the mean absolute error) did not rise with it.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..randomness import mixed
-from .learn import Fit, Recipe, fit, losses
+from .learn import Fit, Recipe, fit, losses, wrong
 from .scoring import Pair, Scored, halves_of
 
 _SURE = (
@@ -46,17 +49,24 @@ def curve(recipe: Recipe, data: Pair, validation: Pair, scored: Scored, *, seeds
     plans = [everyone] + [np.setdiff1d(everyone, orders[half][:m]) for half in range(2) for m in sizes]
     fits = [Fit(mixed(seed, 5, k), ids, recipe.rate) for k in range(seeds) for ids in plans]
     trained = fit(recipe, *data, fits, what="trying how many to remove", progress=progress)
-    found = losses(recipe, trained.outputs(validation[0]), validation[1]).double().numpy().reshape(seeds, len(plans), -1)
-    found = np.minimum(found, _guess(recipe))
-    per_instance = np.empty(
-        (seeds, len(sizes), len(validation[1]))
-    )  # each validation instance is asked of what the other half blamed
+    outputs = trained.outputs(validation[0])
+    loss = losses(recipe, outputs, validation[1]).double()
+    off = wrong(outputs, validation[1]).double() if recipe.loss == "cross_entropy" else loss.sqrt()
+    capped = loss.clamp(max=_guess(recipe)).numpy().reshape(seeds, len(plans), -1)
+    by_loss = _changes(capped, parts, len(sizes))
+    by_error = _changes(off.numpy().reshape(seeds, len(plans), -1), parts, len(sizes))
+    m, reason = _chosen(sizes, by_loss, by_error)
+    return Curve(sizes, by_loss.mean(2).tolist(), _errors(by_loss).tolist(), float(capped[:, 0].mean()), m, reason)
+
+
+def _changes(found: np.ndarray, parts: list[np.ndarray], sizes: int) -> np.ndarray:
+    """[seeds, plans, validation] -> [seeds, sizes, validation]: each validation instance is asked of what the other half blamed."""
+    changes = np.empty((len(found), sizes, found.shape[2]))
     for half in range(2):
         other = parts[1 - half]
-        removed = found[:, 1 + half * len(sizes) :][:, : len(sizes)]
-        per_instance[:, :, other] = removed[:, :, other] - found[:, :1, other]
-    m, reason = _chosen(sizes, per_instance)
-    return Curve(sizes, per_instance.mean(2).tolist(), _errors(per_instance).tolist(), float(found[:, 0].mean()), m, reason)
+        removed = found[:, 1 + half * sizes :][:, :sizes]
+        changes[:, :, other] = removed[:, :, other] - found[:, :1, other]
+    return changes
 
 
 def _guess(recipe: Recipe) -> float:
@@ -70,13 +80,18 @@ def _errors(per_instance: np.ndarray) -> np.ndarray:
     return np.hypot(by_seed.std(0, ddof=1) / np.sqrt(len(by_seed)), by_instance.std(1, ddof=1) / np.sqrt(by_instance.shape[1]))
 
 
-def _chosen(sizes: list[int], per_instance: np.ndarray) -> tuple[int, str]:
-    """The smallest m that does about as well as the best, among those that do more than chance. per_instance: [seeds, sizes, validation]"""
-    mean, error = per_instance.mean((0, 2)), _errors(per_instance)
-    trials = f"{len(per_instance)} new seeds, on validation data that had no part in the ranking"
-    sure = [k for k in range(len(sizes)) if mean[k] < -_SURE * error[k]]
-    if not sure:
+def _chosen(sizes: list[int], by_loss: np.ndarray, by_error: np.ndarray) -> tuple[int, str]:
+    """The smallest m that does about as well as the best, among those that do more than chance and do not raise the error.
+
+    by_loss, by_error: the changes, [seeds, sizes, validation]"""
+    mean, error = by_loss.mean((0, 2)), _errors(by_loss)
+    trials = f"{len(by_loss)} new seeds, on validation data that had no part in the ranking"
+    lower = [k for k in range(len(sizes)) if mean[k] < -_SURE * error[k]]
+    if not lower:
         return 0, f"no number of removals lowered the validation loss by more than chance would ({trials})"
+    sure = [k for k in lower if by_error.mean((0, 2))[k] <= 0]
+    if not sure:
+        return 0, f"removing made the models surer of themselves, but not right more often: the validation error rose ({trials})"
     best = min(sure, key=lambda k: mean[k])
     best = next(k for k in sure if mean[k] <= mean[best] + error[best])
     return sizes[best], (
