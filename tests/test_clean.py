@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.cleanse import cleaning, judging, reading, source, tables
+from dross.cleanse import change, cleaning, judging, reading, source, tables
 from dross.cleanse.project import Project
 from dross.data import load
 from dross.errors import BadInput, DataUnavailable, StorageFailed, TapeDamaged, TapeMismatch
@@ -82,7 +82,7 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     assert "improved" in verdict._repr_html_() and "improved" in repr(verdict)
     relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
     assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
-    both = judging.chosen(project, 20, 20, False)
+    both = change.chosen(project, 20, 20, False)
     assert "20 most harmful removed" in both.what and "in both lists only relabelled" in both.what  # flipped labels are in both
     assert len(both.relabelled) == 20 > len(both.removed) and not set(both.removed) & set(both.relabelled)
     report = (folder / "run" / "report.html").read_text()

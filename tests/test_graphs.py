@@ -12,7 +12,7 @@ import dross
 from dross.batch import Batch
 from dross.convolutions import AsProducts
 from dross.data.augment import ShiftAndFlip
-from dross.graphs import Graphs, _flattened, _unflattened
+from dross.graphs import Graphs, _agree, _flattened, _unflattened
 from dross.models import mnist_cnn
 
 needs_gpu = pytest.mark.skipif(
@@ -135,6 +135,7 @@ class Rehearsed:
 
     def __init__(self, function, inputs, batch, pool):
         self.function, self.inputs, self.trusted = function, [t.clone() for t in inputs], False
+        self.close_enough = _agree
 
     def replay(self, inputs, batch):
         for held, given in zip(self.inputs, inputs):

@@ -26,7 +26,7 @@ from zoo import MODELS, problem
 @pytest.fixture(autouse=True)
 def _every_segment_is_committed(monkeypatch):
     """These problems are over before the first half second is."""
-    monkeypatch.setattr("dross.tape._BETWEEN_COMMITS", 0.0)
+    monkeypatch.setattr("dross.tape_writer._BETWEEN_COMMITS", 0.0)
 
 
 def final(run):
@@ -166,7 +166,7 @@ def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, 
 
     expected = train("whole").influence(query).values
     rename, calls = os.replace, iter(range(1000))
-    monkeypatch.setattr("dross.tape._BETWEEN_COMMITS", seconds)  # after every segment, or only at the end
+    monkeypatch.setattr("dross.tape_writer._BETWEEN_COMMITS", seconds)  # after every segment, or only at the end
 
     def interrupted(source, target):
         strike = next(calls) == nth

@@ -30,7 +30,7 @@ _SHARE = 20  # and no more than 1/20 of the time goes into writing them, however
 
 
 @dataclass(frozen=True)
-class Place:
+class Reached:
     """Where a retrace is."""
 
     position: int  # every step from this one on has been retraced
@@ -50,7 +50,7 @@ class Bookmark:
     def due(self) -> bool:
         return time.monotonic() >= self._next
 
-    def write(self, place: Place, plans: dict[int, tuple[bool, int]]) -> None:
+    def write(self, place: Reached, plans: dict[int, tuple[bool, int]]) -> None:
         """plans: how the objective computes; another way rounds otherwise."""
         began = time.monotonic()
         tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(place).items()}
@@ -59,7 +59,7 @@ class Bookmark:
         now = time.monotonic()
         self._next = now + max(_SECONDS, _SHARE * (now - began))
 
-    def read(self) -> tuple[Place, dict[int, tuple[bool, int]]] | None:
+    def read(self) -> tuple[Reached, dict[int, tuple[bool, int]]] | None:
         """What an earlier retrace of the same question left, if one was interrupted."""
         try:
             tensors, about = parse(self.path.read_bytes(), self.path)
@@ -100,13 +100,13 @@ def _named(adjoint: Derivative) -> dict[str, Tensor]:
     return named | {f"buffer.{name}": t for name, t in adjoint.buffers.items()}
 
 
-def _tensors(place: Place) -> dict[str, Tensor]:
+def _tensors(place: Reached) -> dict[str, Tensor]:
     return {"totals": place.totals, **_named(place.adjoint)}
 
 
-def _place(position: int, tensors: dict[str, Tensor]) -> Place:
+def _place(position: int, tensors: dict[str, Tensor]) -> Reached:
     parts = [{name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)} for kind in ("slot.", "buffer.")]
-    return Place(position, Derivative(tensors["theta"], *parts), tensors["totals"])
+    return Reached(position, Derivative(tensors["theta"], *parts), tensors["totals"])
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

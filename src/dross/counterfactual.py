@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from .batch import AnyBatch, Batch, Fed
-from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported
+from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from .kept import Pieces
 from .layout import State
 from .progress import bar
@@ -192,7 +192,7 @@ def replayed(
         while at < len(groups):
             chunk = [np.zeros(0, dtype=np.int64), *groups[at : at + size]]
             if not side_by_side:
-                yield _stacked([runs.alone(group, told) for group in chunk])
+                yield State.stacked([runs.alone(group, told) for group in chunk])
             else:
                 try:
                     yield runs.together(chunk, told)
@@ -206,9 +206,8 @@ def replayed(
                     raise
                 except (RuntimeError, ValueError, NotImplementedError) as error:
                     side_by_side, size = False, 16
-                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                     warnings.warn(
-                        f"This model cannot be run many at once ({reason}): {len(groups)} counterfactual runs will be "
+                        f"This model cannot be run many at once ({first_line(error)}): {len(groups)} counterfactual runs will be "
                         "done one after the other, which takes longer and gives the same numbers.",
                         DrossWarning,
                         stacklevel=2,
@@ -346,11 +345,6 @@ def _without(batch: AnyBatch, present: np.ndarray) -> Batch:
     rows = torch.as_tensor(present, device=batch.c.device)
     select = lambda t: t[rows.to(t.device)] if isinstance(t, Tensor) else t
     return Batch(tree_map(select, batch.x), tree_map(select, batch.y), batch.c[rows], batch.seed)
-
-
-def _stacked(states: list[State]) -> State:
-    named = [state.tensors() for state in states]
-    return State.from_tensors({name: torch.stack([n[name] for n in named]) for name in named[0]}, states[0].clock)
 
 
 def _against_replica(values):

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from .cleanse.cleaning import clean
-from .cleanse.judging import Verdict, judge
+from .cleanse.judging import judge
 from .cleanse.project import Project
+from .cleanse.verdict import Verdict
 from .pictures import png
 
 FLIPPED = 0.05

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import statistics
 from .arithmetic import computing
 from .batch import Batch
-from .errors import BadInput, NotSupported
+from .errors import BadInput, NotSupported, first_line
 from .layout import Layout
 from .loss import check_labels, check_per_instance, resolve
 from .objective import Objective, Penalty, random_direction
@@ -91,7 +91,7 @@ def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise NotSupported(
             f"The model has an operator without a second derivative, so its runs cannot be retraced: {reason}"
         ) from error

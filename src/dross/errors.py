@@ -74,3 +74,8 @@ class StorageFailed(TapeError, OSError):
 
 class DrossWarning(UserWarning):
     """Something the user should know that does not stop the work."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else says, short enough for a message of ours."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

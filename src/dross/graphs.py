@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import compiling
 from .batch import AnyBatch, Fed, Feds
-from .errors import DrossWarning
+from .errors import DrossWarning, first_line
 
 _WARM_UPS = 2
 _MOST = 64  # graphs of one model; shapes beyond these (texts of every length) are not worth their memory
@@ -79,21 +79,18 @@ class Graphs:
         if graph is not None:
             self._try(key, graph, inputs, batch, expected, name)
         elif len(self._graphs) < _MOST:
-            alone = not isinstance(batch, Feds)  # several steps are made of compiled ones already
             self._seen[key] = self._seen.get(key, 0) + 1
-            if (compiling.asked_for() and alone) or self._seen[key] > _WARM_UPS:
-                count = len(parts)
-
-                def flat(*tensors: Tensor) -> Any:
-                    return quick(assemble(tensors[:count]), *_unflattened(tensors[count:], form))
-
-                quick = self._compiled(name, function, batch, args) if alone and compiling.asked_for() else function
+            quick = function
+            if compiling.asked_for() and not isinstance(batch, Feds):  # several steps are made of compiled ones already
+                quick = self._compiled(name, function, batch, args)
+            if quick is not function or self._seen[key] > _WARM_UPS:
+                flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *_unflattened(tensors[len(parts) :], form))
                 self._capture(key, flat, inputs, batch, name)
-                if quick is not function and key in self._graphs:
-                    # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
-                    self._try(key, self._graphs[key], inputs, batch, expected, name)
-                    if key in self._graphs and self._graphs[key].trusted:
-                        return self._graphs[key].replay(inputs, batch)
+            if quick is not function and (graph := self._graphs.get(key)) is not None:
+                # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
+                graph.close_enough = _about
+                self._try(key, graph, inputs, batch, expected, name)
+                return graph.replay(inputs, batch) if graph.trusted else expected
         return expected
 
     def _compiled(self, name: str, function: Callable, batch: AnyBatch, args: tuple) -> Callable:
@@ -113,7 +110,7 @@ class Graphs:
                 return made
             reason = "it gives other numbers"
         except Exception as error:  # the compiler's own errors are of many kinds
-            reason = _first_line(error)
+            reason = first_line(error)
         self.uncompiled.add(name)
         warnings.warn(f"The {name} of this model goes on without torch.compile: {reason}.", DrossWarning, stacklevel=4)
         return function
@@ -131,7 +128,7 @@ class Graphs:
         except (RuntimeError, NotImplementedError) as error:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
-            self._refuse(batch, name, _first_line(error))
+            self._refuse(batch, name, first_line(error))
         finally:
             self._capturing = False
 
@@ -141,8 +138,7 @@ class Graphs:
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
             return  # the run is about to end for another reason; this call proves nothing
         found = _flattened(graph.replay(inputs, batch))[0]
-        same = _about if compiling.asked_for() else _agree
-        if all(same(one, other) for one, other in zip(found, wanted)):
+        if all(graph.close_enough(one, other) for one, other in zip(found, wanted)):
             graph.trusted = True
         else:
             del self._graphs[key]
@@ -166,6 +162,7 @@ class _Graph:
     def __init__(self, function: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, pool: Any):
         self.inputs = [t.detach().clone(memory_format=torch.contiguous_format) for t in inputs]
         self.graph, self.trusted = torch.cuda.CUDAGraph(), False
+        self.close_enough: Callable[[Tensor, Tensor], bool] = _agree
         for generator in batch.generators():
             self.graph.register_generator_state(generator)
         batch.seed_augmentation()
@@ -232,10 +229,6 @@ def _about(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point() or one.numel() == 0:
         return bool(torch.equal(one, other))
     return bool((one - other).norm() <= 30 * torch.finfo(one.dtype).eps ** 0.5 * other.norm())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _leave_pool(device: torch.device, pool: Any) -> None:

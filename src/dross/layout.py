@@ -6,6 +6,7 @@ the forward pass moves (BatchNorm's statistics) keep their names. Everything els
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,12 @@ class State:
         slots = {name[5:]: t for name, t in named.items() if name.startswith("slot.")}
         buffers = {name[7:]: t for name, t in named.items() if name.startswith("buffer.")}
         return State(named["theta"], slots, buffers, clock)
+
+    @staticmethod
+    def stacked(states: "Sequence[State]") -> "State":
+        """With a leading axis, of models or of steps, and the first one's clock."""
+        named = [state.tensors() for state in states]
+        return State.from_tensors({name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock)
 
     def map(self, change) -> "State":
         return State.from_tensors({name: change(t) for name, t in self.tensors().items()}, self.clock)

@@ -37,7 +37,8 @@ from .randomness import seeded
 from .replay import checksum, take_step
 from .run import Run
 from .step import Micro, Step, advance
-from .tape import Tape, TapeWriter, prepare_folder
+from .tape import Tape
+from .tape_writer import TapeWriter, prepare_folder
 from .training import check_finite
 
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()  # by the optimizer they listen to

@@ -25,8 +25,9 @@ from .loss import NAMED, resolve
 from .objective import Objective, Penalty
 from .optimizers import Optimizer
 from .ranks import ALONE, Ranks
+from .segments import Segment
 from .step import Step, advance, needs_gradient
-from .tape import Segment, Tape
+from .tape import Tape
 
 _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
 
@@ -67,7 +68,7 @@ def _together(objective: Objective, optimizer: Optimizer, state: State, step: St
         for batch in each:
             now, _, _ = take_step(objective, optimizer, now, step, [batch])
             states.append(now)
-        all_of_them = several.stacked(states)
+        all_of_them = State.stacked(states)
         return all_of_them.theta, all_of_them.slots, all_of_them.buffers
 
     # the numbers are captured as they are: among the arguments, they tell this graph from those of other rates
@@ -163,10 +164,8 @@ class Recording:
     def _all_placed(self, states: list[State]) -> list[State]:
         if self.device.type == "cpu":
             return [state.map(self._placed) for state in states]
-        named = [state.tensors() for state in states]  # one transfer for all of them
-        stacked = {name: self._placed(torch.stack([one[name] for one in named])) for name in named[0]}
-        rows = [{name: tensor[k].clone() for name, tensor in stacked.items()} for k in range(len(states))]
-        return [State.from_tensors(row, state.clock) for row, state in zip(rows, states)]
+        together = State.stacked(states).map(self._placed)  # one transfer for all of them
+        return [replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock) for k, state in enumerate(states)]
 
     def _placed(self, t: Tensor) -> Tensor:
         # A copy even on the CPU: vectorized sums round differently on memory that is not aligned, as a file's is not.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import several
 from .batch import AnyBatch, Fed, Feds
-from .bookmark import Bookmark, Place, question
+from .bookmark import Bookmark, Reached, question
 from .errors import BadInput, NotFinite
 from .layout import State
 from .objective import Objective
@@ -78,7 +78,7 @@ def retrace(
                 block = [(start + k, steps[k], part) for k, part in zip(places, terms)]
                 _accumulate(totals, oldest, block, adjoint)
                 if bookmark is not None and ranks.rank == 0 and bookmark.due:
-                    bookmark.write(Place(start, adjoint, totals), objective.plans)
+                    bookmark.write(Reached(start, adjoint, totals), objective.plans)
     if bookmark is not None and ranks.rank == 0:
         bookmark.remove()
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
@@ -125,7 +125,7 @@ def _together(
             terms.append(part)
         return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
 
-    s = several.stacked(states)
+    s = State.stacked(states)
     captured = (step.numbers.tobytes(), hessian)  # as they are: they tell one graph from another
     terms, *found = recording.objective.graphs.run(
         "reverse steps", back, batches, s.theta, s.slots, s.buffers, after.theta, after.slots, after.buffers, *captured

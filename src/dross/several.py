@@ -7,8 +7,6 @@ number of them, the same rate) are therefore captured many at a time and launche
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-import torch
-
 from .batch import Fed
 from .layout import State
 from .objective import Objective
@@ -47,12 +45,6 @@ def _kind(step: Step, batches: Sequence[Fed]) -> Hashable | None:
     if len(batches) != 1 or step.clip is not None or not batches[0].feed.capturable:
         return None
     return len(batches[0].ids), step.numbers.tobytes()
-
-
-def stacked(states: Sequence[State]) -> State:
-    """With a leading axis of steps."""
-    named = [state.tensors() for state in states]
-    return State.from_tensors({name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock)
 
 
 def apart(together: State, count: int) -> list[State]:

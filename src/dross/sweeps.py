@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import BadInput, DrossWarning, WorkerLost
+from .errors import BadInput, DrossWarning, WorkerLost, first_line
 from .kept import Pieces
 from .progress import bar, silence
 
@@ -112,11 +112,11 @@ def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | N
         done = f"{total - len(missing)} of {total} pieces are done" + ("" if kept is None else f" and kept in {kept.folder}")
         if deaths == _PATIENCE:
             raise WorkerLost(
-                f"Workers die again and again, and nothing more gets done ({_first_line(died)}). {done}. The usual cause is memory: take fewer "
+                f"Workers die again and again, and nothing more gets done ({first_line(died)}). {done}. The usual cause is memory: take fewer "
                 "workers at once, and give the same call again."
             ) from died
         if missing:
-            warnings.warn(f"A worker died ({_first_line(died)}). {done}; going on with the rest.", DrossWarning, stacklevel=3)
+            warnings.warn(f"A worker died ({first_line(died)}). {done}; going on with the rest.", DrossWarning, stacklevel=3)
 
 
 def _given_out(luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_jobs: int | None) -> Found:
@@ -146,7 +146,7 @@ def _packed(work: Callable[[Any], Any], kept: Pieces | None) -> "tuple[np.ndarra
         raw = cloudpickle.dumps((work, kept))
     except Exception as error:  # whatever the objects of the user raise
         raise BadInput(
-            f"This work cannot be sent to another process: {_first_line(error)}. Models, data sets, losses and queries must be picklable; "
+            f"This work cannot be sent to another process: {first_line(error)}. Models, data sets, losses and queries must be picklable; "
             "leave out n_jobs and parallel_config to do it here."
         ) from error
     return np.frombuffer(raw, dtype=np.uint8), hashlib.sha256(raw).hexdigest()
@@ -191,7 +191,3 @@ def _is_final(error: BaseException) -> bool:
     """Dask says so only after it has tried a piece several times."""
     scheduler = sys.modules.get("distributed.scheduler")
     return scheduler is not None and isinstance(error, scheduler.KilledWorker)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

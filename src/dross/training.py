@@ -14,7 +14,7 @@ from .arithmetic import check as check_arithmetic
 from .batch import Augment
 from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
-from .errors import BadInput, DrossError, NotFinite, NotSupported
+from .errors import BadInput, DrossError, NotFinite, NotSupported, first_line
 from .instances import Instances, check_ids
 from .keep import Checkpoints, Keep
 from .layout import State
@@ -27,7 +27,8 @@ from .randomness import mixed
 from .replay import Recording, checksum, take_step, take_steps
 from .run import Run
 from .step import Micro, Step
-from .tape import Tape, TapeWriter, prepare_folder
+from .tape import Tape
+from .tape_writer import TapeWriter, prepare_folder
 
 _MOST_UNWATCHED = 64
 _UNWATCHED_BYTES = 256 << 20
@@ -251,6 +252,6 @@ def _available(device: str | torch.device) -> torch.device:
         wanted = torch.device(device)
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise BadInput(f"The device '{device}' is not there ({reason}). Leave it out to train where the model is.") from None
     return wanted

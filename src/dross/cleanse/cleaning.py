@@ -21,7 +21,7 @@ from . import report
 from .explain import explained
 from .frames import library
 from .images import shown
-from .learn import MODELS, Recipe, Searched, default_batch, search
+from .learn import MODELS, SEARCHED, Recipe, Searched, default_batch, search
 from .project import ABOUT, FORMAT, Project, read_json
 from .reading import Prepared, Request, digest, loaded, prepare, source_of
 from .scoring import Checked, Scored, outliers, score, table, verify
@@ -207,6 +207,9 @@ class _Cleaning:
         )
         steps = recipe.epochs * recipe.steps_per_epoch(len(self.prepared.y["train"]))
         share = recipe.epochs / (len(found.curves) * max(len(curve) for curve in found.curves.values()))
+        share *= max(
+            1.0, len(self.prepared.y["train"]) / SEARCHED
+        )  # an epoch of all of it is longer than one of the part that was searched
         # a retrace is five trainings or so; the rest (about 70 models) is trained side by side, or one by one at a third of the speed
         seconds = took * share * (15 * given.runs + 75)
         parameters = sum(p.numel() for p in recipe.build(0).parameters())

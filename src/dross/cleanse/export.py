@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import BadInput, StorageFailed
 from . import images, tables
-from .judging import Change, chosen, reopened
+from .change import Change, chosen
+from .judging import reopened
 from .project import Project
 
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")

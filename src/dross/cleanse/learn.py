@@ -27,7 +27,7 @@ _EPOCHS = 30
 _FEWEST_EPOCHS = 4
 _HIDDEN = 64
 _AS_GOOD = 1.03
-_SEARCHED = 20_000  # instances
+SEARCHED = 20_000  # instances that a search looks at, at most
 _BYTES_SIDE_BY_SIDE = 256 << 20
 
 
@@ -230,6 +230,13 @@ def wrong(outputs: Tensor, y: Tensor) -> Tensor:
     return outputs.argmax(-1) != y
 
 
+def mistakes(recipe: Recipe, outputs: Tensor, y: Tensor) -> Tensor:
+    """[K, N]: how far off, as people count it: a class is right or wrong, a number is off by so much."""
+    if recipe.loss == "cross_entropy":
+        return wrong(outputs, y).to(outputs.dtype)
+    return losses(recipe, outputs, y).sqrt()
+
+
 @dataclass(frozen=True)
 class Searched:
     recipe: Recipe
@@ -241,7 +248,7 @@ def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tenso
     """The rate and the number of epochs with the lowest validation loss. What the caller gives is taken as it is.
 
     Of a large set a part is enough to find them: the whole is then trained for about as many steps."""
-    if len(x) > _SEARCHED:
+    if len(x) > SEARCHED:
         return _searched_on_a_part(recipe, x, y, validation, rates, epochs, seed, progress)
     longest = replace(recipe, epochs=epochs or _EPOCHS)
     fits = [Fit(seed, np.arange(len(x)), rate) for rate in (rates or RATES)]
@@ -269,12 +276,12 @@ def _searched_on_a_part(
     recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], rates, epochs, seed: int, progress: bool
 ) -> Searched:
     shuffled = lambda count: torch.from_numpy(np.random.default_rng(seed).permutation(count))
-    chosen, asked = shuffled(len(y))[:_SEARCHED], shuffled(len(validation[1]))[: _SEARCHED // 4]
-    small = replace(recipe, batch_size=min(recipe.batch_size, default_batch(_SEARCHED)))
+    chosen, asked = shuffled(len(y))[:SEARCHED], shuffled(len(validation[1]))[: SEARCHED // 4]
+    small = replace(recipe, batch_size=min(recipe.batch_size, default_batch(SEARCHED)))
     found = search(
         small, x[chosen], y[chosen], (validation[0][asked], validation[1][asked]), rates=rates, seed=seed, progress=progress
     )
-    steps = found.recipe.epochs * small.steps_per_epoch(_SEARCHED)
+    steps = found.recipe.epochs * small.steps_per_epoch(SEARCHED)
     enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))
     return Searched(replace(recipe, rate=found.recipe.rate, epochs=epochs or enough), found.curves)
 

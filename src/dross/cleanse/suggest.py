@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..randomness import mixed
-from .learn import Fit, Recipe, fit, losses, wrong
+from .learn import Fit, Recipe, fit, losses, mistakes
 from .scoring import Pair, Scored, halves_of
 
 _SURE = (
@@ -51,7 +51,7 @@ def curve(recipe: Recipe, data: Pair, validation: Pair, scored: Scored, *, seeds
     trained = fit(recipe, *data, fits, what="trying how many to remove", progress=progress)
     outputs = trained.outputs(validation[0])
     loss = losses(recipe, outputs, validation[1]).double()
-    off = wrong(outputs, validation[1]).double() if recipe.loss == "cross_entropy" else loss.sqrt()
+    off = mistakes(recipe, outputs, validation[1]).double()
     capped = loss.clamp(max=_guess(recipe)).numpy().reshape(seeds, len(plans), -1)
     by_loss = _changes(capped, parts, len(sizes))
     by_error = _changes(off.numpy().reshape(seeds, len(plans), -1), parts, len(sizes))
