@@ -185,7 +185,7 @@ def replayed(
     recording.check_unchanged()
     runs = _Runs(recording, start, first, stop, absent)
     side_by_side = absent == "weight" or (_statistics_are_batch_norms(recording) and runs.batches_keep_two(groups))
-    size = min(len(groups), _fitting(recording, start, first)) if side_by_side else 1
+    size = _even(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     total = (stop - first) * (len(groups) + 1)
     at = 0
     with bar("counterfactual runs", total, show=progress, unit="model steps") as told:
@@ -199,7 +199,7 @@ def replayed(
                 except torch.OutOfMemoryError:
                     if size == 1:
                         raise
-                    size = max(1, size // 2)
+                    size = _even(len(groups) - at, size // 2)
                     warnings.warn(f"Out of memory: going on with {size} models at once.", DrossWarning, stacklevel=2)
                     continue
                 except DrossError:
@@ -372,6 +372,11 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
         recording.objective._gradient(batch.realized(), state.theta, state.buffers, None)
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
     return int(max(1, min(_MOST_AT_ONCE, _memory_at_hand(recording.device) // 3 // neighbours() // each)))
+
+
+def _even(count: int, most: int) -> int:
+    """The size of chunks of at most so many that are about equal: a GPU's graph is captured for a size."""
+    return max(1, -(-count // -(-count // max(1, most)))) if count else 1
 
 
 def _memory_at_hand(device: torch.device) -> int:
