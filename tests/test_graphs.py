@@ -12,7 +12,8 @@ import dross
 from dross.batch import Batch
 from dross.convolutions import AsProducts
 from dross.data.augment import ShiftAndFlip
-from dross.graphs import Graphs, _agree, _flattened, _unflattened
+from dross.flat import flattened, unflattened
+from dross.graphs import Graphs, _agree
 from dross.models import mnist_cnn
 
 needs_gpu = pytest.mark.skipif(
@@ -55,10 +56,10 @@ def test_what_is_no_plain_convolution_is_left_to_torch():
 
 def test_values_come_back_in_their_form():
     a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
-    tensors, form = _flattened((a, {"z": b, "a": c}, None, True))
+    tensors, form = flattened((a, {"z": b, "a": c}, None, True))
     assert [len(t) for t in tensors] == [1, 3, 2]  # dicts by name, whatever their order
-    assert _flattened((a, {"a": c, "z": b}, None, True))[1] == form != _flattened((a, {"a": c, "z": b}, None, False))[1]
-    one, two, three, four = _unflattened(tensors, form)
+    assert flattened((a, {"a": c, "z": b}, None, True))[1] == form != flattened((a, {"a": c, "z": b}, None, False))[1]
+    one, two, three, four = unflattened(tensors, form)
     assert one is a and two["z"] is b and two["a"] is c and three is None and four is True
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .flat import in_pair
 
 Augment = Callable[[Any, torch.Generator], Any]
 
@@ -29,6 +31,8 @@ class Batch:
 
     def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "Batch"], Hashable]:
         """The tensors it consists of, how to put such tensors together again, and what tells its kind from others."""
+        if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
+            return [self.x, self.y, self.c], lambda t: Batch(t[0], t[1], t[2], self.seed), "a pair"
         leaves, structure = tree_flatten((self.x, self.y))
 
         def assemble(tensors: Sequence[Tensor]) -> Batch:
@@ -139,4 +143,4 @@ AnyBatch = Batch | Fed
 
 
 def _cut(values: tuple[Any, Any], rows: slice) -> tuple[Any, Any]:
-    return tree_map(lambda t: t[rows] if isinstance(t, Tensor) else t, values)
+    return in_pair(lambda t: t[rows] if isinstance(t, Tensor) else t, values)

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from . import compiling
-from .batch import AnyBatch, Fed, Feds
+from . import compiling, programs
+from .batch import AnyBatch, Batch, Fed, Feds
 from .errors import DrossWarning, first_line
+from .flat import flattened, unflattened
 
 _WARM_UPS = 2
 _MOST = 64  # graphs of one model; shapes beyond these (texts of every length) are not worth their memory
@@ -41,6 +42,7 @@ class Graphs:
         self._pool: Any = None
         self._quick: dict[Any, Callable] = {}  # compiled passes, which several steps captured together are made of
         self._capturing = False
+        self._programs = programs.Programs()  # what there is instead of graphs on a CPU
 
     @contextmanager
     def within(self, mode: str, constants: Iterable[Tensor]) -> Iterator[None]:
@@ -57,20 +59,28 @@ class Graphs:
             self.mode = before
 
     def forget(self) -> None:
-        self._seen, self._graphs, self._pool, self._quick = {}, {}, None, {}
+        self._seen, self._graphs, self._pool, self._quick, self._programs = {}, {}, None, {}, programs.Programs()
 
     def available(self, name: str, tensor: Tensor) -> bool:
         """Whether this pass, over tensors where this one is, would be captured."""
         return bool(self.mode) and name not in self.refused and tensor.is_cuda and not _switched_off()
 
+    def _writable(self, batch: Batch) -> bool:
+        """Whether a pass over this batch may become a program."""
+        on_cpu = batch.c.device.type == "cpu"
+        return on_cpu and bool(self.mode) and not programs.switched_off() and _get_current_dispatch_mode() is None
+
     def run(self, name: str, function: Callable, batch: AnyBatch | Feds, *args: Any) -> Any:
         """function(batch, *args), as a graph where that is possible. All tensors that differ from call to call must be arguments."""
         if not self.available(name, batch.c):
-            return function(batch.realized(), *args)
+            at_hand = batch.realized()
+            if isinstance(at_hand, Batch) and self._writable(at_hand):
+                return self._programs.run((name, self.mode), function, at_hand, args)
+            return function(at_hand, *args)
         if self._capturing:  # one of several steps that are captured together
             return self._quick.get(self._form(name, batch, args), function)(batch, *args)
         parts, assemble, kind = batch.disassembled()
-        given, form = _flattened(args)
+        given, form = flattened(args)
         inputs = [*parts, *given]
         key = (name, self.mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
         if (graph := self._graphs.get(key)) is not None and graph.trusted:
@@ -84,7 +94,7 @@ class Graphs:
             if compiling.asked_for() and not isinstance(batch, Feds):  # several steps are made of compiled ones already
                 quick = self._compiled(name, function, batch, args)
             if quick is not function or self._seen[key] > _WARM_UPS:
-                flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *_unflattened(tensors[len(parts) :], form))
+                flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form))
                 self._capture(key, flat, inputs, batch, name)
             if quick is not function and (graph := self._graphs.get(key)) is not None:
                 # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
@@ -97,15 +107,15 @@ class Graphs:
         """The function after torch's compiler, if that succeeds and gives what the function gives."""
         if name in self.uncompiled:
             return function
-        given, form = _flattened(args)
+        given, form = flattened(args)
         leaves, assemble, _ = batch.realized().disassembled()
         count = len(leaves)
-        flat = lambda *tensors: function(assemble(tensors[:count]), *_unflattened(tensors[count:], form))
+        flat = lambda *tensors: function(assemble(tensors[:count]), *unflattened(tensors[count:], form))
         try:
             quick = compiling.compiled(flat, [*leaves, *given])
-            pairs = zip(_flattened(quick(*leaves, *given))[0], _flattened(flat(*leaves, *given))[0])
+            pairs = zip(flattened(quick(*leaves, *given))[0], flattened(flat(*leaves, *given))[0])
             if all(_about(one, other) for one, other in pairs):
-                made = lambda batch, *args: quick(*batch.disassembled()[0], *_flattened(args)[0])
+                made = lambda batch, *args: quick(*batch.disassembled()[0], *flattened(args)[0])
                 self._quick[self._form(name, batch.realized(), args)] = made
                 return made
             reason = "it gives other numbers"
@@ -116,7 +126,7 @@ class Graphs:
         return function
 
     def _form(self, name: str, batch: AnyBatch | Feds, args: tuple) -> tuple:
-        given, form = _flattened(args)
+        given, form = flattened(args)
         return (name, self.mode, form, *[(t.shape, t.dtype) for t in [*batch.disassembled()[0], *given]])
 
     def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str) -> None:
@@ -134,10 +144,10 @@ class Graphs:
 
     def _try(self, key: Any, graph: "_Graph", inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> None:
         """A graph is trusted once it has given on new inputs what the function gives."""
-        wanted = _flattened(expected)[0]
+        wanted = flattened(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
             return  # the run is about to end for another reason; this call proves nothing
-        found = _flattened(graph.replay(inputs, batch))[0]
+        found = flattened(graph.replay(inputs, batch))[0]
         if all(graph.close_enough(one, other) for one, other in zip(found, wanted)):
             graph.trusted = True
         else:
@@ -167,7 +177,7 @@ class _Graph:
             self.graph.register_generator_state(generator)
         batch.seed_augmentation()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            outputs, self.form = _flattened(function(*self.inputs))
+            outputs, self.form = flattened(function(*self.inputs))
             self.outputs = [t.detach() for t in outputs]
         self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
 
@@ -180,42 +190,11 @@ class _Graph:
             results = [torch.empty_like(t) for t in self.outputs]
             for places in self.copies_out:
                 torch._foreach_copy_([results[k] for k in places], [self.outputs[k] for k in places])  # type: ignore[attr-defined]
-        return _unflattened(results, self.form)
+        return unflattened(results, self.form)
 
 
 def _by_type(tensors: list[Tensor]) -> list[list[int]]:
     return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dict.fromkeys(t.dtype for t in tensors)]
-
-
-def _flattened(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
-    """The tensors among the values and in their dicts, and their form; what is no tensor is part of the form. A state that was read from
-    a file has its buffers in another order: dicts are taken by name."""
-    tensors: list[Tensor] = []
-    form: list[Any] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            form.append(_TENSOR)
-        elif isinstance(value, dict):
-            names = tuple(sorted(value))
-            tensors += [value[name] for name in names]
-            form.append(_Names(names))
-        else:
-            form.append(value)
-    return tensors, tuple(form)
-
-
-def _unflattened(tensors: Iterable[Tensor], form: tuple) -> tuple:
-    rest = iter(tensors)
-    one = lambda f: next(rest) if f is _TENSOR else {name: next(rest) for name in f} if isinstance(f, _Names) else f
-    return tuple(one(f) for f in form)
-
-
-class _Names(tuple):
-    """The keys of a dict of tensors."""
-
-
-_TENSOR = object()
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

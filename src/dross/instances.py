@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from .batch import Augment, Batch, Fed, Feed
 from .errors import BadInput
+from .flat import in_pair
 from .randomness import generator, mixed
 from .step import Micro, Step
 
@@ -54,7 +55,7 @@ class Instances:
         return self._look_up(torch.as_tensor(np.asarray(ids)))
 
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
-        looked_up = tree_map(lambda t: t[ids.to(t.device)], self.stored) if self.stored else self._collated(ids.tolist())
+        looked_up = in_pair(lambda t: t[ids.to(t.device)], self.stored) if self.stored else self._collated(ids.tolist())
         return self._placed(looked_up)
 
     def feed(self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None) -> list[list[Fed]]:
@@ -111,7 +112,7 @@ class Instances:
         return x, y
 
     def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-        return tree_map(lambda t: placed(t, self.device, self.dtype), batch)
+        return in_pair(lambda t: placed(t, self.device, self.dtype), batch)
 
     def _is_on_device(self) -> bool:
         return self.stored is not None and all(t.device == self.device for t in tree_leaves(self.stored))

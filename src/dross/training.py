@@ -1,6 +1,7 @@
 """Our own training loop: Algorithm 1. For a loop that is yours, see record.py."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -105,20 +106,23 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
     coming = plan.from_step(writer.next)
     with objective.training(), bar("training", plan.steps - writer.next, show=progress) as advance:
         try:
-            while block := list(islice(coming, _steps_unwatched(state))):
+            while block := list(islice(coming, _MOST_UNWATCHED)):
                 first = writer.next
                 steps = [
                     Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
                     for t, (ids, epoch) in enumerate(block, start=first)
                 ]
                 feeds = instances.feed(steps, first, seed, augment)
-                states = _taken(objective, pure, state, steps, feeds, first)
-                for step, batches, before, after in zip(steps, feeds, states, states[1:]):
-                    if writer.is_full(step.epoch):
-                        writer.flush()
-                    writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
-                    advance(1)
-                state = states[-1]
+                at_once = _steps_unwatched(state)
+                for k in range(0, len(steps), at_once):
+                    row = slice(k, k + at_once)
+                    states = _taken(objective, pure, state, steps[row], feeds[row], first + k)
+                    for step, batches, before, after in zip(steps[row], feeds[row], states, states[1:]):
+                        if writer.is_full(step.epoch):
+                            writer.flush()
+                        writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
+                        advance(1)
+                    state = states[-1]
             complete = True
         except ValueError as error:
             if isinstance(error, DrossError):
@@ -148,13 +152,15 @@ def _taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step
     else:
         states += take_steps(objective, pure, state, steps, feeds)
     # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
-    if not bool(
-        torch.isfinite(states[-1].theta).all() & torch.stack([*clipped, torch.tensor(True, device=state.theta.device)]).all()
-    ):
+    if not (_finite(states[-1].theta) and all(map(bool, clipped))):
         for t, (step, batches, before) in enumerate(zip(steps, feeds, states), start=first):
             after, g, losses = take_step(objective, pure, before, step, batches)
             check_finite(t, after, g, losses, step.ids, kept=first)
     return states
+
+
+def _finite(t: torch.Tensor) -> bool:
+    return math.isfinite(float(t.sum())) or bool(torch.isfinite(t).all())  # one kernel, unless the sum overflows
 
 
 def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:
