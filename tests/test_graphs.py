@@ -108,6 +108,17 @@ def test_graphs_give_what_the_steps_give(tmp_path, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6 * np.abs(other).max())
 
 
+@needs_gpu
+def test_data_that_do_not_fit_on_the_gpu_are_sent_batch_by_batch(tmp_path):
+    found = []
+    for k, keep in enumerate((dross.Checkpoints(), dross.Budget(100 << 20, in_memory=1 << 20))):
+        torch.manual_seed(0)
+        run, query = recorded(tmp_path / str(k), mnist_cnn(), keep=keep)
+        assert run.recording.instances._must_travel() == bool(k)
+        found.append(run.influence(query).values)
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6 * np.abs(found[0]).max())
+
+
 class Looks(nn.Module):
     """Decides by a value what to do, which no graph can."""
 

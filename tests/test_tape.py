@@ -2,12 +2,14 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 import dross
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeError, TapeExists, TapeMismatch
+from dross.replay import Recording
 from dross.tape import Tape
 from zoo import MODELS, problem
 
@@ -319,6 +322,30 @@ def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch
         monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 1)
         np.testing.assert_array_equal(run.influence(query, **options).values, expected)
     assert whole.values.any()
+
+
+@pytest.mark.parametrize("in_states", [1, 3, 8, 20])
+def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
+    p = problem("mlp", "momentum", epochs=40)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    expected = record(p, keep=dross.EveryStep()).influence(query).values
+    size = record(p).recording.state_at(0).nbytes
+    room = dross.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
+    run = record(p, keep=room)
+    assert len(run.recording.tape.entries) < run.steps / 30  # long segments
+    made, most, row = [], 0, Recording._row
+
+    def watched(self, steps, state, feeds):
+        nonlocal most
+        states, gradients, end = row(self, steps, state, feeds)
+        made.extend(weakref.ref(s.theta) for s in [*states, end])
+        most = max(most, len({id(theta) for theta in (ref() for ref in made) if theta is not None}))
+        return states, gradients, end
+
+    monkeypatch.setattr(Recording, "_row", watched)
+    np.testing.assert_array_equal(run.influence(query).values, expected)
+    levels = math.ceil(math.log2(max(entry["steps"] for entry in run.recording.tape.entries)))
+    assert most <= in_states + 2 * levels + 2
 
 
 def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):

@@ -59,7 +59,10 @@ class Feed:
 
     def __call__(self, ids: Tensor, place: int = 0) -> tuple[Any, Any]:
         """place: of the step among several that are captured together; each has a generator of its own."""
-        x, y = self.look_up(ids)
+        return self.augmented(self.look_up(ids), place)
+
+    def augmented(self, pair: tuple[Any, Any], place: int = 0) -> tuple[Any, Any]:
+        x, y = pair
         return (x if self.augment is None else self.augment(x, self.generator(place))), y
 
     def generator(self, place: int = 0) -> torch.Generator:
@@ -78,13 +81,16 @@ class Fed:
     seed: int
     augment_seed: int
     kept: slice | None = None  # of an augmented batch, the rows that are left after augmenting all of it
+    fetch: Callable[[], tuple[Any, Any]] | None = (
+        None  # where the data are not on the device: gives this batch, looked up ahead of time
+    )
 
     def realized(self) -> Batch:
         self.seed_augmentation()
         return self._gathered(self.ids, self.c)
 
     def _gathered(self, ids: Tensor, c: Tensor) -> Batch:
-        found = self.feed(ids)
+        found = self.feed(ids) if self.fetch is None else self.feed.augmented(self.fetch())
         return Batch(*(found if self.kept is None else _cut(found, self.kept)), c, self.seed)
 
     def rows(self, rows: slice) -> "Fed":
@@ -92,7 +98,7 @@ class Fed:
         if rows == slice(0, len(self.c)):
             return self
         if self.feed.augment is None:
-            return replace(self, ids=self.ids[rows], c=self.c[rows])
+            return replace(self, ids=self.ids[rows], c=self.c[rows], fetch=None)
         return replace(self, c=self.c[rows], kept=rows)
 
     def disassembled(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch], Hashable]:

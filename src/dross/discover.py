@@ -49,6 +49,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     if len(kinds) > 1:
         raise NotSupported(f"The parameters to train must share one device and one dtype; found {sorted(map(str, kinds))}.")
     device, dtype = kinds.pop()
+    if elsewhere := [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.device != device]:
+        raise NotSupported(
+            f"'{elsewhere[0]}' is not on {device}, where the parameters to train are: move the whole model to one device."
+        )
     if dtype not in (torch.float32, torch.float64):
         raise NotSupported(f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use float32 or float64.")
     return device, dtype

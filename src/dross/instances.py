@@ -1,7 +1,8 @@
 """The training set, seen as instances with ids."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
+from .ahead import Ahead
 from .batch import Augment, Batch, Fed, Feed
 from .errors import BadInput
 from .flat import in_pair
@@ -17,6 +19,7 @@ from .randomness import generator, mixed
 from .step import Micro, Step
 
 _HELD_IN_MEMORY = 2 << 30  # a map-style data set up to this many bytes is read once
+_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
 _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
@@ -24,8 +27,10 @@ _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 class Instances:
     """Any map-style data set of (x, y), or a pair of tensors (X, Y), as batches on a device."""
 
-    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype):
+    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None):
+        """memory: bytes of data that may be held in memory, or on the device, instead of being read again."""
         self.device, self.dtype = device, dtype
+        self.memory = _HELD_IN_MEMORY if memory is None else memory
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.source = source
         self.aliased = self.stored is not None  # the tensors are the user's own, who may change them in place
@@ -40,12 +45,13 @@ class Instances:
                     "augment(x, generator), which is replayed with the same random numbers."
                 )
             size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
-            if size <= _HELD_IN_MEMORY:
+            if size <= self.memory:
                 self.stored = self._collated(range(self.count))
-        if self.stored and self._fits_on_device():
+        if self.stored and self._may_be_placed(memory):
             self.stored = self._placed(self.stored)
         self._feeds: dict[int, Feed] = {}
         self._equal_weights: dict[int, Tensor] = {}
+        self._reader: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -66,14 +72,30 @@ class Instances:
         feed = self._feeds[id(augment)]
         arrays = [micro.ids for step in steps for micro in step.micros]
         together = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
-        ids = iter(self._near_data(together).split([len(array) for array in arrays]))
+        ids = self._near_data(together).split([len(array) for array in arrays])
+        fetches = iter(self._fetched_ahead(ids) if self._must_travel() else [None] * len(ids))
+        each = iter(ids)
         return [
             [
-                Fed(feed, next(ids), self._weights(micro), mixed(seed, t, k, _MODEL_STREAM), mixed(seed, t, k, _AUGMENT_STREAM))
+                Fed(
+                    feed, next(each), self._weights(micro), mixed(seed, t, k, _MODEL_STREAM), mixed(seed, t, k, _AUGMENT_STREAM),
+                    fetch=next(fetches),
+                )
                 for k, micro in enumerate(step.micros)
             ]
             for t, step in enumerate(steps, start=first)
-        ]
+        ]  # fmt: skip
+
+    def _must_travel(self) -> bool:
+        """Whether batches are looked up in the host's memory and sent to the device."""
+        return self.device.type == "cuda" and self.stored is not None and not self._is_on_device()
+
+    def _fetched_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], tuple[Any, Any]]]:
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, "dross-reader")
+        look_up = lambda ids: in_pair(lambda t: t[ids], self.stored)  # type: ignore[arg-type]  # stored is there
+        ahead = Ahead(look_up, ids, self.device, self._reader)
+        return [lambda place=place: self._placed(ahead(place)) for place in range(len(ids))]
 
     def _near_data(self, ids: Tensor) -> Tensor:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
@@ -95,7 +117,8 @@ class Instances:
             sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
             leaves = tree_leaves(self[sample])
         for leaf in leaves:
-            digest.update(checksum_bytes(leaf))
+            for rows in leaf.split(max(1, _READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))):  # it may lie on a disk
+                digest.update(checksum_bytes(placed(rows, rows.device, self.dtype)))
         return digest.hexdigest()
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
@@ -117,9 +140,14 @@ class Instances:
     def _is_on_device(self) -> bool:
         return self.stored is not None and all(t.device == self.device for t in tree_leaves(self.stored))
 
-    def _fits_on_device(self) -> bool:
-        size = sum(t.numel() * t.element_size() for t in tree_leaves(self.stored))
-        return self.device.type != "cuda" or size < torch.cuda.mem_get_info(self.device)[0] // 2
+    def _may_be_placed(self, memory: int | None) -> bool:
+        """Whether all of the data go to the device, in the model's type. Otherwise each batch goes when its turn comes."""
+        size = sum(
+            t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size()) for t in tree_leaves(self.stored)
+        )
+        if self.device.type == "cuda":
+            return size < min(torch.cuda.mem_get_info(self.device)[0] // 2, size + 1 if memory is None else memory)
+        return size <= self.memory  # where nothing has to be changed, nothing is copied either way
 
 
 def make_batch(

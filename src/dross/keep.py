@@ -3,18 +3,21 @@
 EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
 Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
 LastEpochs(e)          only the last e epochs (the paper's approximation)
-Budget(bytes)          picks among them so that the states fit
+Budget(bytes)          picks among them so that the states fit, and bounds what is held in memory
+
+Who says nothing gets every step where all states take no more than 128 MB, and checkpoints otherwise.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .errors import BadInput
 
 _SEGMENT_BYTES = 32 << 20
 _SEGMENT_STEPS = 256
 _SEGMENT_HEADER = 4 << 10  # what a segment takes beside states and steps
+_SMALL = 128 << 20  # bytes of states that nobody minds on a disk
 
 
 class Keep(ABC):
@@ -41,6 +44,11 @@ class Keep(ABC):
     @property
     def limit(self) -> int | None:
         """Thin the tape out when it takes more bytes than this."""
+        return None
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of states that a replay may hold at a time, and of data that may be held instead of being read again."""
         return None
 
 
@@ -71,6 +79,14 @@ class Checkpoints(Keep):
 
 
 @dataclass(frozen=True)
+class Unasked(Checkpoints):
+    """What is kept when nobody says what to keep."""
+
+    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+        return EveryStep() if planned is not None and planned * state_bytes <= _SMALL else Checkpoints()
+
+
+@dataclass(frozen=True)
 class LastEpochs(Keep):
     epochs: int = 1
     inside: EveryStep | Checkpoints = Checkpoints()
@@ -93,16 +109,24 @@ class LastEpochs(Keep):
 
 @dataclass(frozen=True)
 class Budget(Keep):
+    """bytes: of the tape on disk. in_memory: of states that a replay holds at a time where the model is (host or device), and of training data that are
+    held instead of being read again; as many by default. One state, its batch and the model's own passes come on top."""
+
     bytes: int
+    in_memory: int | None = None
     spacing: int = 16  # to begin with; a tape that is thinned out goes on with longer segments
 
     def __post_init__(self):
-        if self.bytes <= 0:
+        if min(self.bytes, self.bytes if self.in_memory is None else self.in_memory) <= 0:
             raise BadInput(f"A budget needs a positive number of bytes, not {self.bytes}.")
 
     @property
     def limit(self) -> int | None:
         return self.bytes
+
+    @property
+    def memory(self) -> int | None:
+        return self.bytes if self.in_memory is None else self.in_memory
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         return self.spacing
@@ -119,4 +143,4 @@ class Budget(Keep):
         if planned * state_bytes + fixed <= self.bytes:
             return EveryStep()
         states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER)
-        return Budget(self.bytes, max(1, math.ceil(planned / states)))
+        return replace(self, spacing=max(1, math.ceil(planned / states)))

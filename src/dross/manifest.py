@@ -44,6 +44,7 @@ def describe(
         "data": None if instances is None else instances.fingerprint(),
         "seed": seed,
         "keep": repr(keep),
+        "memory": keep.memory,
         "arithmetic": objective.arithmetic,
         "planned": planned,
         "schedule": schedule,
@@ -58,7 +59,7 @@ _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 
 def check_same_run(earlier: dict, now: dict) -> None:
     """A tape is only continued with the settings it was started with."""
-    known = set(now) - ({"schedule", "arithmetic"} - set(earlier))  # tapes of the first days do not have them
+    known = set(now) - ({"schedule", "arithmetic", "memory"} - set(earlier))  # tapes of the first days do not have them
     for key in sorted(known - _MAY_DIFFER):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))

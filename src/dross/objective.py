@@ -1,5 +1,6 @@
 """The per-instance losses of a model as a pure function of its state, and the derivatives that training and retracing need."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import arithmetic, statistics
 from .batch import AnyBatch, Batch
 from .convolutions import AsProducts
-from .errors import BadInput, NotSupported
+from .errors import BadInput, DrossWarning, NotSupported
 from .forward_rules import ElementaryNorms, ForwardRules
 from .graphs import Graphs
 from .layout import Layout
@@ -140,12 +141,22 @@ class Objective:
         return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian)
 
     def _pull(self, batch: Batch, theta: Tensor, buffers: Buffers, a_g: Tensor, a_buffers: Buffers, hessian: bool):
-        forward_mode, at_once = self.plan(theta, buffers, batch, a_buffers)
-        how = self._pull_forward if forward_mode else self._pull_reverse
-        parts = []
-        for k in range(0, len(a_g), at_once):
-            rows = slice(k, k + at_once)
-            parts.append(how(theta, buffers, batch, a_g[rows], {name: a[rows] for name, a in a_buffers.items()}, hessian))
+        parts, done = [], 0
+        while done < len(a_g):
+            forward_mode, at_once = self.plan(theta, buffers, batch, a_buffers)
+            how = self._pull_forward if forward_mode else self._pull_reverse
+            rows = slice(done, min(done + at_once, len(a_g)))
+            try:
+                parts.append(how(theta, buffers, batch, a_g[rows], {name: a[rows] for name, a in a_buffers.items()}, hessian))
+                done = rows.stop
+                continue
+            except torch.OutOfMemoryError as error:
+                if rows.stop - done == 1:
+                    error.add_note(
+                        f"dross: a batch of {len(batch.c)} and one query do not fit. Retrace with group=, or where there is more memory."
+                    )
+                    raise
+            self._halve_plan(batch, rows.stop - done)  # here, where the error and what it holds are gone
         if len(parts) == 1:
             return parts[0]
         terms, a_theta, moved = zip(*parts)
@@ -164,6 +175,13 @@ class Objective:
             at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
             self.plans[size] = forward, min(256, max(8, at_hand // max(flops, 1)))
         return self.plans[size]
+
+    def _halve_plan(self, batch: Batch, failed: int) -> None:
+        size = len(batch.c).bit_length()
+        self.plans[size] = self.plans[size][0], failed // 2
+        if batch.c.is_cuda:
+            torch.cuda.empty_cache()
+        warnings.warn(f"Out of memory: going on with {failed // 2} of the queries at once.", DrossWarning, stacklevel=2)
 
     @property
     def uses_forward_mode(self) -> bool:

@@ -27,7 +27,7 @@ from .discover import count_of, device_and_dtype, discover, moving_groups, unwra
 from .errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from .gradient_watch import GradientWatch
 from .instances import Instances, check_ids, make_batch, placed
-from .keep import Checkpoints, Keep
+from .keep import Keep, Unasked
 from .layout import Layout, State, check_signature
 from .loss import NAMED, check_per_instance, resolve
 from .manifest import check_same_run, describe
@@ -75,9 +75,9 @@ class Recorder:
         self._ranks = ranks_of(model)
         self.loss_name, self.loss = resolve(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
-        self.keep = Checkpoints() if keep is None else keep
+        self.keep = Unasked() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
-        self.instances = None if train_set is None else Instances(train_set, self.device, self.dtype)
+        self.instances = None if train_set is None else Instances(train_set, self.device, self.dtype, self.keep.memory)
         self.folder = tape
         self._earlier = self._ranks.first_does(lambda: prepare_folder(tape, overwrite=overwrite, resume=resume))
         self._objective: Objective | None = None

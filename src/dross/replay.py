@@ -6,8 +6,9 @@ over the tape, so a run and its replay differ in nothing.
 
 import math
 import os
+import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from . import arithmetic, several
 from .batch import AnyBatch, Augment, Fed, Feds
 from .discover import device_and_dtype, unwrapped
-from .errors import BadInput, TapeMismatch
+from .errors import BadInput, DrossWarning, TapeMismatch
 from .instances import Instances, checksum_bytes
 from .layout import Layout, State, check_constants, check_signature
 from .loss import NAMED, resolve
@@ -118,7 +119,7 @@ class Recording:
                     f"The run was recorded with {what}={recorded} and is opened with {what}={given}. Pass what it was trained with."
                 )
         device, dtype = device_and_dtype(model)
-        instances = Instances(train_set, device, dtype)
+        instances = Instances(train_set, device, dtype, made.get("memory"))
         if made["instances"] not in (None, len(instances)) or made["data"] not in (None, instances.fingerprint()):
             raise TapeMismatch(
                 f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
@@ -191,26 +192,61 @@ class Recording:
 
     def blocks(self, index: int, segment: Segment, stop: int) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """The part of a segment before `stop`, last block first: (its first step, the state before each step, and the gradients
-        where replaying gave them). A segment whose states do not fit into memory is replayed twice, block by block."""
+        where replaying gave them). A segment whose states do not fit into memory is replayed more than once, block by block."""
         count = min(stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):
             yield segment.first, segment.states[:count], self._checked_links(index, segment, count)
             return
-        fitting = max(1, _STATES_AT_ONCE // max(segment.states[0].nbytes, 1))
-        size = count if count <= fitting else max(1, math.isqrt(count))
-        batches = self.batches(segment.first, segment.steps[:count])
-        starts, state = {}, segment.states[0]
-        states: list[State] = []
-        gradients: list[Tensor | None] = []
-        for k in range(0, count, size):
-            starts[k] = state
-            states, gradients, state = self._row(segment.steps[k : k + size][: count - k], state, batches[k : k + size])
-        if count == len(segment.steps):
-            self.check_arrival(index, state, segment)
-        for k in reversed(starts):
-            if k != max(starts):
-                states, gradients, _ = self._row(segment.steps[k : k + size], starts[k], batches[k : k + size])
-            yield segment.first + k, states, gradients
+        allowed = self.tape.manifest.get("memory") or _STATES_AT_ONCE
+        room = min(allowed, _STATES_AT_ONCE) // max(segment.states[0].nbytes, 1)
+        arrived = lambda end: self.check_arrival(index, end, segment) if count == len(segment.steps) else None
+        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], max(1, room), arrived)
+
+    def _blocks(
+        self, first: int, steps: Sequence[Step], start: State, room: int, arrived: Callable[[State], None]
+    ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
+        """A row of steps in blocks, the last one first, with about `room` states at a time. One that is too long is gone through once to know where its
+        parts begin, and then part by part from behind."""
+        if len(steps) <= room:
+            if (found := self._fitting_row(first, steps, start)) is not None:
+                states, gradients, end = found
+                arrived(end)
+                yield first, states, gradients
+                return
+            room = len(steps) // 2
+        parts = max(2, min(room // 2, math.isqrt(len(steps))))
+        size = -(-len(steps) // parts)
+        starts, state = [], start
+        for k in range(0, len(steps), size):
+            starts.append(state)
+            state, room = self._passed(first + k, steps[k : k + size], state, room)
+        arrived(state)
+        for k in reversed(range(0, len(steps), size)):
+            begin = starts.pop()
+            yield from self._blocks(first + k, steps[k : k + size], begin, max(1, room - len(starts)), lambda _: None)
+
+    def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
+        """The state after these steps, and how many states do fit."""
+        k = 0
+        while k < len(steps):
+            row = steps[k : k + room]
+            if (found := self._fitting_row(first + k, row, state)) is None:
+                room = len(row) // 2
+            else:
+                state, k = found[2], k + len(row)
+        return state, room
+
+    def _fitting_row(self, first: int, steps: Sequence[Step], start: State):
+        """None where the states do not fit into the memory that there is."""
+        try:
+            return self._row(steps, start, self.batches(first, steps))
+        except torch.OutOfMemoryError:
+            if len(steps) == 1:
+                raise
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        warnings.warn(f"Out of memory: going on with {len(steps) // 2} states at once.", DrossWarning, stacklevel=2)
+        return None
 
     def _row(
         self, steps: Sequence[Step], state: State, feeds: Sequence[list[Fed]]

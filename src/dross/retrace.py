@@ -79,6 +79,7 @@ def retrace(
                 _accumulate(totals, oldest, block, adjoint)
                 if bookmark is not None and ranks.rank == 0 and bookmark.due:
                     bookmark.write(Reached(start, adjoint, totals), objective.plans)
+                del states, gradients  # before the next block is replayed
     if bookmark is not None and ranks.rank == 0:
         bookmark.remove()
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]

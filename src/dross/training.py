@@ -17,7 +17,7 @@ from .clip import Clip, ClipNorm, ClipValue
 from .discover import device_and_dtype, discover, moving_groups, unwrapped
 from .errors import BadInput, DrossError, NotFinite, NotSupported, first_line
 from .instances import Instances, check_ids
-from .keep import Checkpoints, Keep
+from .keep import Keep, Unasked
 from .layout import State
 from .loss import check_labels, resolve
 from .manifest import check_same_run, describe
@@ -52,7 +52,8 @@ def train(
                 training step; by default the optimizer's own rate
     penalty     penalty(params) -> scalar, added to every instance's loss; it leaves with the instance
     augment     augment(x, generator) -> x, replayed with the same random numbers
-    keep        what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes)
+    keep        what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes); by default every step while all states
+                take no more than 128 MB, and about sqrt(T) checkpoints otherwise
     resume      go on with a tape that a crash or Ctrl-C left behind; overwrite: replace it
     arithmetic  "strict"; quicker and less exact: "tf32" (NVIDIA GPUs) or "bf16". The run is retraced as it was recorded
 
@@ -68,7 +69,7 @@ def train(
     device, dtype = device_and_dtype(model)
     if not model.training:
         model.train()
-    instances = Instances(train_set, device, dtype)
+    instances = Instances(train_set, device, dtype, keep.memory if keep else None)
     plan = _Plan.of(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
@@ -79,7 +80,7 @@ def train(
     _check_all_labels(objective, instances, x, loss_name)
     rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
 
-    keep = Checkpoints() if keep is None else keep
+    keep = Unasked() if keep is None else keep
     parameters = dict(model.named_parameters())
     theta, buffers = objective.layout.read(model)
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
