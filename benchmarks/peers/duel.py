@@ -15,7 +15,7 @@ from .problem import Problem
 
 LONG = 10.0  # seconds: a backward pass of MAGIC that takes longer is not repeated ten times; each one is the same work
 ENOUGH = 60.0  # seconds, after which no other round begins
-STEPS = 30  # of a run whose steps are long
+STEPS = 60  # of a run whose steps are long
 
 
 def duel(problem: Problem) -> dict:
@@ -47,10 +47,10 @@ def duel(problem: Problem) -> dict:
                 timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*asked)])
             else:
                 continue
-            every = problem.record(Path(folder) / "every", keep=dross.EveryStep())
+            few = problem.record(Path(folder) / "few", keep=dross.Checkpoints())
             timed("training", problem.plain_training)
-            timed("dross 1 query, every step kept", every.influence, mean)
-            timed("dross 10 queries, every step kept", every.influence, ten)
+            timed("dross 1 query, checkpoints", few.influence, mean)
+            timed("dross 10 queries, checkpoints", few.influence, ten)
     assert ours is not None and theirs is not None
     return {
         "seconds": spent,

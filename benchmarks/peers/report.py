@@ -151,7 +151,7 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
     """Medians of interleaved timings in one process, over the plain training."""
     lines = [
         "### dross and MAGIC: the same scores, in one process", "",
-        "| model | recording: dross, MAGIC | 1 query: dross, MAGIC | ratio | 10 queries: dross, MAGIC | ratio | every step kept: 1, 10 | difference float32, float64 |",
+        "| model | recording: dross, MAGIC | 1 query: dross, MAGIC | ratio | 10 queries: dross, MAGIC | ratio | with about sqrt(T) checkpoints: 1, 10 | difference float32, float64 |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for problem, made in duels:
@@ -174,7 +174,7 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
             ours, theirs = cost[f"dross {count}"], cost[f"magic {count}"]
             mark = star if count == "10 queries" else ""
             cells += [f"{_short(ours)}, {_short(theirs)}{mark}", f"{ours / theirs:.2f}"]
-        cells.append(", ".join(_short(cost.get(f"dross {count}, every step kept", "")) for count in ("1 query", "10 queries")))
+        cells.append(", ".join(_short(cost.get(f"dross {count}, checkpoints", "")) for count in ("1 query", "10 queries")))
         cells.append(", ".join("not taken" if d is None else f"{d:.0e}" for d in differences))
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query.", ""]

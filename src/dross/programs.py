@@ -1,27 +1,28 @@
 """Passes over a model written down as straight programs, for the CPU.
 
 A pass over a small model spends more time in the layers between Python and the arithmetic (autograd, torch.func, modules) than in the arithmetic.
-The operations that they end in are always the same ones, so the third hundred of calls is worth a look at what they are: they are traced once,
-in their order, and from then on called directly. The results are the same to the last bit, which is checked on other inputs before a program
-is trusted. A model that looks at its values to decide what to do cannot be written down; it runs as before.
-`DROSS_PROGRAMS=0` switches this off.
+The operations that they end in are the same ones every time, so they are noted down once, in their order, and from then on called directly. The results
+are the same to the last bit, which is checked on other inputs before a program is trusted. A model that looks at its values to decide what to do
+cannot be written down; it runs as before. `DROSS_PROGRAMS=0` switches this off.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batch import Batch
 from .flat import flattened, unflattened
 
-_WORTH = 200  # calls: tracing takes as long as it saves on about as many
+_WORTH = 16  # calls: writing a pass down takes as long as it saves on about as many
 _MOST = 64  # programs of one model
+_SMALL = 1 << 16  # numbers: what takes longer to compute than to call need not be called quicker
 _aten = torch.ops.aten
 
 
@@ -83,20 +84,19 @@ class _Program:
 
 
 def _written_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
-    form: tuple = ()
-
-    def flat(*tensors: Tensor) -> list[Tensor]:
-        nonlocal form
-        found, form = flattened(function(*tensors))
-        return found
-
+    notes = _Notes(inputs)
     try:
-        with _NoPeeking():
-            traced = make_fx(flat)(*inputs)
-        _shorten(traced, inputs)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # whatever a model does that cannot be traced
+        with _NoPeeking(), notes:
+            outputs, form = flattened(function(*inputs))
+        return _Program(notes.as_function([notes.names[id(t)] for t in outputs]), form)
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        KeyError,
+    ):  # whatever a model does that cannot be written down
         return None
-    return _Program(traced.forward, form)
 
 
 class _NoPeeking(TorchFunctionMode):
@@ -114,83 +114,131 @@ _PEEKS = {
 }  # fmt: skip
 
 
-# --- shorter programs that do the same ---------------------------------------------------------------------------------------------------
+@dataclass
+class _Line:
+    results: list[str]
+    unpacked: bool  # the function returns several tensors
+    call: str
+    uses: set[str]
+    needed: bool  # whatever becomes of its results: it writes into a tensor
 
 
-def _shorten(traced: fx.GraphModule, inputs: list[Tensor]) -> None:
-    """Leave out what only passes a tensor on, and call torch's functions where they do what the traced operator does: they are quicker to call."""
-    with torch.no_grad():
-        seen = _Look(traced)
-        seen.run(*inputs)
-    for node in traced.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if (same := _passed_on(node, seen.layouts)) is not None:
-            node.replace_all_uses_with(same)
-        else:
-            node.target = seen.quicker.get(node, node.target)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
+class _Notes(TorchDispatchMode):
+    """Notes down every operation, below autograd and torch.func, as a line of Python."""
 
+    def __init__(self, inputs: Sequence[Tensor]):
+        super().__init__()
+        self.inputs = [f"a{k}" for k in range(len(inputs))]
+        self.names = {id(t): name for t, name in zip(inputs, self.inputs)}
+        self.lines: list[_Line] = []
+        self.known: dict[str, Any] = {}  # functions and constants by their names
+        self.held: list[Any] = list(inputs)  # so that no two tensors have the same id
+        self.transposed: dict[str, str] = {}
 
-def _passed_on(node: fx.Node, layouts: dict[fx.Node, tuple]) -> fx.Node | None:
-    """The tensor that a node gives as it got it."""
-    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-    if source is None:
-        return None
-    if node.target in (_aten.detach.default, _aten.alias.default):
-        return source
-    if node.target is _aten.t.default and source.meta.get("transposed") is not None:
-        return source.meta["transposed"]
-    if node.target is _aten.t.default:
-        node.meta["transposed"] = source
-    if node.target is _aten.view.default and layouts[node] == layouts.get(source):
-        return source
-    return None
-
-
-class _Look(fx.Interpreter):
-    """Runs a program once, to see how its tensors lie in memory and which operators have a quicker name."""
-
-    def __init__(self, traced: fx.GraphModule):
-        super().__init__(traced)
-        self.layouts: dict[fx.Node, tuple] = {}
-        self.quicker: dict[fx.Node, Callable] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if isinstance(n.target, OpOverload) and _hangs_on_values(n.target, args):
-            raise RuntimeError(f"{n.target} gives another shape, or another value, each time")
-        result = super().run_node(n)
-        if isinstance(result, Tensor):
-            self.layouts[n] = (result.shape, result.stride())
-        if isinstance(n.target, OpOverload) and not n.target._schema.is_mutable:
-            name = n.target._schema.name.removeprefix("aten::").replace("_unsafe_view", "view")
-            places = (torch.Tensor, torch, torch._C._nn)  # type: ignore[attr-defined]
-            found = (getattr(place, name) for place in places if hasattr(place, name))
-            quick = next((function for function in found if _does_the_same(function, args, kwargs, result)), None)
-            if quick is not None:
-                self.quicker[n] = quick
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if _hangs_on_values(func, args):
+            raise RuntimeError(f"{func} gives another shape, or another value, each time")
+        result = func(*args, **kwargs)
+        self.held.append(result)
+        if (same := self._passed_on(func, args, result)) is not None:
+            self.names[id(result)] = same
+            return result
+        uses: set[str] = set()
+        given = [self._written(arg, uses) for arg in args]
+        given += [f"{key}={self._written(value, uses)}" for key, value in kwargs.items()]
+        writes = func._schema.is_mutable
+        function = self._known("f", func if writes else _quicker(func, args, kwargs, result))
+        several = isinstance(result, (tuple, list))
+        results = [self._named(t) for t in (result if several else [result])]
+        self.lines.append(_Line(results, several, f"{function}({', '.join(given)})", uses, writes))
+        if func is _aten.t.default:
+            self.transposed[results[0]] = given[0]
         return result
+
+    def _passed_on(self, func: OpOverload, args: tuple, result: Any) -> str | None:
+        """The name of the tensor that an operation gives as it got it."""
+        source = self.names.get(id(args[0])) if args else None
+        if source is None:
+            return None
+        if func in (_aten.detach.default, _aten.alias.default):
+            return source
+        if func is _aten.t.default:
+            return self.transposed.get(source)
+        if func is _aten.view.default and (args[0].shape, args[0].stride()) == (result.shape, result.stride()):
+            return source
+        return None
+
+    def _named(self, t: Any) -> str:
+        """A new name; an operation that writes into a tensor returns that one."""
+        if id(t) not in self.names:
+            self.names[id(t)] = f"v{len(self.names)}"
+        return self.names[id(t)]
+
+    def _written(self, value: Any, uses: set[str]) -> str:
+        if isinstance(value, Tensor):
+            name = self.names.get(id(value)) or self._known("c", value)  # frozen weights are read where they are
+            uses.add(name)
+            return name
+        if isinstance(value, (list, tuple)):
+            inside = "".join(f"{self._written(one, uses)}, " for one in value)
+            return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+        return repr(value) if value is None or isinstance(value, (bool, int)) else self._known("c", value)
+
+    def _known(self, kind: str, value: Any) -> str:
+        self.held.append(value)
+        name = f"{kind}{len(self.known)}"
+        self.known[name] = value
+        if isinstance(value, Tensor):
+            self.names[id(value)] = name
+        return name
+
+    def as_function(self, outputs: list[str]) -> Callable[..., list[Tensor]]:
+        """The lines that lead to these results; each tensor is let go of after its last use."""
+        wanted, kept = set(outputs), []
+        for line in reversed(self.lines):
+            if line.needed or wanted & set(line.results):
+                gone = [name for name in {*line.uses, *line.results} - wanted if name[0] in "av"]
+                kept.append((line, sorted(gone)))
+                wanted |= line.uses
+        text = [f"def program({', '.join(self.inputs)}):"]
+        for line, gone in reversed(kept):
+            text.append(f"    {', '.join(line.results)}{',' if line.unpacked else ''} = {line.call}")
+            text += [f"    del {', '.join(gone)}"] if gone else []
+        text.append(f"    return [{', '.join(outputs)}]")
+        made: dict[str, Any] = dict(self.known)
+        exec("\n".join(text), made)
+        return made["program"]
 
 
 def _hangs_on_values(operator: OpOverload, args: tuple) -> bool:
     """Whether the shape of what it gives is not known beforehand, or it draws random numbers."""
     if operator is _aten.index.Tensor:  # by numbers it is a plain lookup
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return bool(
-        {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded} & set(operator.tags)
-    )
+    return bool(_UNFORESEEABLE & set(operator.tags))
 
 
-def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Any) -> bool:
+_UNFORESEEABLE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
+
+
+def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Callable:
+    """torch's own function of the same name, where it does the same: it takes half as long to call."""
+    name = operator._schema.name.removeprefix("aten::").replace("_unsafe_view", "view")
+    if isinstance(result, Tensor) and result.numel() <= _SMALL:
+        for place in (torch.Tensor, torch, torch._C._nn):  # type: ignore[attr-defined]
+            if hasattr(place, name) and _does_the_same(getattr(place, name), args, kwargs, result):
+                return getattr(place, name)
+    return operator
+
+
+def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
     try:
         found = function(*args, **kwargs)
     except (TypeError, RuntimeError, ValueError):
         return False
-    pairs = (
-        [(found, result)] if isinstance(result, Tensor) else list(zip(found, result)) if isinstance(found, (tuple, list)) else []
-    )
-    return bool(pairs) and all(
-        isinstance(a, Tensor) and a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b) for a, b in pairs
+    return (
+        isinstance(found, Tensor)
+        and found.dtype == result.dtype
+        and found.stride() == result.stride()
+        and torch.equal(found, result)
     )
