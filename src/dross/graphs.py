@@ -36,6 +36,9 @@ class Graphs:
         self.mode = ""  # "training" or "evaluating": a graph belongs to the mode it was captured in
         self.refused: set[str] = set()  # passes that cannot be captured
         self.uncompiled: set[str] = set()  # passes that torch.compile failed on
+        self.usual: int | None = (
+            None  # the size of a run's batches: an odd one at the end of an epoch is not worth the compiler's time
+        )
         self._seen: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
         self._watched: tuple[list[Tensor], list[int]] = ([], [])
@@ -91,7 +94,8 @@ class Graphs:
         elif len(self._graphs) < _MOST:
             self._seen[key] = self._seen.get(key, 0) + 1
             quick = function
-            if compiling.asked_for() and not isinstance(batch, Feds):  # several steps are made of compiled ones already
+            # several steps are made of compiled ones already
+            if compiling.asked_for() and not isinstance(batch, Feds) and self.usual in (None, len(batch.c)):
                 quick = self._compiled(name, function, batch, args)
             if quick is not function or self._seen[key] > _WARM_UPS:
                 flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from . import arithmetic, several
+from . import arithmetic, compiling, several
 from .batch import AnyBatch, Augment, Fed, Feds
 from .discover import device_and_dtype, unwrapped
 from .errors import BadInput, DrossWarning, TapeMismatch
@@ -130,6 +130,8 @@ class Recording:
             arithmetic.check(made.get("arithmetic", "strict"), device, dtype),
         )  # fmt: skip
         optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        if tape.entries and compiling.asked_for():
+            objective.graphs.usual = len(tape.read(0).steps[0].ids)
         return Recording(tape, objective, optimizer, instances, augment, made["seed"])
 
     def __reduce__(self):

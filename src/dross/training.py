@@ -76,6 +76,7 @@ def train(
     x = x if augment is None else augment(x, torch.Generator(device).manual_seed(seed))
     objective, pure = discover(model, optimizer, loss, penalty, x, y)
     objective.arithmetic = check_arithmetic(arithmetic, device, dtype)
+    objective.graphs.usual = len(first)
     loss_name, _ = resolve(loss)
     _check_all_labels(objective, instances, x, loss_name)
     rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
