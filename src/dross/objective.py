@@ -98,8 +98,8 @@ class Objective:
         with torch.enable_grad():
             losses, moved = self.losses(theta, buffers, batch)
             idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
-            weighted = (losses * (batch.c if w is None else batch.c * w)).sum()
-            g, *others = torch.autograd.grad(weighted, [theta, *idle.values()], allow_unused=True)
+            weights = batch.c if w is None else batch.c * w
+            g, *others = torch.autograd.grad(losses, [theta, *idle.values()], weights, allow_unused=True)
         for name, other in zip(idle, others):
             if other is not None:
                 raise NotSupported(
@@ -123,7 +123,7 @@ class Objective:
         with torch.enable_grad():
             losses, moved = vmap(one, randomness="same")(thetas, buffers, w)  # [K, B]
             # model k's loss depends on its own row only: the gradient of the sum holds every model's gradient
-            (g,) = torch.autograd.grad((losses * (batch.c * w)).sum(), thetas)
+            (g,) = torch.autograd.grad(losses, thetas, batch.c * w)
         return g, {name: buffer.detach() for name, buffer in moved.items()}
 
     # --- second order: the heart of a reverse step -----------------------------------------------------------------------

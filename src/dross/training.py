@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from types import NoneType
 from typing import Any
@@ -105,26 +106,25 @@ def train(
 def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress) -> State:
     """Take the steps that are still to be taken; whatever ends them early, the tape keeps what was done."""
     complete, writer.ends = False, {writer.next: state}
-    coming = plan.from_step(writer.next)
+    t, coming = writer.next, plan.from_step(writer.next)
+    waiting: list[_Row] = []  # taken and not yet looked at
     with objective.training(), bar("training", plan.steps - writer.next, show=progress) as advance:
         try:
             while block := list(islice(coming, _MOST_UNWATCHED)):
-                first = writer.next
                 steps = [
-                    Step((Micro(ids),) if len(ids) else (), rows[t], epoch, clip)
-                    for t, (ids, epoch) in enumerate(block, start=first)
+                    Step((Micro(ids),) if len(ids) else (), rows[k], epoch, clip) for k, (ids, epoch) in enumerate(block, start=t)
                 ]
-                feeds = instances.feed(steps, first, seed, augment)
+                feeds = instances.feed(steps, t, seed, augment)
                 at_once = _steps_unwatched(state)
                 for k in range(0, len(steps), at_once):
-                    row = slice(k, k + at_once)
-                    states = _taken(objective, pure, state, steps[row], feeds[row], first + k)
-                    for step, batches, before, after in zip(steps[row], feeds[row], states, states[1:]):
-                        if writer.is_full(step.epoch):
-                            writer.flush()
-                        writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
-                        advance(1)
-                    state = states[-1]
+                    part = slice(k, k + at_once)
+                    waiting.append(_Row.taken(objective, pure, state, steps[part], feeds[part], t + k))
+                    state = waiting[-1].states[-1]
+                    if len(waiting) > int(state.theta.is_cuda):  # a GPU computes the next row meanwhile
+                        _write(waiting.pop(0), objective, pure, writer, advance)
+                t += len(steps)
+            for row in waiting:
+                _write(row, objective, pure, writer, advance)
             complete = True
         except ValueError as error:
             if isinstance(error, DrossError):
@@ -143,26 +143,45 @@ def _steps_unwatched(state: State) -> int:
     return max(1, min(_MOST_UNWATCHED, _UNWATCHED_BYTES // max(state.nbytes, 1))) if state.theta.is_cuda else 1
 
 
-def _taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> list[State]:
-    """The state before the first step, and after each."""
-    states, clipped = [state], []
-    if any(step.clip for step in steps):
-        for step, batches in zip(steps, feeds):
-            after, g, _ = take_step(objective, pure, states[-1], step, batches)
-            states.append(after)
-            clipped.append(torch.isfinite(g).all())  # clipping can make a gradient finite again
-    else:
-        states += take_steps(objective, pure, state, steps, feeds)
-    # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
-    if not (_finite(states[-1].theta) and all(map(bool, clipped))):
-        for t, (step, batches, before) in enumerate(zip(steps, feeds, states), start=first):
+@dataclass(frozen=True)
+class _Row:
+    """Steps that have been taken."""
+
+    first: int
+    steps: list[Step]
+    feeds: list
+    states: list[State]  # the state before the first step, and after each
+    clipped: list[torch.Tensor]  # whether the gradient was finite, where clipping can make it so again
+    total: torch.Tensor  # of the last theta: finite only if theta is, and one kernel
+
+    @staticmethod
+    def taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> "_Row":
+        states, clipped = [state], []
+        if any(step.clip for step in steps):
+            for step, batches in zip(steps, feeds):
+                after, g, _ = take_step(objective, pure, states[-1], step, batches)
+                states.append(after)
+                clipped.append(torch.isfinite(g).all())
+        else:
+            states += take_steps(objective, pure, state, steps, feeds)
+        return _Row(first, steps, feeds, states, clipped, states[-1].theta.sum())
+
+    def check(self, objective: Objective, pure: Optimizer) -> None:
+        # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
+        if math.isfinite(float(self.total)) and all(map(bool, self.clipped)):
+            return
+        for t, (step, batches, before) in enumerate(zip(self.steps, self.feeds, self.states), start=self.first):
             after, g, losses = take_step(objective, pure, before, step, batches)
-            check_finite(t, after, g, losses, step.ids, kept=first)
-    return states
+            check_finite(t, after, g, losses, step.ids, kept=self.first)
 
 
-def _finite(t: torch.Tensor) -> bool:
-    return math.isfinite(float(t.sum())) or bool(torch.isfinite(t).all())  # one kernel, unless the sum overflows
+def _write(row: _Row, objective: Objective, pure: Optimizer, writer: TapeWriter, advance: Callable[[int], None]) -> None:
+    row.check(objective, pure)
+    for step, batches, before, after in zip(row.steps, row.feeds, row.states, row.states[1:]):
+        if writer.is_full(step.epoch):
+            writer.flush()
+        writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
+        advance(1)
 
 
 def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:

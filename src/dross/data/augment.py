@@ -1,6 +1,7 @@
 """Random shifts and flips of a whole batch on its device, seeded, so that a replay sees the same pictures."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +22,29 @@ class ShiftAndFlip:
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = x.shape
         by = torch.randint(0, 2 * self.pixels + 1, (2, count), generator=generator, device=x.device)
-        values = self.fill if isinstance(self.fill, tuple) else (self.fill,)
-        # filled on the device: a captured step may not fetch anything from the host
-        fill = torch.stack([torch.full((), value, dtype=x.dtype, device=x.device) for value in values])
-        fill = fill.expand(channels)[None, :, None, None]
-        padded = F.pad(x - fill, [self.pixels] * 4)
-        rows = by[0][:, None] + torch.arange(height, device=x.device)  # [B, H]
-        columns = by[1][:, None] + torch.arange(width, device=x.device)
+        if isinstance(self.fill, tuple):
+            fill = _constant(self.fill, x.dtype, x.device)[None, :, None, None]
+            padded = F.pad(x - fill, [self.pixels] * 4) + fill
+        else:
+            padded = F.pad(x, [self.pixels] * 4, value=self.fill)
+        rows = by[0][:, None] + _counted(height, x.device)  # [B, H]
+        columns = by[1][:, None] + _counted(width, x.device)
         if self.flip:
             mirrored = torch.rand(count, generator=generator, device=x.device) < 0.5
             columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        each, channel = (torch.arange(size, device=x.device) for size in (count, channels))
+        each, channel = (_counted(size, x.device) for size in (count, channels))
         # every axis by an index of its own, so that the result lies in memory as x does: convolutions care
-        return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]] + fill
+        return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+
+
+# Made once and never let go of: a captured step may not fetch anything from the host, and reads them where they are.
+
+
+@cache
+def _counted(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
+
+
+@cache
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
