@@ -132,3 +132,31 @@ def test_a_bad_label_is_told_as_before(tmp_path, soon):
     batch.y[0] = 7
     with objective.training(), pytest.raises(BadInput, match="does not take the labels"):
         objective.gradient(state.theta, state.buffers, batch)
+
+
+def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch, soon):
+    """Its tangents begin as tensors of zeros without memory, which not every function may touch."""
+    monkeypatch.setattr("dross.objective._WORTH_FORWARD_MODE", 0)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(
+        nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32, 3)
+    ).double()
+    start, x, y = model.state_dict(), torch.randint(0, 20, (30, 4)), torch.randint(0, 3, (30,))
+    start = {name: value.clone() for name, value in start.items()}
+    scores = []
+    for switch in "01":
+        monkeypatch.setenv("DROSS_PROGRAMS", switch)
+        model.load_state_dict(start)
+        run = dross.train(
+            model, (x, y), "cross_entropy", torch.optim.AdamW(model.parameters(), lr=0.01), tape=tmp_path / switch, epochs=4, batch_size=10,
+            progress=False,
+        )  # fmt: skip
+        scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
+    assert run.recording.objective.uses_forward_mode
+    programs_of = run.recording.objective.graphs._programs._written
+    assert {key[0][0] for key, program in programs_of.items() if program is not None and program.trusted} == {
+        "training step",
+        "reverse step",
+    }
+    assert torch.equal(*scores)
