@@ -26,7 +26,7 @@ FEATURES, CLASSES, BATCH = 500, 20, 32  # a state of 40 KB
 
 def problem(count: int):
     rng = np.random.default_rng(0)
-    X = torch.from_numpy(rng.normal(size=(count, FEATURES)).astype(np.float32))
+    X = torch.from_numpy(rng.standard_normal((count, FEATURES), dtype=np.float32))
     torch.manual_seed(0)
     return torch.nn.Linear(FEATURES, CLASSES), (X, X[:, :CLASSES].argmax(1)), rng
 
@@ -36,7 +36,7 @@ def record(folder: str, steps: int, count: int, keep: str) -> dict:
     batches = [rng.choice(count, BATCH, replace=False) for _ in range(steps)]
     start = time.perf_counter()
     dross.train(
-        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, batches=batches, keep=eval(keep, vars(dross)),
+        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, batches=batches, keep=eval(keep, dict(vars(dross))),
         progress=False,
     )  # fmt: skip
     return {"record": time.perf_counter() - start, "disk": sum(file.stat().st_size for file in Path(folder).iterdir())}

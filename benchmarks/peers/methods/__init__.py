@@ -15,7 +15,7 @@ Method = Callable[[Problem, str], np.ndarray]
 
 #: name -> (file, function, library, what it computes and with which settings)
 METHODS: dict[str, tuple[str, str, str, str]] = {
-    "dross-retrace": ("ours", "retrace", "dross", "exact retrace of the whole run, checkpoints every sqrt(T) steps"),
+    "dross-retrace": ("ours", "retrace", "dross", "exact retrace of the whole run"),
     "dross-last-epochs": ("ours", "last_epochs", "dross", "retrace of the last third of the epochs (at least one)"),
     "dross-no-hessian": ("ours", "no_hessian", "dross", "every step, Hessian left out"),
     "dross-averaged": ("ours", "averaged", "dross", "mean of the exact scores of 4 runs with other seeds (this one among them)"),
