@@ -49,6 +49,11 @@ def neighbours() -> int:
     return _NEIGHBOURS.get()
 
 
+def among(workers: int) -> None:
+    """This process is one of so many that share the machine's memory, and whoever started them was no sweep."""
+    _NEIGHBOURS.set(workers)
+
+
 def sweep(
     work: Callable[[Any], Any],
     pieces: Sequence[Any],
