@@ -113,6 +113,24 @@ def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
     assert not torch.equal(before, after) and torch.equal(after, expected)
 
 
+def test_hooks_of_the_users_own_are_called_in_every_pass(tmp_path, soon):
+    torch.manual_seed(0)
+    model, seen = nn.Linear(3, 2), []
+    model.register_forward_hook(lambda *_: seen.append(1) and None)
+    x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+    run = dross.train(
+        model,
+        (x, y),
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path / "t",
+        epochs=2,
+        batch_size=4,
+        progress=False,
+    )
+    assert len(seen) >= run.steps and not run.recording.objective.graphs._programs._written
+
+
 def test_a_bad_label_is_told_as_before(tmp_path, soon):
     x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
     model = nn.Linear(3, 2)

@@ -39,6 +39,7 @@ class Objective:
     arithmetic: str = "strict"  # see arithmetic.py
     plans: dict[int, tuple[bool, int]] = field(default_factory=dict, init=False, repr=False)
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
+    hooked: bool = field(default=False, init=False, repr=False)  # somebody's hooks want to be called in every pass
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
@@ -284,7 +285,7 @@ class Objective:
 
     @property
     def _decides_anew(self) -> bool:
-        return self.stochastic or bool(self.unused)
+        return self.stochastic or self.hooked or bool(self.unused)
 
     def captures(self, name: str, theta: Tensor) -> bool:
         """Whether a pass of this name would be captured."""
@@ -296,12 +297,14 @@ class Objective:
     def training(self) -> Iterator[None]:
         """Inside: modules are in the modes they were trained in, and arithmetic is strict and repeatable."""
         evaluated = set(self.evaluated)
+        self.hooked = _has_hooks(self.model)
         modes = {m: name not in evaluated for name, m in self.model.named_modules()}
         with _modes(modes), arithmetic.computing(self.model, self.arithmetic), self.graphs.within("training", self._constants()):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
+        self.hooked = _has_hooks(self.model)
         modes = dict.fromkeys(self.model.modules(), False)
         with _modes(modes), arithmetic.computing(self.model), self.graphs.within("evaluating", self._constants()):
             yield
@@ -317,6 +320,11 @@ class Objective:
 _WORTH_FORWARD_MODE = 2**25  # operations of a forward pass: below, torch.func's own layers cost more than they save
 _WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced side by side: more leave the processor's caches
 _WORK_AT_ONCE_GPU = 2**35
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind, None) for module in model.modules() for kind in kinds)
 
 
 def random_direction(theta: Tensor) -> Tensor:
