@@ -91,16 +91,18 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+def recorded(model, folder):
+    x, y = torch.randn(40, 3, dtype=next(model.parameters()).dtype), torch.randint(0, 2, (40,))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return dross.train(model, (x, y), "cross_entropy", optimizer, tape=folder / "t", epochs=2, batch_size=4, progress=False)
+
+
 def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
     """A program reads it where it is."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     model[0].requires_grad_(False)
-    x, y = torch.randn(40, 3, dtype=torch.float64), torch.randint(0, 2, (40,))
-    run = dross.train(
-        model, (x, y), "cross_entropy", torch.optim.SGD(model[2].parameters(), lr=0.1), tape=tmp_path / "t", epochs=2, batch_size=4,
-        progress=False,
-    )  # fmt: skip
+    run = recorded(model, tmp_path)
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     with objective.training():
@@ -117,33 +119,13 @@ def test_hooks_of_the_users_own_are_called_in_every_pass(tmp_path, soon):
     torch.manual_seed(0)
     model, seen = nn.Linear(3, 2), []
     model.register_forward_hook(lambda *_: seen.append(1) and None)
-    x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
-    run = dross.train(
-        model,
-        (x, y),
-        "cross_entropy",
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path / "t",
-        epochs=2,
-        batch_size=4,
-        progress=False,
-    )
+    run = recorded(model, tmp_path)
     assert len(seen) >= run.steps and not run.recording.objective.graphs._programs._written
 
 
 def test_a_bad_label_is_told_as_before(tmp_path, soon):
-    x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
     model = nn.Linear(3, 2)
-    run = dross.train(
-        model,
-        (x, y),
-        "cross_entropy",
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path / "t",
-        epochs=2,
-        batch_size=4,
-        progress=False,
-    )
+    run = recorded(model, tmp_path)
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     batch = batch.realized()
