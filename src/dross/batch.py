@@ -81,9 +81,7 @@ class Fed:
     seed: int
     augment_seed: int
     kept: slice | None = None  # of an augmented batch, the rows that are left after augmenting all of it
-    fetch: Callable[[], tuple[Any, Any]] | None = (
-        None  # where the data are not on the device: gives this batch, looked up ahead of time
-    )
+    fetch: Callable[[], tuple[Any, Any]] | None = None  # this batch, looked up ahead of time: the data are not on the device
 
     def realized(self) -> Batch:
         self.seed_augmentation()

@@ -7,7 +7,7 @@ captured, the fourth time the replay is compared with the function itself, and f
 
 A graph reads and writes the memory that it was captured with, so inputs are copied into buffers that never change and results are copied
 out; tensors it reads without being given them (frozen weights) are watched, and when one has been replaced the graphs are forgotten.
-`DROSS_CUDA_GRAPHS=0` switches all of this off.
+`DROSS_CUDA_GRAPHS=0` switches all of this off. On a CPU the same passes become programs (programs.py).
 """
 
 import os
@@ -36,9 +36,7 @@ class Graphs:
         self.mode = ""  # "training" or "evaluating": a graph belongs to the mode it was captured in
         self.refused: set[str] = set()  # passes that cannot be captured
         self.uncompiled: set[str] = set()  # passes that torch.compile failed on
-        self.usual: int | None = (
-            None  # the size of a run's batches: an odd one at the end of an epoch is not worth the compiler's time
-        )
+        self.usual: int | None = None  # the size of a run's batches: an odd one is not worth the compiler's time
         self._seen: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
         self._watched: tuple[list[Tensor], list[int]] = ([], [])

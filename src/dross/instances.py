@@ -30,7 +30,7 @@ class Instances:
     def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None):
         """memory: bytes of data that may be held in memory, or on the device, instead of being read again."""
         self.device, self.dtype = device, dtype
-        self.memory = _HELD_IN_MEMORY if memory is None else memory
+        self.memory = memory
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.source = source
         self.aliased = self.stored is not None  # the tensors are the user's own, who may change them in place
@@ -45,9 +45,9 @@ class Instances:
                     "augment(x, generator), which is replayed with the same random numbers."
                 )
             size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
-            if size <= self.memory:
+            if size <= self._most_held:
                 self.stored = self._collated(range(self.count))
-        if self.stored and self._may_be_placed(memory):
+        if self.stored and self._may_be_placed():
             self.stored = self._placed(self.stored)
         self._feeds: dict[int, Feed] = {}
         self._equal_weights: dict[int, Tensor] = {}
@@ -140,14 +140,18 @@ class Instances:
     def _is_on_device(self) -> bool:
         return self.stored is not None and all(t.device == self.device for t in tree_leaves(self.stored))
 
-    def _may_be_placed(self, memory: int | None) -> bool:
+    @property
+    def _most_held(self) -> int:
+        return _HELD_IN_MEMORY if self.memory is None else self.memory
+
+    def _may_be_placed(self) -> bool:
         """Whether all of the data go to the device, in the model's type. Otherwise each batch goes when its turn comes."""
         size = sum(
             t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size()) for t in tree_leaves(self.stored)
         )
         if self.device.type == "cuda":
-            return size < min(torch.cuda.mem_get_info(self.device)[0] // 2, size + 1 if memory is None else memory)
-        return size <= self.memory  # where nothing has to be changed, nothing is copied either way
+            return size < torch.cuda.mem_get_info(self.device)[0] // 2 and (self.memory is None or size <= self.memory)
+        return size <= self._most_held  # where nothing has to be changed, nothing is copied either way
 
 
 def make_batch(

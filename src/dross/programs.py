@@ -91,13 +91,7 @@ def _written_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
         names = [notes.names[id(t)] for t in outputs]
         notes.quicken(inputs)
         return _Program(notes.as_function(names), form)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-        KeyError,
-    ):  # whatever a model does that cannot be written down
+    except (RuntimeError, TypeError, ValueError, KeyError):  # whatever a model does that cannot be written down
         return None
 
 

@@ -284,7 +284,7 @@ class Recorder:
         groups = moving_groups(self._objective.layout, self.model, self.optimizer)
         check_same_structure(self._pure, understand(self.optimizer, self._pure.group_sizes, groups))
         numbers = current_numbers(self._pure, groups)
-        told = tell(self._ranks, [_simplified(micro) for micro, _ in self._pending], self._writer.opens_segment())
+        told = tell(self._ranks, [micro.simplified() for micro, _ in self._pending], self._writer.opens_segment())
         step = Step(told.micros, numbers, self._epoch, self._clip)
         own = [told.micros[place(k, self._ranks)] for k in range(len(self._pending))]
         batches = [
@@ -393,10 +393,3 @@ class Recorder:
             self._writer.finish(replace(state, buffers=buffers), complete=complete)
         elif complete and self._earlier is None:
             raise BadInput("Nothing was recorded.")
-
-
-def _simplified(micro: Micro) -> Micro:
-    """1/B each is what a tape assumes; anything else is kept."""
-    plain = np.full(len(micro.ids), 1 / len(micro.ids))
-    same = micro.coefficients is None or np.allclose(micro.coefficients, plain, rtol=1e-7, atol=0)
-    return Micro(micro.ids) if same else micro

@@ -28,7 +28,15 @@ class Micro:
 
     @property
     def weights(self) -> np.ndarray:
-        return np.full(len(self.ids), 1 / len(self.ids)) if self.coefficients is None else self.coefficients
+        return self._equal if self.coefficients is None else self.coefficients
+
+    @property
+    def _equal(self) -> np.ndarray:
+        return np.full(len(self.ids), 1 / len(self.ids))
+
+    def simplified(self) -> "Micro":
+        """1/B each is what a tape assumes; anything else is kept."""
+        return Micro(self.ids) if np.allclose(self.weights, self._equal, rtol=1e-7, atol=0) else self
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def train(
     device, dtype = device_and_dtype(model)
     if not model.training:
         model.train()
-    instances = Instances(train_set, device, dtype, keep.memory if keep else None)
+    keep = Unasked() if keep is None else keep
+    instances = Instances(train_set, device, dtype, keep.memory)
     plan = _Plan.of(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
@@ -82,7 +83,6 @@ def train(
     _check_all_labels(objective, instances, x, loss_name)
     rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
 
-    keep = Unasked() if keep is None else keep
     parameters = dict(model.named_parameters())
     theta, buffers = objective.layout.read(model)
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
