@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,17 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .flat import in_pair
 
 Augment = Callable[[Any, torch.Generator], Any]
+
+
+@runtime_checkable
+class DrawsApart(Protocol):
+    """An augmentation whose random numbers can be drawn batch by batch and then used for several batches at once."""
+
+    def draw(self, x: Any, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """An instance's numbers along the last axis."""
+        ...
+
+    def apply(self, x: Any, drawn: tuple[Tensor, ...]) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,26 @@ class Feed:
         self.look_up, self.augment, self.device, self.capturable = look_up, augment, device, capturable
         self._generators: list[torch.Generator] = []
 
-    def __call__(self, ids: Tensor, place: int = 0) -> tuple[Any, Any]:
-        """place: of the step among several that are captured together; each has a generator of its own."""
-        return self.augmented(self.look_up(ids), place)
+    def __call__(self, ids: Tensor) -> tuple[Any, Any]:
+        return self.augmented(self.look_up(ids))
 
     def augmented(self, pair: tuple[Any, Any], place: int = 0) -> tuple[Any, Any]:
+        """place: of the step among several that are captured together; each has a generator of its own."""
         x, y = pair
         return (x if self.augment is None else self.augment(x, self.generator(place))), y
+
+    def row(self, ids: Tensor) -> list[tuple[Any, Any]]:
+        """The batches of several steps, ids [steps, B], looked up and, if that can be, augmented at once."""
+        steps, size = ids.shape
+        together = self.look_up(ids.reshape(-1))
+        batches = [_cut(together, slice(k * size, (k + 1) * size)) for k in range(steps)]
+        if self.augment is None:
+            return batches
+        if not isinstance(self.augment, DrawsApart):
+            return [self.augmented(pair, place) for place, pair in enumerate(batches)]
+        drawn = [self.augment.draw(x, self.generator(place)) for place, (x, _) in enumerate(batches)]
+        x = self.augment.apply(together[0], tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn)))
+        return [(part, y) for part, (_, y) in zip(x.split(size), batches)]
 
     def generator(self, place: int = 0) -> torch.Generator:
         while len(self._generators) <= place:
@@ -130,7 +154,7 @@ class Feds:
 
         def assemble(tensors: Sequence[Tensor]) -> list:
             ids, c = tensors
-            return [Batch(*feed(ids[k], k), c[k], batch.seed) for k, batch in enumerate(self.batches)]
+            return [Batch(*pair, c[k], batch.seed) for k, (pair, batch) in enumerate(zip(feed.row(ids), self.batches))]
 
         stacked = [torch.stack([batch.ids for batch in self.batches]), torch.stack([batch.c for batch in self.batches])]
         return stacked, assemble, (id(feed), len(self.batches))

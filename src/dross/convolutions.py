@@ -3,7 +3,7 @@
 For small pictures and few channels cuDNN's strict float32 kernels leave most of a GPU idle (its weight gradients above all), and for many models
 at once they are worse still. The same sum as one matrix product of the filters with the shifted pictures, whose derivatives of every order are
 matrix products again, took 0.22 instead of 0.28 ms for a training step of the paper's MNIST network on an H200, and 0.48 instead of
-0.61 ms for a reverse step (benchmarks/results/).
+0.61 ms for a reverse step (benchmarks/results/). From 32 channels on cuDNN is the quicker one, for one model and one direction.
 """
 
 import torch
@@ -13,23 +13,29 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 _MOST_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
+_WIDE = 32  # channels
 
 
 class AsProducts(TorchFunctionMode):
     """Inside, convolutions whose shifted pictures are of moderate size are matrix products.
 
     many: for many models at once. Their filters' gradients are sums over all pixels of all instances, a few long products that occupy a corner of
-    the GPU; with a product per instance, added up afterwards, they fill it."""
+    the GPU; with a product per instance, added up afterwards, they fill it.
+    alone: for a single model and direction, whose wide layers are left to cuDNN."""
 
-    def __init__(self, many: bool = False):
+    def __init__(self, many: bool = False, alone: bool = False):
         super().__init__()
-        self.many = many
+        self.many, self.alone = many, alone
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is F.conv2d and not kwargs and (found := _product(self.many, *args)) is not None:
+        if func is F.conv2d and not kwargs and not self._is_wide(args[0]) and (found := _product(self.many, *args)) is not None:
             return found
         return func(*args, **kwargs)
+
+    def _is_wide(self, x: Tensor) -> bool:
+        # a pass that is to be compiled is quicker with products: the compiler makes the shifted pictures on the way
+        return self.alone and x.dim() == 4 and x.shape[1] >= _WIDE and get_proxy_mode() is None
 
 
 def _product(

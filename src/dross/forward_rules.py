@@ -4,13 +4,15 @@ A retrace differentiates the directional losses `jvp(losses)` in reverse. For th
 
 - batch norm and layer norm take the saved mean and deviation for constants, so the derivative of their jvp is silently wrong
   (torch 2.11 and 2.13). Written out in elementary operations, they are right.
-- a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros.
+- a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros;
+- cross entropy goes through the derivative of a maximum, which cancels: forty small operations where a dozen do.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -23,55 +25,110 @@ class ElementaryNorms(TorchFunctionMode):
 
 
 class ForwardRules(TorchFunctionMode):
-    """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`."""
+    """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`.
+
+    joined: a layer's input and its tangent go through the layer as one batch. For a single direction: with several, the input would go along with each."""
+
+    def __init__(self, joined: bool = False):
+        super().__init__()
+        self.joined = joined
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _BILINEAR and len(args) > 1 and _is_plain_data(args[0]):
-            return _with_constant_input(func, args, kwargs)
-        return _NORMS.get(func, func)(*args, **kwargs)
+        if func in _BILINEAR and len(args) > 1:
+            return _bilinear(func, self.joined, args, kwargs)
+        return _RULES.get(func, func)(*args, **kwargs)
 
 
-def _is_plain_data(x: Tensor) -> bool:
-    return isinstance(x, Tensor) and not is_functorch_wrapped_tensor(x)
-
-
-def _with_constant_input(func, args, kwargs):
-    """func(x, weight, bias) is linear in (weight, bias): its tangent is itself at their tangents."""
+def _bilinear(func, joined: bool, args, kwargs):
+    """func(x, weight, bias) is linear in x, and in (weight, bias)."""
     x, weight, *rest = args
     bias, rest = (rest[0], rest[1:]) if rest else (kwargs.pop("bias", None), [])
-    primal, tangent = forward_ad.unpack_dual(weight)
-    if tangent is None:
-        return func(x, weight, bias, *rest, **kwargs)
-    bias_primal, bias_tangent = (None, None) if bias is None else forward_ad.unpack_dual(bias)
-    return forward_ad.make_dual(func(x, primal, bias_primal, *rest, **kwargs), func(x, tangent, bias_tangent, *rest, **kwargs))
+    (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(_unpacked, (x, weight, bias))
+    apply = lambda x, weight, bias=None: func(x, weight, bias, *rest, **kwargs)
+    beside = lambda bias: bias if func is F.linear else bias.reshape([-1] + [1] * (x.dim() - 2))
+    tangents = []
+    if x_dot is not None and joined and x.dim() >= _BILINEAR[func]:
+        out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
+        out = out if bias is None else out + beside(bias)
+        tangents.append(through_x)
+    else:
+        out = apply(x, weight, bias)
+        tangents += [] if x_dot is None else [apply(x_dot, weight)]
+    if weight_dot is not None:
+        tangents.append(apply(x, weight_dot, bias_dot))
+    elif bias_dot is not None:
+        tangents.append(beside(bias_dot).expand_as(out))
+    return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
+
+
+def _unpacked(t: Any) -> tuple[Any, Any]:
+    """Itself and its tangent, or None where there is none."""
+    if t is None:
+        return None, None
+    dual = forward_ad.unpack_dual(t)
+    return dual.primal, dual.tangent
+
+
+def _cross_entropy(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+):  # fmt: skip
+    if target.is_floating_point() or label_smoothing:
+        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    classes = 1 if input.dim() > 1 else 0
+    return F.nll_loss(_log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
+    x, x_dot = _unpacked(input)
+    if x_dot is None or dim is None or dtype is not None:
+        return F.log_softmax(input, dim, _stacklevel, dtype)
+    out = F.log_softmax(x, dim)
+    return forward_ad.make_dual(out, x_dot - (out.exp() * x_dot).sum(dim, keepdim=True))
 
 
 def _batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     if not training and running_mean is not None:  # linear in its input: torch's own rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     across = [axis for axis in range(input.dim()) if axis != 1]
-    return _affine(_standardized(input, across, eps), weight, bias, [1, -1] + [1] * (input.dim() - 2))
+    return _normed(input, across, eps, weight, bias, [1, -1] + [1] * (input.dim() - 2))
 
 
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    return _affine(_standardized(input, list(range(-len(normalized_shape), 0)), eps), weight, bias, list(normalized_shape))
+    return _normed(input, list(range(-len(normalized_shape), 0)), eps, weight, bias, list(normalized_shape))
 
 
 def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
-    grouped = _standardized(input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1)), eps)
-    return _affine(grouped.flatten(1, 2), weight, bias, [1, -1] + [1] * (input.dim() - 2))
+    grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
+    return _normed(grouped, across, eps, weight, bias, [num_groups, -1] + [1] * (input.dim() - 2)).flatten(1, 2)
 
 
-def _standardized(x: Tensor, across: list[int], eps: float) -> Tensor:
-    var, mean = torch.var_mean(x, across, correction=0, keepdim=True)
-    return (x - mean) * torch.rsqrt(var + eps)
+def _normed(x: Tensor, across: list[int], eps: float, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """(x - mean) / deviation * weight + bias, and its tangent. Both are written down with few sums over the batch, which are what a norm costs:
+    what is multiplied with the whole of it is multiplied together before."""
+    x, x_dot = _unpacked(x)
+    (weight, weight_dot), (bias, bias_dot) = ([v if v is None else v.reshape(shape) for v in _unpacked(t)] for t in (weight, bias))
+    mean = lambda t: t.mean(across, keepdim=True)
+    centred = x - mean(x)
+    scale = torch.rsqrt(mean(centred * centred) + eps)
+    gain = scale if weight is None else scale * weight
+    out, tangents, slopes = centred * gain, [], []
+    if x_dot is not None:
+        moved = x_dot - mean(x_dot)
+        tangents.append(moved * gain)
+        slopes.append(-gain * scale * scale * mean(centred * moved))
+    if weight_dot is not None:
+        slopes.append(scale * weight_dot)
+    tangents += [centred * _sum(slopes)] if slopes else []
+    tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
+    out = out if bias is None else out + bias
+    return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
-    x = x if weight is None else x * weight.reshape(shape)
-    return x if bias is None else x + bias.reshape(shape)
+def _sum(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
 
 
 _NORMS = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, F.group_norm: _group_norm}
-_BILINEAR = {F.conv1d, F.conv2d, F.conv3d, F.linear}
+_RULES = {**_NORMS, F.cross_entropy: _cross_entropy, F.log_softmax: _log_softmax}
+_BILINEAR = {F.linear: 2, F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # the number of axes of a batch

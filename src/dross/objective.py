@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import arithmetic, statistics
@@ -44,34 +44,41 @@ class Objective:
     # --- the losses ---------------------------------------------------------------------------------------------------
 
     def losses(
-        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, many: bool = False
-    ) -> tuple[Tensor, Buffers]:
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, many: bool = False, alone: bool = False,
+        rules: ForwardRules | None = None,
+    ) -> tuple[Tensor, Buffers]:  # fmt: skip
         """One loss per instance [B], and the buffers that the forward pass leaves.
 
         differentiable: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
-        many: this is one of many models in a vmap.
+        many: this is one of many models in a vmap; alone: one model, and one direction if any. rules: of forward-mode derivatives, within a jvp.
         """
         parameters, batch = self.layout.unflatten(theta), batch.realized()
+        products = AsProducts(many, alone) if batch.c.is_cuda else nullcontext()
         moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
         if differentiable:
             with statistics.watched(self.model) as moved_by_the_pass:
-                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, many)
+                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, products, rules)
                 moved = moved_by_the_pass(buffers)
         else:
-            losses = self._forward(parameters, moved, batch, many)
+            losses = self._forward(parameters, moved, batch, products, rules)
         return losses, moved
 
-    def _forward(self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, many: bool) -> Tensor:
+    def _forward(
+        self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, products, rules: ForwardRules | None
+    ) -> Tensor:
         with (
-            seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
-            AsProducts(many) if batch.c.is_cuda else nullcontext(),
-            arithmetic.forward(self.arithmetic, batch.c.device),
-        ):
-            outputs = arithmetic.exact(functional_call(self.model, {**parameters, **buffers}, (batch.x,)))
-        try:
-            losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
-        except IndexError as error:  # what torch says of a label that is out of range
-            raise BadInput(f"The loss does not take the labels: {error}") from error
+            products,
+            rules or nullcontext(),
+        ):  # the inner ones come first: a dual convolution is taken apart, its parts become products
+            with (
+                seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
+                arithmetic.forward(self.arithmetic, batch.c.device),
+            ):
+                outputs = arithmetic.exact(functional_call(self.model, {**parameters, **buffers}, (batch.x,)))
+            try:
+                losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+            except IndexError as error:  # what torch says of a label that is out of range
+                raise BadInput(f"The loss does not take the labels: {error}") from error
         return losses if self.penalty is None else losses + self.penalty_at(parameters)
 
     def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -97,7 +104,7 @@ class Objective:
     def _gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
-            losses, moved = self.losses(theta, buffers, batch)
+            losses, moved = self.losses(theta, buffers, batch, alone=True)
             idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
             weights = batch.c if w is None else batch.c * w
             g, *others = torch.autograd.grad(losses, [theta, *idle.values()], weights, allow_unused=True)
@@ -208,24 +215,23 @@ class Objective:
 
     def _pull_forward(self, theta, buffers, batch, a_g, a_buffers, hessian):
         floating = {name: buffers[name] for name in a_buffers}
+        alone = len(a_g) == 1
+        rules = ForwardRules(joined=alone and theta.is_cuda)  # a CPU gains nothing by it
 
-        def directional(theta: Tensor, floating: Buffers, a_g: Tensor, a_buffers: Buffers) -> tuple[Tensor, Tensor]:
+        def directional(theta: Tensor, floating: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
-                return self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+                return self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating), alone=alone, rules=rules)
 
             _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)  # type: ignore[misc]  # three with has_aux
-            terms = batch.c * d
-            through_buffers = sum((a * moved[name]).sum() for name, a in a_buffers.items())
-            return terms.sum() + through_buffers, terms
+            return d, {name: moved[name] for name in floating}
 
         def one(a_g: Tensor, a_buffers: Buffers):
             if not hessian:
-                return directional(theta, floating, a_g, a_buffers)[1], torch.zeros_like(a_g), a_buffers
-            (a_theta, a_before), terms = grad(directional, argnums=(0, 1), has_aux=True)(theta, floating, a_g, a_buffers)
-            return terms, a_theta, a_before
+                return batch.c * directional(theta, floating, a_g)[0], torch.zeros_like(a_g), a_buffers
+            (d, _), back = vjp(lambda theta, floating: directional(theta, floating, a_g), theta, floating)  # type: ignore[misc]
+            return batch.c * d, *back((batch.c, a_buffers))
 
-        with ForwardRules():
-            return self._one_or_many(one, a_g, a_buffers)
+        return self._one_or_many(one, a_g, a_buffers)
 
     @staticmethod
     def _one_or_many(one, a_g, a_buffers):

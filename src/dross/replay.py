@@ -23,6 +23,7 @@ from .errors import BadInput, DrossWarning, TapeMismatch
 from .instances import Instances, checksum_bytes
 from .layout import Layout, State, check_constants, check_signature
 from .loss import NAMED, resolve
+from .meanwhile import Sent, aside
 from .objective import Objective, Penalty
 from .optimizers import Optimizer
 from .ranks import ALONE, Ranks
@@ -155,20 +156,24 @@ class Recording:
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
             raise TapeMismatch(f"The run used instance {largest}, but the data set has only {len(self.instances)} instances.")
-        segment = replace(segment, states=self._all_placed(segment.states))
-        (first,) = self.batches(segment.first, segment.steps[:1])
-        if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
-            raise TapeMismatch(
-                f"At step {segment.first} the data set gives other inputs or labels than the run was trained on. Pass the same "
-                "data set, the same augment and no random transforms of your own: an instance must look the same twice."
-            )
+        with aside(self.device) as user:
+            segment = replace(segment, states=self._all_placed(segment.states, user))
+            (first,) = self.batches(segment.first, segment.steps[:1])
+            if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
+                raise TapeMismatch(
+                    f"At step {segment.first} the data set gives other inputs or labels than the run was trained on. Pass the same "
+                    "data set, the same augment and no random transforms of your own: an instance must look the same twice."
+                )
         return segment
 
-    def _all_placed(self, states: list[State]) -> list[State]:
-        if self.device.type == "cpu":
+    def _all_placed(self, states: list[State], user: "torch.cuda.Stream | None") -> list[State]:
+        if user is None:
             return [state.map(self._placed) for state in states]
         together = State.stacked(states).map(self._placed)  # one transfer for all of them
-        return [replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock) for k, state in enumerate(states)]
+        apart = [replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock) for k, state in enumerate(states)]
+        for state in apart:
+            state.map(lambda t: t.record_stream(user) or t)
+        return apart
 
     def _placed(self, t: Tensor) -> Tensor:
         # A copy even on the CPU: vectorized sums round differently on memory that is not aligned, as a file's is not.
@@ -197,23 +202,27 @@ class Recording:
         where replaying gave them). A segment whose states do not fit into memory is replayed more than once, block by block."""
         count = min(stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):
-            yield segment.first, segment.states[:count], self._checked_links(index, segment, count)
+            gradients, check = self._links(index, segment, count)
+            yield segment.first, segment.states[:count], gradients
+            check()  # now that a GPU has enough to do
             return
         allowed = self.tape.manifest.get("memory") or _STATES_AT_ONCE
         room = min(allowed, _STATES_AT_ONCE) // max(segment.states[0].nbytes, 1)
-        arrived = lambda end: self.check_arrival(index, end, segment) if count == len(segment.steps) else None
-        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], max(1, room), arrived)
+        arrives = lambda end: self._arrival(index, end, segment) if count == len(segment.steps) else None
+        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], max(1, room), arrives)
 
     def _blocks(
-        self, first: int, steps: Sequence[Step], start: State, room: int, arrived: Callable[[State], None]
+        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None] | None]
     ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """A row of steps in blocks, the last one first, with about `room` states at a time. One that is too long is gone through once to know where its
         parts begin, and then part by part from behind."""
         if len(steps) <= room:
             if (found := self._fitting_row(first, steps, start)) is not None:
                 states, gradients, end = found
-                arrived(end)
+                check = arrives(end)
                 yield first, states, gradients
+                if check is not None:
+                    check()
                 return
             room = len(steps) // 2
         parts = max(2, min(room // 2, math.isqrt(len(steps))))
@@ -222,7 +231,8 @@ class Recording:
         for k in range(0, len(steps), size):
             starts.append(state)
             state, room = self._passed(first + k, steps[k : k + size], state, room)
-        arrived(state)
+        if (check := arrives(state)) is not None:
+            check()
         for k in reversed(range(0, len(steps), size)):
             begin = starts.pop()
             yield from self._blocks(first + k, steps[k : k + size], begin, max(1, room - len(starts)), lambda _: None)
@@ -268,25 +278,30 @@ class Recording:
         after, g, _ = take_step(self.objective, self.optimizer, state, step, batches, ranks=self.ranks)
         return after, g if needs_gradient(self.optimizer, step) else None
 
-    def _checked_links(self, index: int, segment: Segment, count: int) -> list[Tensor | None]:
+    def _links(self, index: int, segment: Segment, count: int) -> tuple[list[Tensor | None], Callable[[], None]]:
         """Where every state was kept, each must lead to the next. dross.train wrote them so, and its first step is a sample; in
-        somebody else's loop anything may have happened in between."""
+        somebody else's loop anything may have happened in between. The gradients that this gives, and the check."""
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
         gradients: list[Tensor | None] = [None] * count
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
+        check = lambda: None
         for k in suspect:
+            check()  # of the step before: the device has gone on meanwhile
             after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
             if k + 1 < len(segment.steps):
-                check_same(after, segment.states[k + 1], segment.first + k + 1, self.tape)
+                check = _comparison(after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape)
             else:
-                self.check_arrival(index, after, segment)
-        return gradients
+                check = self._arrival(index, after, segment)
+        return gradients, check
 
     def check_arrival(self, index: int, arrived: State, segment: Segment) -> None:
-        """The end of a replayed segment must be where the recording went on from."""
+        self._arrival(index, arrived, segment)()
+
+    def _arrival(self, index: int, arrived: State, segment: Segment) -> Callable[[], None]:
+        """The end of a replayed segment must be where the recording went on from. Call the result to check it."""
         last = index + 1 == len(self.tape.entries)
-        recorded = self.tape.end_state() if last else self.tape.read(index + 1).states[0]
-        check_same(arrived, recorded, segment.end, self.tape)
+        recorded = lambda: self.tape.end_state() if last else self.tape.read(index + 1).states[0]
+        return _comparison(arrived, recorded, segment.end, self.tape)
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
@@ -342,10 +357,27 @@ def _reopened(place: str, id: str, steps: int, *given: Any) -> Recording:
 
 
 def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
+    _comparison(arrived, lambda: recorded, t, tape)()
+
+
+def _comparison(arrived: State, recorded: Callable[[], State], t: int, tape: Tape) -> Callable[[], None]:
+    """The check that a replay is where it should be. On a GPU it is the caller's to make, when there is something else to compute meanwhile."""
+    sent, device = Sent(arrived.tensors()), arrived.theta.device
+
+    def check() -> None:
+        with aside(device):
+            _compare(sent.arrived(), recorded().map(lambda t: t.cpu()).tensors(), device, t, tape)
+
+    if device.type != "cuda":
+        check()
+        return lambda: None
+    return check
+
+
+def _compare(arrived: dict[str, Tensor], recorded: dict[str, Tensor], device: torch.device, t: int, tape: Tape) -> None:
     """Tolerates rounding (another loop's optimizer adds up in another order), and nothing else."""
-    for name, value in recorded.tensors().items():
-        own = arrived.tensors()[name].cpu()
-        value = value.cpu()
+    for name, value in recorded.items():
+        own = arrived[name]
         if torch.equal(own, value):
             continue
         if not value.is_floating_point():
@@ -356,7 +388,7 @@ def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
             made = tape.manifest
             raise TapeMismatch(
                 f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} of {scale:.1e}). The run was "
-                f"recorded on {made['device']} with torch {made['torch']}; this is {arrived.theta.device} with torch "
+                f"recorded on {made['device']} with torch {made['torch']}; this is {device} with torch "
                 f"{torch.__version__}. Retrace it there, and pass the loss, the penalty and the data it was trained with; a loop of your "
                 "own must not change the model between steps."
             )

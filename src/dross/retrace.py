@@ -12,9 +12,11 @@ which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from .batch import AnyBatch, Fed, Feds
 from .bookmark import Bookmark, Reached, question
 from .errors import BadInput, NotFinite
 from .layout import State
+from .meanwhile import Sent
 from .objective import Objective
 from .progress import bar
 from .queries import Query
@@ -62,6 +65,13 @@ def retrace(
 
     recording.check_unchanged()
     recording = recording if group is None else divided(recording, ranks, stop)
+    waiting: list[_Block] = []  # not yet counted: a GPU computes the next block meanwhile
+
+    def count(block: _Block) -> None:
+        block.add_to(totals, oldest)
+        if bookmark is not None and ranks.rank == 0 and bookmark.due:
+            bookmark.write(Reached(block.start, block.adjoint, totals), objective.plans)
+
     with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
         for index, segment in recording.backwards(first, position):
             for start, states, gradients in recording.blocks(index, segment, stop):
@@ -74,12 +84,13 @@ def retrace(
                 adjoint, terms = reverse_steps(
                     recording, steps[skipped:], batches[skipped:], states[skipped:], gradients[skipped:], adjoint, hessian, advance
                 )
-                places = reversed(range(skipped, len(states)))
-                block = [(start + k, steps[k], part) for k, part in zip(places, terms)]
-                _accumulate(totals, oldest, block, adjoint)
-                if bookmark is not None and ranks.rank == 0 and bookmark.due:
-                    bookmark.write(Reached(start, adjoint, totals), objective.plans)
+                if terms:
+                    waiting.append(_Block.of(start, steps[skipped:], skipped, terms, adjoint))
+                if len(waiting) > int(recording.device.type == "cuda"):
+                    count(waiting.pop(0))
                 del states, gradients  # before the next block is replayed
+        for block in waiting:
+            count(block)
     if bookmark is not None and ranks.rank == 0:
         bookmark.remove()
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
@@ -196,19 +207,33 @@ def _without_spent_statistics(adjoint: Derivative) -> Derivative:
     return adjoint if alive else replace(adjoint, buffers={})
 
 
-def _accumulate(totals: Tensor, oldest: int, block: list[tuple[int, Step, Tensor]], adjoint: Derivative) -> None:
-    """totals [E, Q, N] -= terms [Q, |S_t|] of each step, in float64; an instance may stand in a batch several times.
+@dataclass(frozen=True)
+class _Block:
+    """A row of steps that has been retraced: what it adds to the scores, and the adjoint before its first step, number `start`."""
 
-    Once per block, because looking at a number makes a GPU wait."""
-    if not block:
-        return
-    together = torch.cat([terms for _, _, terms in block], dim=1).detach().double().cpu()
-    for (t, step, _), terms in zip(block, together.split([len(step.ids) for _, step, _ in block], dim=1)):
-        if not bool(torch.isfinite(terms).all()):
-            raise _not_finite(t)
-        totals[step.epoch - oldest].index_add_(1, torch.from_numpy(step.ids), terms, alpha=-1)
-    if not bool(torch.isfinite(adjoint.theta).all()):
-        raise _not_finite(block[-1][0])
+    start: int
+    numbered: list[tuple[int, Step]]  # the last step first
+    seen: Sent
+    adjoint: Derivative
+
+    @staticmethod
+    def of(start: int, steps: Sequence[Step], skipped: int, terms: Sequence[Tensor], adjoint: Derivative) -> "_Block":
+        numbered = list(enumerate(steps, start=start + skipped))[::-1]
+        whole = torch.isfinite(adjoint.theta).all()
+        return _Block(start, numbered, Sent({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole}), adjoint)
+
+    def add_to(self, totals: Tensor, oldest: int) -> None:
+        """totals [E, Q, N] -= terms [Q, |S_t|] of each step, in float64; an instance may stand in a batch several times."""
+        seen = self.seen.arrived()
+        each = seen["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
+        if not bool(torch.isfinite(seen["terms"]).all()):
+            raise _not_finite(next(t for (t, _), terms in zip(self.numbered, each) if not bool(torch.isfinite(terms).all())))
+        for epoch, part in groupby(zip(self.numbered, each), lambda item: item[0][1].epoch):
+            steps, terms = zip(*part)
+            ids = np.concatenate([step.ids for _, step in steps])
+            totals[epoch - oldest].index_add_(1, torch.from_numpy(ids), torch.cat(terms, dim=1), alpha=-1)
+        if not bool(seen["whole"]):
+            raise _not_finite(self.numbered[-1][0])
 
 
 def _not_finite(t: int) -> NotFinite:

@@ -1,7 +1,6 @@
 """Our own training loop: Algorithm 1. For a loop that is yours, see record.py."""
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from .keep import Keep, Unasked
 from .layout import State
 from .loss import check_labels, resolve
 from .manifest import check_same_run, describe
+from .meanwhile import Sent, aside
 from .objective import Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
 from .progress import bar
@@ -151,8 +151,7 @@ class _Row:
     steps: list[Step]
     feeds: list
     states: list[State]  # the state before the first step, and after each
-    clipped: list[torch.Tensor]  # whether the gradient was finite, where clipping can make it so again
-    total: torch.Tensor  # of the last theta: finite only if theta is, and one kernel
+    seen: Sent  # the sum of the last theta, finite only if theta is; and whether each gradient was finite, where clipping can make it so again
 
     @staticmethod
     def taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> "_Row":
@@ -164,11 +163,12 @@ class _Row:
                 clipped.append(torch.isfinite(g).all())
         else:
             states += take_steps(objective, pure, state, steps, feeds)
-        return _Row(first, steps, feeds, states, clipped, states[-1].theta.sum())
+        seen = {"total": states[-1].theta.sum(), **({"finite": torch.stack(clipped)} if clipped else {})}
+        return _Row(first, steps, feeds, states, Sent(seen))
 
     def check(self, objective: Objective, pure: Optimizer) -> None:
         # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
-        if math.isfinite(float(self.total)) and all(map(bool, self.clipped)):
+        if all(bool(torch.isfinite(t).all() if t.is_floating_point() else t.all()) for t in self.seen.arrived().values()):
             return
         for t, (step, batches, before) in enumerate(zip(self.steps, self.feeds, self.states), start=self.first):
             after, g, losses = take_step(objective, pure, before, step, batches)
@@ -177,11 +177,12 @@ class _Row:
 
 def _write(row: _Row, objective: Objective, pure: Optimizer, writer: TapeWriter, advance: Callable[[int], None]) -> None:
     row.check(objective, pure)
-    for step, batches, before, after in zip(row.steps, row.feeds, row.states, row.states[1:]):
-        if writer.is_full(step.epoch):
-            writer.flush()
-        writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
-        advance(1)
+    with aside(row.states[0].theta.device):
+        for step, batches, before, after in zip(row.steps, row.feeds, row.states, row.states[1:]):
+            if writer.is_full(step.epoch):
+                writer.flush()
+            writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
+            advance(1)
 
 
 def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:

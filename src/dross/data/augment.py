@@ -20,31 +20,28 @@ class ShiftAndFlip:
     fill: float | tuple[float, ...] = 0.0
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        count, channels, height, width = x.shape
-        by = torch.randint(0, 2 * self.pixels + 1, (2, count), generator=generator, device=x.device)
+        return self.apply(x, self.draw(x, generator))
+
+    def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The random numbers for this batch: how far down and right [2, B] and, if pictures are mirrored, which [B]."""
+        by = torch.randint(0, 2 * self.pixels + 1, (2, len(x)), generator=generator, device=x.device)
+        return (by, torch.rand(len(x), generator=generator, device=x.device)) if self.flip else (by,)
+
+    def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        by, *mirrored = drawn
         if isinstance(self.fill, tuple):
             fill = _constant(self.fill, x.dtype, x.device)[None, :, None, None]
             padded = F.pad(x - fill, [self.pixels] * 4) + fill
         else:
             padded = F.pad(x, [self.pixels] * 4, value=self.fill)
-        rows = by[0][:, None] + _counted(height, x.device)  # [B, H]
-        columns = by[1][:, None] + _counted(width, x.device)
-        if self.flip:
-            mirrored = torch.rand(count, generator=generator, device=x.device) < 0.5
-            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        each, channel = (_counted(size, x.device) for size in (count, channels))
+        each, channel, row, column = (torch.arange(size, device=x.device) for size in x.shape)
+        rows, columns = by[0][:, None] + row, by[1][:, None] + column  # [B, H], [B, W]
+        if mirrored:
+            columns = torch.where((mirrored[0] < 0.5)[:, None], columns.flip(1), columns)
         # every axis by an index of its own, so that the result lies in memory as x does: convolutions care
         return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
-# Made once and never let go of: a captured step may not fetch anything from the host, and reads them where they are.
-
-
-@cache
-def _counted(size: int, device: torch.device) -> Tensor:
-    return torch.arange(size, device=device)
-
-
-@cache
+@cache  # a captured step may not fetch anything from the host: made once, by the first step, and never let go of
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
