@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import grad, vmap
 
 import dross
 from dross.batch import Batch
@@ -38,6 +39,23 @@ def test_a_convolution_as_a_product_is_the_convolution(options, many):
     second = [torch.autograd.grad(sum(g.square().sum() for g in first), inputs) for first in (ours, theirs)]
     for one, other in zip(*second):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_a_product_for_many_directions_is_one_for_each(recwarn):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 2, 3, padding=1, stride=2, dtype=torch.float64)
+    x, directions = torch.randn(2, 3, 7, 6, dtype=torch.float64), torch.randn(4, 2, 3, 7, 6, dtype=torch.float64)
+
+    def second(direction):
+        """The derivative of a directional derivative: windows, and windows added up, of many at once."""
+        cube = lambda x: (layer(x) ** 3).sum()
+        return grad(lambda x: (grad(cube)(x) * direction).sum())(x)
+
+    plain = torch.stack([second(direction) for direction in directions])
+    with AsProducts():
+        together = vmap(second)(directions)
+    np.testing.assert_allclose(together.detach(), plain.detach(), rtol=1e-10, atol=1e-11)
+    assert not [warning for warning in recwarn if "performance drop" in str(warning.message)]
 
 
 def test_what_is_no_plain_convolution_is_left_to_torch():

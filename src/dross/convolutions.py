@@ -46,7 +46,7 @@ def _product(
     (down, right), (high, wide) = _pair(stride), _pair(padding)
     out_channels, channels, height, width = weight.shape
     padded = F.pad(x, [wide, wide, high, high]) if high or wide else x
-    shifted = _windows(_windows(padded, 2, height, down), 3, width, right)  # [B, C, H, W, height, width]
+    shifted = _windows(_windows(padded, -2, height, down), -2, width, right)  # [B, C, H, W, height, width]
     if shifted.numel() * x.element_size() > _MOST_BYTES:
         return None
     count, _, rows, columns, _, _ = shifted.shape
@@ -64,10 +64,54 @@ def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:
     """x.unfold, which is a view. While a pass is traced to be compiled, as a stack of slices: the compiler adds up their gradients in a fixed
     order, those of unfold in the order in which they arrive."""
     if get_proxy_mode() is None:
-        return x.unfold(axis, size, step)
+        return _Windows.apply(x, axis, size, step)  # type: ignore[return-value]
     count = (x.shape[axis] - size) // step + 1
-    along = [slice(None)] * axis
-    return torch.stack([x[(*along, slice(k, k + (count - 1) * step + 1, step))] for k in range(size)], dim=-1)
+    along = x.movedim(axis, 0)
+    return torch.stack([along[k : k + (count - 1) * step + 1 : step].movedim(0, axis) for k in range(size)], dim=-1)
+
+
+class _Windows(torch.autograd.Function):
+    """x.unfold, with the same derivatives and a rule for many at once, which torch's own lack: they would be computed one by one.
+    The axis is counted from the end, so that another one in front changes nothing."""
+
+    @staticmethod
+    def forward(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+        return x.unfold(axis, size, step)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, *ctx.how = inputs
+        ctx.length = x.shape[ctx.how[0]]
+
+    @staticmethod
+    def backward(ctx, g):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Gathered.apply(g, ctx.length, *ctx.how), None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, axis, size, step):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Windows.apply(x.movedim(in_dims[0], 0), axis, size, step), 0
+
+
+class _Gathered(torch.autograd.Function):
+    """The transpose of it: what lies in several windows is added up."""
+
+    @staticmethod
+    def forward(g: Tensor, length: int, axis: int, size: int, step: int) -> Tensor:
+        shape = list(g.shape[:-1])
+        shape[axis] = length
+        return torch.ops.aten.unfold_backward(g, shape, axis % len(shape), size, step)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, _, *ctx.how = inputs
+
+    @staticmethod
+    def backward(ctx, g):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Windows.apply(g, *ctx.how), None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, g, length, axis, size, step):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Gathered.apply(g.movedim(in_dims[0], 0), length, axis, size, step), 0
 
 
 def _pair(given: int | tuple[int, ...]) -> tuple[int, int]:
