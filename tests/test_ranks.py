@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 import dross
 import rank_jobs
 from dross.errors import BadInput, RankLost
+from dross.ranks import _instances_are_independent
 from launch import free_port, launched
 from zoo import problem
 
@@ -162,6 +163,17 @@ def test_a_rank_that_is_stuck_is_given_up_after_the_timeout(recorded, tmp_path):
     _, run = recorded("mlp adam clipped")
     lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.tape), str(tmp_path / "told"))
     assert isinstance(lost, RankLost) and "timeout" in str(lost)
+
+
+@pytest.mark.parametrize("model, independent", [(rank_jobs.Centred, False), (lambda: torch.nn.Linear(6, 3), True)])
+def test_whether_batches_can_be_cut_is_seen_where_there_is_something_to_cut(tmp_path, model, independent):
+    """The last segment has batches of a single instance only: nothing is to be learned there."""
+    model, x = model(), torch.randn(20, 6)
+    run = dross.train(
+        model, (x, torch.arange(20) % 3), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path,
+        batches=[range(8), range(8, 16), [16], [17]], keep=dross.Checkpoints(every=2), progress=False,
+    )  # fmt: skip
+    assert _instances_are_independent(run.recording, run.steps) is independent
 
 
 def test_a_group_needs_torch_distributed(record):
