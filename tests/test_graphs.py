@@ -186,10 +186,12 @@ def owned(init):
     return owning
 
 
+@pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])
 @pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=40)])
-def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypatch, keep):
+def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypatch, keep, looked_up_at_once):
     """The logic of it: which steps are put together, with which instances, seeds and rates. test_graphs_give_what_the_steps_give does it on a GPU."""
     data = (torch.randn(90, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (90,)))
+    monkeypatch.setattr("dross.batch._AT_ONCE", looked_up_at_once)
     found = []
     for together in (False, True):
         if together:

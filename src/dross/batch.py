@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .flat import in_pair
 
+_AT_ONCE = 128 << 20  # bytes of the batches of several steps that are looked up together
 Augment = Callable[[Any, torch.Generator], Any]
 
 
@@ -63,9 +64,15 @@ class Feed:
     """From ids to x and y on the device where the data lie, so that a captured step can do it by itself."""
 
     def __init__(
-        self, look_up: Callable[[Tensor], tuple[Any, Any]], augment: Augment | None, device: torch.device, capturable: bool
+        self,
+        look_up: Callable[[Tensor], tuple[Any, Any]],
+        augment: Augment | None,
+        device: torch.device,
+        capturable: bool,
+        nbytes: int = 0,
     ):
-        self.look_up, self.augment, self.device, self.capturable = look_up, augment, device, capturable
+        """nbytes: of one instance, where that is known."""
+        self.look_up, self.augment, self.device, self.capturable, self.nbytes = look_up, augment, device, capturable, nbytes
         self._generators: list[torch.Generator] = []
 
     def __call__(self, ids: Tensor) -> tuple[Any, Any]:
@@ -79,6 +86,8 @@ class Feed:
     def row(self, ids: Tensor) -> list[tuple[Any, Any]]:
         """The batches of several steps, ids [steps, B], looked up and, if that can be, augmented at once."""
         steps, size = ids.shape
+        if ids.numel() * self.nbytes > _AT_ONCE:
+            return [self.augmented(self.look_up(each), place) for place, each in enumerate(ids)]
         together = self.look_up(ids.reshape(-1))
         batches = [_cut(together, slice(k * size, (k + 1) * size)) for k in range(steps)]
         if self.augment is None:

@@ -68,7 +68,8 @@ class Instances:
         """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
         seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
         if id(augment) not in self._feeds:
-            self._feeds[id(augment)] = Feed(self._look_up, augment, self.device, capturable=self._is_on_device())
+            nbytes = sum(t.nbytes for t in tree_leaves(self.stored)) // self.count if self.stored else 0
+            self._feeds[id(augment)] = Feed(self._look_up, augment, self.device, self._is_on_device(), nbytes)
         feed = self._feeds[id(augment)]
         arrays = [micro.ids for step in steps for micro in step.micros]
         together = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))

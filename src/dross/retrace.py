@@ -65,7 +65,10 @@ def retrace(
 
     recording.check_unchanged()
     recording = recording if group is None else divided(recording, ranks, stop)
-    waiting: list[_Block] = []  # not yet counted: a GPU computes the next block meanwhile
+    waiting: list[
+        _Block
+    ] = []  # not yet counted: a GPU computes the next block meanwhile, if its states may be there at the same time
+    at_most = int(recording.device.type == "cuda" and recording.tape.manifest.get("memory") is None)
 
     def count(block: _Block) -> None:
         block.add_to(totals, oldest)
@@ -86,7 +89,7 @@ def retrace(
                 )
                 if terms:
                     waiting.append(_Block.of(start, steps[skipped:], skipped, terms, adjoint))
-                if len(waiting) > int(recording.device.type == "cuda"):
+                if len(waiting) > at_most:
                     count(waiting.pop(0))
                 del states, gradients  # before the next block is replayed
         for block in waiting:
