@@ -108,6 +108,32 @@ def test_many_directions_at_once_are_each_by_itself():
             np.testing.assert_allclose(found[k].detach(), wanted.detach(), rtol=1e-9, atol=1e-11)
 
 
+class PictureByPicture(nn.Module):
+    """Its layers see one picture at a time, without the axis of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(4, 6, 1)
+
+    def forward(self, x):
+        return torch.stack([torch.tanh(self.layer(picture)) for picture in x]).flatten(1)
+
+
+class OneByOne(PictureByPicture):
+    """The same by a vmap of the model's own."""
+
+    def forward(self, x):
+        return vmap(lambda picture: torch.tanh(self.layer(picture)))(x).flatten(1)
+
+
+@pytest.mark.parametrize("make", [PictureByPicture, OneByOne])
+@pytest.mark.parametrize("frozen", ["", "weight"])
+def test_models_that_look_at_one_instance_after_the_other(make, frozen):
+    outputs, theta = recast(make().double(), PICTURES, frozen)
+    for joined in (False, True):
+        agree(lambda theta: outputs(theta).square().sum(1), theta, joined)
+
+
 def test_a_norm_in_eval_mode_is_left_to_torch():
     model = MODELS["batch norm"][0]().double().eval()
     outputs, theta = recast(model, PICTURES, "")

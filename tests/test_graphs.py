@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_leaves
 
 import dross
-from dross.batch import Batch
+from dross.batch import Batch, DrawsApart, Feed
 from dross.convolutions import AsProducts
 from dross.data.augment import ShiftAndFlip
 from dross.flat import flattened, unflattened
@@ -56,6 +57,48 @@ def test_a_product_for_many_directions_is_one_for_each(recwarn):
         together = vmap(second)(directions)
     np.testing.assert_allclose(together.detach(), plain.detach(), rtol=1e-10, atol=1e-11)
     assert not [warning for warning in recwarn if "performance drop" in str(warning.message)]
+
+
+class Sometimes(ShiftAndFlip):
+    """Draws more than its parent does, in a way of its own."""
+
+    def __call__(self, x, generator):
+        x = super().__call__(x, generator)
+        return torch.where(torch.rand((), generator=generator) < 0.5, -x, x)
+
+
+class Jitter(DrawsApart):
+    """Of a dict of tensors."""
+
+    def draw(self, x, generator):
+        return (torch.rand(len(x["a"]), generator=generator),)
+
+    def apply(self, x, drawn):
+        return {name: value + drawn[0][:, None] for name, value in x.items()}
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [ShiftAndFlip(1, flip=True), Sometimes(1), lambda x, g: x + torch.rand(len(x), generator=g)[:, None, None, None], None],
+)
+def test_a_row_of_batches_is_what_each_batch_is_by_itself(augment):
+    x, y = torch.randn(30, 1, 5, 5), torch.arange(30)
+    assert_same_rows(lambda ids: (x[ids], y[ids]), augment)
+
+
+def test_a_row_of_batches_of_several_tensors():
+    x, y = {"a": torch.randn(30, 3), "b": torch.randn(30, 4)}, torch.arange(30)
+    assert_same_rows(lambda ids: ({name: value[ids] for name, value in x.items()}, y[ids]), Jitter())
+
+
+def assert_same_rows(look_up, augment):
+    feed, ids = Feed(look_up, augment, torch.device("cpu"), True), torch.randint(0, 30, (6, 4))
+    seeded = lambda place: feed.generator(place).manual_seed(place)
+    single = [seeded(k) and feed.augmented(look_up(each), k) for k, each in enumerate(ids)]
+    for place in range(6):
+        seeded(place)
+    for one, other in zip(tree_leaves(feed.row(ids)), tree_leaves(single), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_is_no_plain_convolution_is_left_to_torch():

@@ -5,6 +5,12 @@ change of any query had that instance been absent. After Hara, Nitanda, Maehara,
 NeurIPS 2019.
 """
 
+import os
+
+# Before torch is loaded: while they wait for the next operation its idle threads keep their cores busy, by default thirty times longer than this, and so
+# keep each other from working when another program needs a core, too (threads.py).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 __version__ = "0.1.0"
 
 from . import bounds, estimators

@@ -1,8 +1,9 @@
 """What one forward pass sees, at hand or still to be looked up."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ _AT_ONCE = 128 << 20  # bytes of the batches of several steps that are looked up
 Augment = Callable[[Any, torch.Generator], Any]
 
 
-@runtime_checkable
-class DrawsApart(Protocol):
+class DrawsApart(ABC):
     """An augmentation whose random numbers can be drawn batch by batch and then used for several batches at once."""
 
+    @abstractmethod
     def draw(self, x: Any, generator: torch.Generator) -> tuple[Tensor, ...]:
         """An instance's numbers along the last axis."""
-        ...
 
+    @abstractmethod
     def apply(self, x: Any, drawn: tuple[Tensor, ...]) -> Any: ...
+
+    def __call__(self, x: Any, generator: torch.Generator) -> Any:
+        return self.apply(x, self.draw(x, generator))
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,12 @@ class Feed:
         batches = [_cut(together, slice(k * size, (k + 1) * size)) for k in range(steps)]
         if self.augment is None:
             return batches
-        if not isinstance(self.augment, DrawsApart):
+        if type(self.augment).__call__ is not DrawsApart.__call__:
             return [self.augmented(pair, place) for place, pair in enumerate(batches)]
+        assert isinstance(self.augment, DrawsApart)
         drawn = [self.augment.draw(x, self.generator(place)) for place, (x, _) in enumerate(batches)]
         x = self.augment.apply(together[0], tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn)))
-        return [(part, y) for part, (_, y) in zip(x.split(size), batches)]
+        return [_cut((x, together[1]), slice(k * size, (k + 1) * size)) for k in range(steps)]
 
     def generator(self, place: int = 0) -> torch.Generator:
         while len(self._generators) <= place:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -35,6 +36,8 @@ class ForwardRules(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if any(isinstance(t, Tensor) and is_batchedtensor(t) for t in args):
+            return func(*args, **kwargs)  # a model with a vmap of its own: there a tensor cannot be taken apart
         if func in _BILINEAR and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)
         return _RULES.get(func, func)(*args, **kwargs)
@@ -46,11 +49,11 @@ def _bilinear(func, joined: bool, args, kwargs):
     bias, rest = (rest[0], rest[1:]) if rest else (kwargs.pop("bias", None), [])
     (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(_unpacked, (x, weight, bias))
     apply = lambda x, weight, bias=None: func(x, weight, bias, *rest, **kwargs)
-    beside = lambda bias: bias if func is F.linear else bias.reshape([-1] + [1] * (x.dim() - 2))
+    beside = lambda bias: bias if func is F.linear else bias.reshape([-1] + [1] * (_BILINEAR[func] - 2))
     tangents = []
     if x_dot is not None and joined and x.dim() >= _BILINEAR[func]:
         out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
-        out = out if bias is None else out + beside(bias)
+        out = out if bias is None else out + beside(bias).to(out.dtype)  # autocast is the layer's affair
         tangents.append(through_x)
     else:
         out = apply(x, weight, bias)
@@ -58,7 +61,7 @@ def _bilinear(func, joined: bool, args, kwargs):
     if weight_dot is not None:
         tangents.append(apply(x, weight_dot, bias_dot))
     elif bias_dot is not None:
-        tangents.append(beside(bias_dot).expand_as(out))
+        tangents.append(beside(bias_dot).to(out.dtype).expand_as(out))
     return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
 
 

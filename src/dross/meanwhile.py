@@ -16,10 +16,12 @@ class Sent:
     """Tensors on their way to the host. Waiting for them is not waiting for anything that was asked for later."""
 
     def __init__(self, tensors: dict[str, Tensor]):
-        self._tensors, self._there = tensors, None
-        if any(t.is_cuda for t in tensors.values()):
+        self._there = None
+        if on_gpu := [t.device for t in tensors.values() if t.is_cuda]:
             self._tensors = {name: _copying(t.detach()) for name, t in tensors.items()}
-            self._there = torch.cuda.current_stream(next(t for t in tensors.values() if t.is_cuda).device).record_event()
+            self._there = torch.cuda.current_stream(on_gpu[0]).record_event()
+        else:
+            self._tensors = {name: t.detach().cpu() for name, t in tensors.items()}
 
     def arrived(self) -> dict[str, Tensor]:
         if self._there is not None:

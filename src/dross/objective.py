@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import arithmetic, statistics
+from . import arithmetic, statistics, threads
 from .batch import AnyBatch, Batch
 from .convolutions import AsProducts
 from .errors import BadInput, DrossWarning, NotSupported
@@ -40,6 +40,7 @@ class Objective:
     plans: dict[int, tuple[bool, int]] = field(default_factory=dict, init=False, repr=False)
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
     hooked: bool = field(default=False, init=False, repr=False)  # somebody's hooks want to be called in every pass
+    _counted: float | None = field(default=None, init=False, repr=False)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Objective:
         """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...].
 
         cut: where w is 0, the instance is gone from BatchNorm's batch as well."""
-        return self._run("step of many models", self._gradients, batch, thetas, buffers, w, cut)
+        return self._run("step of many models", self._gradients, batch, thetas, buffers, w, cut, times=len(thetas))
 
     def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool) -> tuple[Tensor, Buffers]:
         def one(theta: Tensor, buffers: Buffers, present: Tensor) -> tuple[Tensor, Buffers]:
@@ -146,7 +147,7 @@ class Objective:
         training steps. Reverse over reverse gives the same numbers, works for every operator with a double backward, and is
         the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
         """
-        return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian)
+        return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian, times=len(a_g))
 
     def _pull(self, batch: Batch, theta: Tensor, buffers: Buffers, a_g: Tensor, a_buffers: Buffers, hessian: bool):
         parts, done = [], 0
@@ -176,9 +177,7 @@ class Objective:
         Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
         size = len(batch.c).bit_length()
         if size not in self.plans:
-            with FlopCounterMode(display=False) as counted, torch.no_grad():
-                self.losses(theta, buffers, batch)
-            flops = counted.get_total_flops()
+            flops = self._operations(theta, buffers, batch)
             forward = flops >= _WORTH_FORWARD_MODE and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
             at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
             self.plans[size] = forward, min(256, max(8, at_hand // max(flops, 1)))
@@ -283,11 +282,30 @@ class Objective:
         moved_dot = _batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
         return g_dot, dict(zip(moving, moved_dot))
 
-    def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any) -> Any:
-        """Random numbers and parameters that come and go are decided anew by each pass; the others may be replayed."""
+    def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any, times: int = 1) -> Any:
+        """Random numbers and parameters that come and go are decided anew by each pass; the others may be replayed.
+
+        times: how many models or queries go through it."""
+        if batch.c.device.type == "cpu" and not self.hooked:
+            threads.use_for(self._operations_each(batch, *args[:2]) * len(batch.c) * times)
         if self._decides_anew:
             return function(batch.realized(), *args)
         return self.graphs.run(name, function, batch, *args)
+
+    def _operations_each(self, batch: AnyBatch, theta: Tensor, buffers: Buffers) -> float:
+        """Operations of the forward pass for one instance, counted at the first batch."""
+        if self._counted is None:
+            batch = batch.realized()
+            one = lambda t: t[0] if theta.dim() > 1 else t  # one model of many
+            self._counted = self._operations(one(theta), {name: one(b) for name, b in buffers.items()}, batch) / max(
+                1, len(batch.c)
+            )
+        return self._counted
+
+    def _operations(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> int:
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            self.losses(theta, buffers, batch)
+        return counted.get_total_flops()
 
     @property
     def _decides_anew(self) -> bool:
@@ -305,7 +323,8 @@ class Objective:
         evaluated = set(self.evaluated)
         self.hooked = _has_hooks(self.model)
         modes = {m: name not in evaluated for name, m in self.model.named_modules()}
-        with _modes(modes), arithmetic.computing(self.model, self.arithmetic), self.graphs.within("training", self._constants()):
+        computing = arithmetic.computing(self.model, self.arithmetic)
+        with threads.lent(), _modes(modes), computing, self.graphs.within("training", self._constants()):
             yield
 
     @contextmanager

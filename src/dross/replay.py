@@ -286,8 +286,8 @@ class Recording:
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
         check = lambda: None
         for k in suspect:
-            check()  # of the step before: the device has gone on meanwhile
             after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
+            check()  # of the step before, while a GPU takes this one
             if k + 1 < len(segment.steps):
                 check = _comparison(after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape)
             else:

@@ -65,15 +65,13 @@ def retrace(
 
     recording.check_unchanged()
     recording = recording if group is None else divided(recording, ranks, stop)
-    waiting: list[
-        _Block
-    ] = []  # not yet counted: a GPU computes the next block meanwhile, if its states may be there at the same time
-    at_most = int(recording.device.type == "cuda" and recording.tape.manifest.get("memory") is None)
+    waiting: list[_Block] = []  # to be counted once its end has been checked; a GPU computes the next one meanwhile
+    on_gpu, bounded = recording.device.type == "cuda", recording.tape.manifest.get("memory") is not None
 
     def count(block: _Block) -> None:
         block.add_to(totals, oldest)
         if bookmark is not None and ranks.rank == 0 and bookmark.due:
-            bookmark.write(Reached(block.start, block.adjoint, totals), objective.plans)
+            bookmark.write(Reached(block.start, block.adjoint, totals), block.plans)
 
     with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
         for index, segment in recording.backwards(first, position):
@@ -88,8 +86,10 @@ def retrace(
                     recording, steps[skipped:], batches[skipped:], states[skipped:], gradients[skipped:], adjoint, hessian, advance
                 )
                 if terms:
-                    waiting.append(_Block.of(start, steps[skipped:], skipped, terms, adjoint))
-                if len(waiting) > at_most:
+                    waiting.append(_Block.of(start, steps[skipped:], skipped, terms, adjoint, objective.plans))
+                    if bounded:
+                        waiting[-1].seen.arrived()  # its states go before others come
+                if len(waiting) > int(on_gpu):
                     count(waiting.pop(0))
                 del states, gradients  # before the next block is replayed
         for block in waiting:
@@ -218,12 +218,16 @@ class _Block:
     numbered: list[tuple[int, Step]]  # the last step first
     seen: Sent
     adjoint: Derivative
+    plans: dict[int, tuple[bool, int]]  # how it was computed
 
     @staticmethod
-    def of(start: int, steps: Sequence[Step], skipped: int, terms: Sequence[Tensor], adjoint: Derivative) -> "_Block":
+    def of(
+        start: int, steps: Sequence[Step], skipped: int, terms: Sequence[Tensor], adjoint: Derivative, plans: dict[int, tuple[bool, int]]
+    ) -> "_Block":  # fmt: skip
         numbered = list(enumerate(steps, start=start + skipped))[::-1]
         whole = torch.isfinite(adjoint.theta).all()
-        return _Block(start, numbered, Sent({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole}), adjoint)
+        seen = Sent({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole})
+        return _Block(start, numbered, seen, adjoint, dict(plans))
 
     def add_to(self, totals: Tensor, oldest: int) -> None:
         """totals [E, Q, N] -= terms [Q, |S_t|] of each step, in float64; an instance may stand in a batch several times."""

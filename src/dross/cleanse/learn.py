@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from .. import threads
 from ..errors import BadInput, NotFinite
 from ..loss import resolve
 from ..names import check_name
@@ -118,12 +119,15 @@ def fit(
     recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], *, watch: Watch | None = None, what: str = "", progress: bool = False
 ) -> Trained:
     """Train them all. `watch` is told after every epoch."""
-    side_by_side = _can_share(recipe)
-    size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x)))) if side_by_side else 1
+    side_by_side, weights = _can_share(recipe), sum(p.numel() for p in recipe.build(0).parameters())
+    bytes_each = 4 * (3 * weights + 2 * recipe.batch_size * x[0].numel())
+    size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, bytes_each))) if side_by_side else 1
     steps = recipe.epochs * recipe.steps_per_epoch(len(x))
     parts: list[Trained] = []
-    with bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance:
+    with threads.lent(), bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance:
         for start in range(0, len(fits), size):
+            if side_by_side:  # no convolutions: every weight is multiplied with every instance once
+                threads.use_for(2 * weights * recipe.batch_size * min(size, len(fits) - start))
             parts.append(_fit_chunk(recipe, x, y, fits[start : start + size], watch, advance, steps))
     if len(parts) == 1:
         return parts[0]
@@ -141,11 +145,6 @@ def _can_share(recipe: Recipe) -> bool:
     single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
     frozen = any(not p.requires_grad for p in model.parameters())
     return not frozen and not any(isinstance(module, single) for module in model.modules()) and not list(model.buffers())
-
-
-def _bytes(recipe: Recipe, x: Tensor) -> int:
-    model = recipe.build(0)
-    return 4 * (3 * sum(p.numel() for p in model.parameters()) + 2 * recipe.batch_size * x[0].numel())
 
 
 def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch: Watch | None, advance, steps: int) -> Trained:

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..batch import DrawsApart
+
 
 @dataclass(frozen=True)
-class ShiftAndFlip:
+class ShiftAndFlip(DrawsApart):
     """Shift each picture by up to `pixels` in both directions and, if asked, mirror half of them. x: [B, C, H, W].
 
     What is shifted in is `fill`: black, which is -1 after the paper's scaling of MNIST.
@@ -18,9 +20,6 @@ class ShiftAndFlip:
     pixels: int
     flip: bool = False
     fill: float | tuple[float, ...] = 0.0
-
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        return self.apply(x, self.draw(x, generator))
 
     def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random numbers for this batch: how far down and right [2, B] and, if pictures are mirrored, which [B]."""
