@@ -119,9 +119,8 @@ def fit(
     recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], *, watch: Watch | None = None, what: str = "", progress: bool = False
 ) -> Trained:
     """Train them all. `watch` is told after every epoch."""
-    side_by_side, weights = _can_share(recipe), sum(p.numel() for p in recipe.build(0).parameters())
-    bytes_each = 4 * (3 * weights + 2 * recipe.batch_size * x[0].numel())
-    size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, bytes_each))) if side_by_side else 1
+    side_by_side, weights = _can_share(recipe), _weights(recipe)
+    size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x)))) if side_by_side else 1
     steps = recipe.epochs * recipe.steps_per_epoch(len(x))
     parts: list[Trained] = []
     with threads.lent(), bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance:
@@ -145,6 +144,14 @@ def _can_share(recipe: Recipe) -> bool:
     single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
     frozen = any(not p.requires_grad for p in model.parameters())
     return not frozen and not any(isinstance(module, single) for module in model.modules()) and not list(model.buffers())
+
+
+def _weights(recipe: Recipe) -> int:
+    return sum(p.numel() for p in recipe.build(0).parameters())
+
+
+def _bytes(recipe: Recipe, x: Tensor) -> int:
+    return 4 * (3 * _weights(recipe) + 2 * recipe.batch_size * x[0].numel())
 
 
 def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch: Watch | None, advance, steps: int) -> Trained:
