@@ -92,16 +92,15 @@ class Feed:
         steps, size = ids.shape
         if ids.numel() * self.nbytes > _AT_ONCE:
             return [self.augmented(self.look_up(each), place) for place, each in enumerate(ids)]
+        apart = lambda pair: [_cut(pair, slice(k * size, (k + 1) * size)) for k in range(steps)]
         together = self.look_up(ids.reshape(-1))
-        batches = [_cut(together, slice(k * size, (k + 1) * size)) for k in range(steps)]
-        if self.augment is None:
-            return batches
-        if type(self.augment).__call__ is not DrawsApart.__call__:
+        batches = apart(together)
+        # one that has changed what a call does is called
+        if not isinstance(self.augment, DrawsApart) or type(self.augment).__call__ is not DrawsApart.__call__:
             return [self.augmented(pair, place) for place, pair in enumerate(batches)]
-        assert isinstance(self.augment, DrawsApart)
         drawn = [self.augment.draw(x, self.generator(place)) for place, (x, _) in enumerate(batches)]
         x = self.augment.apply(together[0], tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn)))
-        return [_cut((x, together[1]), slice(k * size, (k + 1) * size)) for k in range(steps)]
+        return apart((x, together[1]))
 
     def generator(self, place: int = 0) -> torch.Generator:
         while len(self._generators) <= place:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import arithmetic, statistics, threads
+from . import arithmetic, modes, statistics, threads, vjps
 from .batch import AnyBatch, Batch
 from .convolutions import AsProducts
 from .errors import BadInput, DrossWarning, NotSupported
@@ -45,32 +45,30 @@ class Objective:
     # --- the losses ---------------------------------------------------------------------------------------------------
 
     def losses(
-        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, many: bool = False, alone: bool = False,
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, products: AsProducts | None = None,
         rules: ForwardRules | None = None,
     ) -> tuple[Tensor, Buffers]:  # fmt: skip
         """One loss per instance [B], and the buffers that the forward pass leaves.
 
         differentiable: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
-        many: this is one of many models in a vmap; alone: one model, and one direction if any. rules: of forward-mode derivatives, within a jvp.
+        products: how convolutions are done on a GPU, where the pass is of a special kind. rules: of forward-mode derivatives, within a jvp.
         """
         parameters, batch = self.layout.unflatten(theta), batch.realized()
-        products = AsProducts(many, alone) if batch.c.is_cuda else nullcontext()
+        convolving = products or AsProducts() if batch.c.is_cuda else nullcontext()
         moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
         if differentiable:
             with statistics.watched(self.model) as moved_by_the_pass:
-                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, products, rules)
+                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, convolving, rules)
                 moved = moved_by_the_pass(buffers)
         else:
-            losses = self._forward(parameters, moved, batch, products, rules)
+            losses = self._forward(parameters, moved, batch, convolving, rules)
         return losses, moved
 
     def _forward(
-        self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, products, rules: ForwardRules | None
+        self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, convolving, rules: ForwardRules | None
     ) -> Tensor:
-        with (
-            products,
-            rules or nullcontext(),
-        ):  # the inner ones come first: a dual convolution is taken apart, its parts become products
+        # the inner one comes first: a dual convolution is taken apart by the rules, and its parts become products
+        with convolving, rules or nullcontext():
             with (
                 seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
                 arithmetic.forward(self.arithmetic, batch.c.device),
@@ -105,7 +103,7 @@ class Objective:
     def _gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
-            losses, moved = self.losses(theta, buffers, batch, alone=True)
+            losses, moved = self.losses(theta, buffers, batch, products=AsProducts(alone=True))
             idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
             weights = batch.c if w is None else batch.c * w
             g, *others = torch.autograd.grad(losses, [theta, *idle.values()], weights, allow_unused=True)
@@ -126,7 +124,7 @@ class Objective:
     def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool) -> tuple[Tensor, Buffers]:
         def one(theta: Tensor, buffers: Buffers, present: Tensor) -> tuple[Tensor, Buffers]:
             with PresentOnly(present) if cut else nullcontext():
-                return self.losses(theta, buffers, batch, many=True)
+                return self.losses(theta, buffers, batch, products=AsProducts(many=True))
 
         thetas = thetas.detach().requires_grad_()
         with torch.enable_grad():
@@ -206,9 +204,8 @@ class Objective:
         except (NotImplementedError, RuntimeError):
             return False
         expected_terms, expected, _ = self._pull_reverse(theta, buffers, batch, a_g, a_buffers, True)
-        tolerance = (
-            30 * torch.finfo(theta.dtype).eps ** 0.5
-        )  # deep float32 networks round to 1e-3; a wrong rule is off by 5 % and more
+        # deep float32 networks round to 1e-3; a wrong rule is off by 5 % and more
+        tolerance = 30 * torch.finfo(theta.dtype).eps ** 0.5
         pairs = ((terms, expected_terms), (a_theta, expected))
         return all(bool((found - wanted).norm() <= tolerance * wanted.norm()) for found, wanted in pairs)
 
@@ -219,7 +216,7 @@ class Objective:
 
         def directional(theta: Tensor, floating: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
-                return self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating), alone=alone, rules=rules)
+                return self.losses(theta, {**buffers, **floating}, batch, bool(floating), AsProducts(alone=alone), rules)
 
             _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)  # type: ignore[misc]  # three with has_aux
             return d, {name: moved[name] for name in floating}
@@ -251,7 +248,7 @@ class Objective:
             outputs += [moved[name] for name in a_buffers]
             cotangents += list(a_buffers.values())
         inputs = [w, theta, *floating.values()] if hessian else [w]
-        terms, *rest = _batched_vjp(outputs, inputs, cotangents)
+        terms, *rest = vjps.batched_vjp(outputs, inputs, cotangents)
         if not hessian:
             return terms, torch.zeros_like(a_g), a_buffers
         return terms, rest[0], dict(zip(floating, rest[1:]))
@@ -274,12 +271,12 @@ class Objective:
             # d moved . dot, as the derivative in r of <vjp(r), dot>: reverse mode run twice is forward mode
             r = {name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()}
             sources = [theta, *floating.values()]
-            back = _vjp(list(moving.values()), sources, list(r.values())) if moving else []
-        (g_dot,) = _batched_vjp([g], [theta], [dot])
-        g_dot = g_dot + _batched_vjp([weighted], [theta], [w_dot])[0]
+            back = vjps.vjp(list(moving.values()), sources, list(r.values())) if moving else []
+        (g_dot,) = vjps.batched_vjp([g], [theta], [dot])
+        g_dot = g_dot + vjps.batched_vjp([weighted], [theta], [w_dot])[0]
         if not moving:
             return g_dot, {}
-        moved_dot = _batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
+        moved_dot = vjps.batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
         return g_dot, dict(zip(moving, moved_dot))
 
     def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any, times: int = 1) -> Any:
@@ -297,9 +294,8 @@ class Objective:
         if self._counted is None:
             batch = batch.realized()
             one = lambda t: t[0] if theta.dim() > 1 else t  # one model of many
-            self._counted = self._operations(one(theta), {name: one(b) for name, b in buffers.items()}, batch) / max(
-                1, len(batch.c)
-            )
+            counted = self._operations(one(theta), {name: one(b) for name, b in buffers.items()}, batch)
+            self._counted = counted / max(1, len(batch.c))
         return self._counted
 
     def _operations(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> int:
@@ -321,17 +317,17 @@ class Objective:
     def training(self) -> Iterator[None]:
         """Inside: modules are in the modes they were trained in, and arithmetic is strict and repeatable."""
         evaluated = set(self.evaluated)
-        self.hooked = _has_hooks(self.model)
-        modes = {m: name not in evaluated for name, m in self.model.named_modules()}
+        self.hooked = modes.has_hooks(self.model)
+        wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
         computing = arithmetic.computing(self.model, self.arithmetic)
-        with threads.lent(), _modes(modes), computing, self.graphs.within("training", self._constants()):
+        with threads.lent(), modes.modes(wanted), computing, self.graphs.within("training", self._constants()):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        self.hooked = _has_hooks(self.model)
-        modes = dict.fromkeys(self.model.modules(), False)
-        with _modes(modes), arithmetic.computing(self.model), self.graphs.within("evaluating", self._constants()):
+        self.hooked = modes.has_hooks(self.model)
+        wanted = dict.fromkeys(self.model.modules(), False)
+        with modes.modes(wanted), arithmetic.computing(self.model), self.graphs.within("evaluating", self._constants()):
             yield
 
     def _constants(self) -> list[Tensor]:
@@ -347,11 +343,6 @@ _WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced si
 _WORK_AT_ONCE_GPU = 2**35
 
 
-def _has_hooks(model: nn.Module) -> bool:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind, None) for module in model.modules() for kind in kinds)
-
-
 def random_direction(theta: Tensor) -> Tensor:
     """[1, p], the same every time."""
     drawn = torch.randn(1, theta.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -361,50 +352,3 @@ def random_direction(theta: Tensor) -> Tensor:
 def _rules(rows: int):
     """Many vjps at once through group norm fail or are wrong in torch; through elementary operations they are right."""
     return ElementaryNorms() if rows > 1 else nullcontext()
-
-
-def _vjp(outputs, inputs, cotangents, batched: bool = False):
-    """autograd.grad that keeps the graph and says 0 where an output does not depend on an input."""
-    kept = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
-    found: list[Tensor | None] = [None] * len(inputs)
-    if kept:
-        live_outputs, live_cotangents = zip(*kept)
-        found = list(
-            torch.autograd.grad(
-                live_outputs, inputs, live_cotangents, create_graph=not batched, retain_graph=True,
-                allow_unused=True, is_grads_batched=batched,
-            )
-        )  # fmt: skip
-    rows = (len(cotangents[0]),) if batched else ()
-    return [torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f for f, i in zip(found, inputs)]
-
-
-_ROWS_AT_ONCE = 64
-
-
-def _batched_vjp(outputs, inputs, cotangents):
-    """vjps for a leading axis of cotangents; one plain pass where there is only one."""
-    rows = len(cotangents[0])
-    alone = lambda k: [row.detach()[None] for row in _vjp(outputs, inputs, [a[k] for a in cotangents])]
-    if rows == 1:
-        return alone(0)
-    try:
-        chunks = [[a[k : k + _ROWS_AT_ONCE] for a in cotangents] for k in range(0, rows, _ROWS_AT_ONCE)]
-        parts = [_vjp(outputs, inputs, chunk, batched=True) for chunk in chunks]
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # an operator that cannot be pulled back for many cotangents at once
-        parts = [alone(k) for k in range(rows)]
-    return [torch.cat(column) for column in zip(*parts)]
-
-
-@contextmanager
-def _modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
-    before = [(module, module.training) for module in wanted]
-    for module, training in wanted.items():
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -208,11 +208,11 @@ class Recording:
             return
         allowed = self.tape.manifest.get("memory") or _STATES_AT_ONCE
         room = min(allowed, _STATES_AT_ONCE) // max(segment.states[0].nbytes, 1)
-        arrives = lambda end: self._arrival(index, end, segment) if count == len(segment.steps) else None
+        arrives = lambda end: self._arrival(index, end, segment) if count == len(segment.steps) else _nothing
         yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], max(1, room), arrives)
 
     def _blocks(
-        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None] | None]
+        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None]]
     ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """A row of steps in blocks, the last one first, with about `room` states at a time. One that is too long is gone through once to know where its
         parts begin, and then part by part from behind."""
@@ -221,8 +221,7 @@ class Recording:
                 states, gradients, end = found
                 check = arrives(end)
                 yield first, states, gradients
-                if check is not None:
-                    check()
+                check()
                 return
             room = len(steps) // 2
         parts = max(2, min(room // 2, math.isqrt(len(steps))))
@@ -231,11 +230,10 @@ class Recording:
         for k in range(0, len(steps), size):
             starts.append(state)
             state, room = self._passed(first + k, steps[k : k + size], state, room)
-        if (check := arrives(state)) is not None:
-            check()
+        arrives(state)()
         for k in reversed(range(0, len(steps), size)):
             begin = starts.pop()
-            yield from self._blocks(first + k, steps[k : k + size], begin, max(1, room - len(starts)), lambda _: None)
+            yield from self._blocks(first + k, steps[k : k + size], begin, max(1, room - len(starts)), lambda _: _nothing)
 
     def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
         """The state after these steps, and how many states do fit."""
@@ -284,7 +282,7 @@ class Recording:
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
         gradients: list[Tensor | None] = [None] * count
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
-        check = lambda: None
+        check = _nothing
         for k in suspect:
             after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
             check()  # of the step before, while a GPU takes this one
@@ -370,8 +368,12 @@ def _comparison(arrived: State, recorded: Callable[[], State], t: int, tape: Tap
 
     if device.type != "cuda":
         check()
-        return lambda: None
+        return _nothing
     return check
+
+
+def _nothing() -> None:
+    """There is nothing to check, or it has been."""
 
 
 def _compare(arrived: dict[str, Tensor], recorded: dict[str, Tensor], device: torch.device, t: int, tape: Tape) -> None:
