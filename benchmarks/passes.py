@@ -114,17 +114,20 @@ def passes(name: str, recording: Recording, models: int, ceilings: Ceilings) -> 
         buffers = {key: b.expand(models, *b.shape).clone() for key, b in state.buffers.items()}
         w = torch.ones(models, len(fed.ids), device="cuda")
         several = lambda: take_steps(objective, optimizer, state, steps, batches)
-        adjoint = Derivative(seed, {}, {})
+        moving = {key: b for key, b in state.buffers.items() if b.is_floating_point()}  # BatchNorm's statistics, which a query depends on
+        a_buffers = {key: torch.randn(1, *b.shape, device="cuda") for key, b in moving.items()}
+        adjoint = Derivative(seed, {}, a_buffers)
         back = lambda: reverse_steps(recording, steps, batches, states, [None] * len(steps), adjoint, True, lambda _: None)
         graphs = objective.graphs
         show(f"{name}: training step", graphs, lambda: objective.gradient(state.theta, state.buffers, fed), 1, ceilings)
         show(f"{name}: {len(steps)} training steps, per step", graphs, several, len(steps), ceilings)
-        show(f"{name}: reverse step", graphs, lambda: objective.pull(state.theta, state.buffers, fed, seed, {}), 1, ceilings)
+        show(f"{name}: reverse step", graphs, lambda: objective.pull(state.theta, state.buffers, fed, seed, a_buffers), 1, ceilings)
         show(f"{name}: {len(steps)} reverse steps, per step", graphs, back, len(steps), ceilings)
         many = lambda: objective.gradients(thetas, buffers, fed, w)
         show(f"{name}: step of {models} models, per model", graphs, many, models, ceilings)
         queries = torch.randn(64, len(state.theta), device="cuda")
-        asked = lambda: objective.pull(state.theta, state.buffers, fed, queries, {})
+        a_buffers = {key: torch.randn(64, *b.shape, device="cuda") for key, b in moving.items()}
+        asked = lambda: objective.pull(state.theta, state.buffers, fed, queries, a_buffers)
         show(f"{name}: reverse step of 64 queries, per query", graphs, asked, 64, ceilings)
 
 

@@ -10,6 +10,9 @@ import os
 # Before torch is loaded: while they wait for the next operation its idle threads keep their cores busy, by default thirty times longer than this, and so
 # keep each other from working when another program needs a core, too (threads.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# Before the first convolution on a GPU: cuDNN has two ways to guess its quickest kernel for given sizes. torch asks for the one that is quicker to guess, and gets
+# kernels that take up to four times as long (convolutions.py).
+os.environ.setdefault("TORCH_CUDNN_USE_HEURISTIC_MODE_B", "1")
 
 __version__ = "0.1.0"
 

@@ -1,9 +1,10 @@
 """Two-dimensional convolutions as matrix products, on a GPU.
 
-For small pictures and few channels cuDNN's strict float32 kernels leave most of a GPU idle (its weight gradients above all), and for many models
-at once they are worse still. The same sum as one matrix product of the filters with the shifted pictures, whose derivatives of every order are
-matrix products again, took 0.22 instead of 0.28 ms for a training step of the paper's MNIST network on an H200, and 0.48 instead of
-0.61 ms for a reverse step (benchmarks/results/). From 32 channels on cuDNN is the quicker one, for one model and one direction.
+For many models or directions at once, and for the few channels of the data, cuDNN's strict float32 kernels leave most of a GPU idle (its weight gradients
+above all). There the same sum is one matrix product of the filters with the shifted pictures, whose derivatives of every order are matrix products again.
+For one model and one direction cuDNN is the quicker one from a handful of channels on, if its kernels are well chosen: torch asks it for the guess that is
+made in an instant, and `import dross` for the careful one, unless the environment says otherwise. On an H200 that took a training step of the paper's
+CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network from 0.46 to 0.37 (benchmarks/results/).
 """
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
+from . import pixels
+
 _MOST_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
-_WIDE = 32  # channels
+_WIDE = 8  # channels
 
 
 class AsProducts(TorchFunctionMode):
@@ -28,20 +31,19 @@ class AsProducts(TorchFunctionMode):
         self.many, self.alone = many, alone
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.conv2d and not kwargs and not self._is_wide(args[0]) and (found := _product(self.many, *args)) is not None:
-            return found
-        return func(*args, **kwargs)
+        if func is not F.conv2d or kwargs or args[0].dim() != 4:
+            return func(*args, **(kwargs or {}))
+        x, weight, bias, *rest = args if len(args) > 2 else (*args, None)
+        out = None if self._is_wide(x) else _product(self.many, x, weight, *rest)
+        out = func(x, weight, None, *rest) if out is None else out
+        return out if bias is None else out + pixels.of_channels(bias, out, axes=2)
 
     def _is_wide(self, x: Tensor) -> bool:
-        # a pass that is to be compiled is quicker with products: the compiler makes the shifted pictures on the way
-        return self.alone and x.dim() == 4 and x.shape[1] >= _WIDE and get_proxy_mode() is None
+        return self.alone and x.shape[1] >= _WIDE
 
 
-def _product(
-    many: bool, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1
-) -> Tensor | None:
-    if x.dim() != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+def _product(many: bool, x: Tensor, weight: Tensor, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:
+    if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return None
     (down, right), (high, wide) = _pair(stride), _pair(padding)
     out_channels, channels, height, width = weight.shape
@@ -53,11 +55,9 @@ def _product(
     filters = weight.reshape(out_channels, -1)
     if many and 4 * out_channels <= rows * columns:  # else the filters, once per instance, would be as large as the pictures
         pictures = shifted.permute(0, 1, 4, 5, 2, 3).reshape(count, channels * height * width, rows * columns)
-        out = torch.bmm(filters.expand(count, *filters.shape), pictures).reshape(count, out_channels, rows, columns)
-    else:
-        pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(channels * height * width, count * rows * columns)
-        out = (filters @ pictures).reshape(out_channels, count, rows, columns).transpose(0, 1)
-    return out if bias is None else out + bias[:, None, None]
+        return torch.bmm(filters.expand(count, *filters.shape), pictures).reshape(count, out_channels, rows, columns)
+    pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(channels * height * width, count * rows * columns)
+    return (filters @ pictures).reshape(out_channels, count, rows, columns).transpose(0, 1)
 
 
 def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:

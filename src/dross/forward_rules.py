@@ -17,6 +17,8 @@ from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from . import pixels
+
 
 class ElementaryNorms(TorchFunctionMode):
     """Inside, batch, layer and group norm are written out in elementary operations."""
@@ -38,7 +40,7 @@ class ForwardRules(TorchFunctionMode):
         kwargs = kwargs or {}
         if any(isinstance(t, Tensor) and is_batchedtensor(t) for t in args):
             return func(*args, **kwargs)  # a model with a vmap of its own: there a tensor cannot be taken apart
-        if func in _BILINEAR and len(args) > 1:
+        if func in _PIXELS and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)
         return _RULES.get(func, func)(*args, **kwargs)
 
@@ -49,11 +51,10 @@ def _bilinear(func, joined: bool, args, kwargs):
     bias, rest = (rest[0], rest[1:]) if rest else (kwargs.pop("bias", None), [])
     (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(_unpacked, (x, weight, bias))
     apply = lambda x, weight, bias=None: func(x, weight, bias, *rest, **kwargs)
-    beside = lambda bias: bias if func is F.linear else bias.reshape([-1] + [1] * (_BILINEAR[func] - 2))
     tangents = []
-    if x_dot is not None and joined and x.dim() >= _BILINEAR[func]:
+    if x_dot is not None and joined and x.dim() >= _PIXELS[func] + 2:
         out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
-        out = out if bias is None else out + beside(bias).to(out.dtype)  # autocast is the layer's affair
+        out = out if bias is None else out + pixels.of_channels(bias, out, _PIXELS[func])
         tangents.append(through_x)
     else:
         out = apply(x, weight, bias)
@@ -61,8 +62,13 @@ def _bilinear(func, joined: bool, args, kwargs):
     if weight_dot is not None:
         tangents.append(apply(x, weight_dot, bias_dot))
     elif bias_dot is not None:
-        tangents.append(beside(bias_dot).to(out.dtype).expand_as(out))
+        tangents.append(pixels.of_channels(bias_dot, out, _PIXELS[func]).expand_as(out))
     return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
+
+
+def primal(t: Tensor) -> Tensor:
+    """Without its tangent, where it can be taken apart."""
+    return t if is_batchedtensor(t) else _unpacked(t)[0]
 
 
 def _unpacked(t: Any) -> tuple[Any, Any]:
@@ -111,20 +117,20 @@ def _normed(x: Tensor, across: list[int], eps: float, weight: Tensor | None, bia
     what is multiplied with the whole of it is multiplied together before."""
     x, x_dot = _unpacked(x)
     (weight, weight_dot), (bias, bias_dot) = ([v if v is None else v.reshape(shape) for v in _unpacked(t)] for t in (weight, bias))
-    mean = lambda t: t.mean(across, keepdim=True)
-    centred = x - mean(x)
+    mean, like = lambda t: pixels.mean(t, across), lambda v: pixels.like(v, x)
+    centred = x - like(mean(x))
     scale = torch.rsqrt(mean(centred * centred) + eps)
     gain = scale if weight is None else scale * weight
-    out, tangents, slopes = centred * gain, [], []
+    out, tangents, slopes = centred * like(gain), [], []
     if x_dot is not None:
-        moved = x_dot - mean(x_dot)
-        tangents.append(moved * gain)
+        moved = x_dot - like(mean(x_dot))
+        tangents.append(moved * like(gain))
         slopes.append(-gain * scale * scale * mean(centred * moved))
     if weight_dot is not None:
         slopes.append(scale * weight_dot)
-    tangents += [centred * _sum(slopes)] if slopes else []
+    tangents += [centred * like(_sum(slopes))] if slopes else []
     tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
-    out = out if bias is None else out + bias
+    out = out if bias is None else out + like(bias)
     return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
 
 
@@ -134,4 +140,4 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 _NORMS = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, F.group_norm: _group_norm}
 _RULES = {**_NORMS, F.cross_entropy: _cross_entropy, F.log_softmax: _log_softmax}
-_BILINEAR = {F.linear: 2, F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}  # the number of axes of a batch
+_PIXELS = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # the bilinear ones, and the axes behind the channels

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from . import pixels
+from .forward_rules import primal
+
 Buffers = dict[str, Tensor]
 
 
@@ -33,7 +36,7 @@ def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
     layers = {name: layer for name, layer in tracking(model).items() if layer.training}
 
     def noting(name: str, layer: _BatchNorm):
-        return lambda _module, args: inputs.append((name, layer, args[0]))
+        return lambda _module, args: inputs.append((name, layer, primal(args[0])))  # nobody asks for the tangent of the statistics
 
     hooks = [layer.register_forward_pre_hook(noting(name, layer)) for name, layer in layers.items()]
 
@@ -45,7 +48,7 @@ def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
             buffers[seen] = buffers[seen] + 1
             rate = layer.momentum if layer.momentum is not None else 1.0 / buffers[seen].to(x.dtype)
             across = [axis for axis in range(x.dim()) if axis != 1]
-            batch = {"running_mean": x.mean(across), "running_var": x.var(across, correction=1)}
+            batch = {"running_mean": pixels.mean(x, across).flatten(), "running_var": x.var(across, correction=1)}
             for kind, value in batch.items():
                 buffers[prefix + kind] = (1 - rate) * buffers[prefix + kind] + rate * value
         return buffers
