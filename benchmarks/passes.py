@@ -114,7 +114,9 @@ def passes(name: str, recording: Recording, models: int, ceilings: Ceilings) -> 
         buffers = {key: b.expand(models, *b.shape).clone() for key, b in state.buffers.items()}
         w = torch.ones(models, len(fed.ids), device="cuda")
         several = lambda: take_steps(objective, optimizer, state, steps, batches)
-        moving = {key: b for key, b in state.buffers.items() if b.is_floating_point()}  # BatchNorm's statistics, which a query depends on
+        moving = {
+            key: b for key, b in state.buffers.items() if b.is_floating_point()
+        }  # BatchNorm's statistics, which a query depends on
         a_buffers = {key: torch.randn(1, *b.shape, device="cuda") for key, b in moving.items()}
         adjoint = Derivative(seed, {}, a_buffers)
         back = lambda: reverse_steps(recording, steps, batches, states, [None] * len(steps), adjoint, True, lambda _: None)

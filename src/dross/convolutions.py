@@ -33,7 +33,8 @@ class AsProducts(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.conv2d or kwargs or args[0].dim() != 4:
             return func(*args, **(kwargs or {}))
-        x, weight, bias, *rest = args if len(args) > 2 else (*args, None)
+        x, weight, *rest = args
+        bias, rest = (rest[0], rest[1:]) if rest else (None, [])
         out = None if self._is_wide(x) else _product(self.many, x, weight, *rest)
         out = func(x, weight, None, *rest) if out is None else out
         return out if bias is None else out + pixels.of_channels(bias, out, axes=2)
