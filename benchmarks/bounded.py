@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/bounded.py [--quick]
 
 Memory: the peak of a process that opens a tape of T steps and retraces it (torch alone takes most of it). Cost: microseconds per step and per instance
-as T, and then N, grow a hundredfold. Budget: the same run with less and less room for its states, on the disk and in memory.
+as T, and then N, grow a hundredfold. Budget: the same run with less and less room for its states, on the disk and in memory; a model whose states are large;
+a table on the disk ten times as large as what may be held of it.
 """
 
 import argparse
@@ -13,7 +14,10 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,36 +25,66 @@ import torch
 
 import dross
 
-FEATURES, CLASSES, BATCH = 500, 20, 32  # a state of 40 KB
+FEATURES, CLASSES, BATCH = 500, 20, 32
+STATE = 4 * (FEATURES + 1) * CLASSES  # bytes: 40 KB
 
 
-def problem(count: int):
+def problem(count: int, features: int = FEATURES, classes: int = CLASSES, table: str = ""):
     rng = np.random.default_rng(0)
-    X = torch.from_numpy(rng.standard_normal((count, FEATURES), dtype=np.float32))
+    X = np.memmap(table, np.float32, "r", shape=(count, features)) if table else rng.standard_normal((count, features), np.float32)
     torch.manual_seed(0)
-    return torch.nn.Linear(FEATURES, CLASSES), (X, X[:, :CLASSES].argmax(1)), rng
+    return torch.nn.Linear(features, classes), (X, X[:, :classes].argmax(1)), rng
 
 
-def record(folder: str, steps: int, count: int, keep: str) -> dict:
-    model, data, rng = problem(count)
+def write_table(path: Path, count: int, features: int) -> None:
+    rng, table = np.random.default_rng(0), np.memmap(path, np.float32, "w+", shape=(count, features))
+    for rows in range(0, count, 10_000):
+        table[rows : rows + 10_000] = rng.standard_normal((min(10_000, count - rows), features), np.float32)
+    table.flush()
+
+
+@contextmanager
+def watching() -> Iterator[dict]:
+    """The largest amount of memory of our own, without the pages of files that the system may take back at any time."""
+    seen, done = {"own": 0}, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            seen["own"] = max(seen["own"], next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        watcher.join()
+
+
+def record(folder: str, steps: int, count: int, keep: str, **form) -> dict:
+    model, data, rng = problem(count, **form)
     batches = [rng.choice(count, BATCH, replace=False) for _ in range(steps)]
-    start = time.perf_counter()
-    dross.train(
-        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, batches=batches, keep=eval(keep, dict(vars(dross))),
-        progress=False,
-    )  # fmt: skip
-    return {"record": time.perf_counter() - start, "disk": sum(file.stat().st_size for file in Path(folder).iterdir())}
+    with watching() as seen:
+        start = time.perf_counter()
+        dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, batches=batches,
+            keep=eval(keep, dict(vars(dross))), progress=False,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+    return {"record": seconds, "disk": sum(file.stat().st_size for file in Path(folder).iterdir()), "record own": seen["own"]}
 
 
-def retrace(folder: str, steps: int, count: int, keep: str) -> dict:
-    model, data, _ = problem(count)
+def retrace(folder: str, steps: int, count: int, keep: str, **form) -> dict:
+    model, data, _ = problem(count, **form)
     run = dross.Run.open(folder, model, data, "cross_entropy")
-    query = dross.mean_loss((data[0][:200], data[1][:200]))
-    start = time.perf_counter()
-    scores = run.influence(query)
-    seconds = time.perf_counter() - start
+    query = dross.mean_loss((torch.from_numpy(data[0][:200].copy()), data[1][:200]))
+    with watching() as seen:
+        start = time.perf_counter()
+        scores = run.influence(query)
+        seconds = time.perf_counter() - start
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"retrace": seconds, "memory": highest, "sum": float(np.abs(scores.values).sum())}
+    return {"retrace": seconds, "memory": highest, "own": seen["own"], "sum": float(np.abs(scores.values).sum())}
 
 
 def measured(**what) -> dict:
@@ -75,41 +109,89 @@ def main() -> None:
         print(json.dumps({"record": record, "retrace": retrace}[part](**what)))
         return
     scale = 0.1 if given.quick else 1.0
-    print(
-        f"torch {torch.__version__}, one thread, a linear model of {FEATURES * CLASSES + CLASSES:,} parameters, batches of {BATCH}\n"
-    )
-    print(
-        "| T | states kept | recorded, us a step | retraced, us a step | peak, MB | disk, MB |\n| --- | --- | --- | --- | --- | --- |"
-    )
+    print(f"torch {torch.__version__}, one thread, a linear model of {STATE // 4:,} parameters, batches of {BATCH}\n")
+    longer_runs(scale)
+    larger_sets()
+    smaller_budgets(int(10_000 * scale))
+    large_states()
+    large_table(int(500_000 * scale))
+
+
+def head(*columns: str) -> None:
+    print("\n| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns), flush=True)
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def longer_runs(scale: float) -> None:
+    head("T", "states kept", "recorded, us a step", "retraced, us a step", "peak, MB", "disk, MB", "disk by the formula, MB")
     for keep in ("Checkpoints(every=100)", "Checkpoints()", "EveryStep()"):
         for steps in (1_000, 10_000, 100_000):
             steps = int(steps * scale)
             if keep == "EveryStep()" and steps > 10_000:
                 continue
             found = measured(steps=steps, count=2000, keep=keep)
-            print(
-                f"| {steps:,} | {keep} | {found['record'] / steps * 1e6:.0f} | {found['retrace'] / steps * 1e6:.0f} "
-                f"| {found['memory'] / 1e6:.1f} | {found['disk'] / 1e6:.1f} |",
-                flush=True,
-            )
-    print("\n| N | retraced in one epoch, us an instance | peak, MB |\n| --- | --- | --- |")
+            states = {"Checkpoints(every=100)": steps // 100, "Checkpoints()": round(steps**0.5), "EveryStep()": steps}[keep] + 1
+            row(
+                f"{steps:,}", keep, f"{found['record'] / steps * 1e6:.0f}", f"{found['retrace'] / steps * 1e6:.0f}",
+                f"{found['memory'] / 1e6:.1f}", f"{found['disk'] / 1e6:.1f}", f"{(states * STATE + 4 * BATCH * steps) / 1e6:.1f}",
+            )  # fmt: skip
+
+
+def larger_sets() -> None:
+    head("N", "retraced in one epoch, us an instance", "peak, MB")
     for count in (1_000, 10_000, 100_000):
         found = measured(steps=count // BATCH, count=count, keep="Checkpoints()")
-        print(f"| {count:,} | {found['retrace'] / count * 1e6:.1f} | {found['memory'] / 1e6:.1f} |", flush=True)
-    print(
-        "\n| budget on disk and in memory, KB | retraced, times every step | peak, MB | disk, MB | the same scores |\n| --- | --- | --- | --- | --- |"
-    )
-    steps = int(10_000 * scale)
+        row(f"{count:,}", f"{found['retrace'] / count * 1e6:.1f}", f"{found['memory'] / 1e6:.1f}")
+
+
+def smaller_budgets(steps: int) -> None:
+    head("budget on disk and in memory, KB", "retraced, times every step", "peak, MB", "disk, MB", "the same scores")
     whole = measured(steps=steps, count=2000, keep="EveryStep()")
     least = 2 * 45_000 + steps * (16 + 4 * BATCH)
     for room in (1_000_000_000, 40_000_000, 4_000_000, 400_000, 90_000):
-        keep = f"Budget({least + room}, in_memory={room})"
-        found = measured(steps=steps, count=2000, keep=keep)
-        print(
-            f"| {(least + room) / 1e3:,.0f}, {room / 1e3:,.0f} | {found['retrace'] / whole['retrace']:.1f} | {found['memory'] / 1e6:.1f} "
-            f"| {found['disk'] / 1e6:.1f} | {found['sum'] == whole['sum']} |",
-            flush=True,
+        found = measured(steps=steps, count=2000, keep=f"Budget({least + room}, in_memory={room})")
+        row(
+            f"{(least + room) / 1e3:,.0f}, {room / 1e3:,.0f}", f"{found['retrace'] / whole['retrace']:.1f}", f"{found['memory'] / 1e6:.1f}",
+            f"{found['disk'] / 1e6:.1f}", found["sum"] == whole["sum"],
+        )  # fmt: skip
+
+
+def large_states() -> None:
+    """64 steps of 50 MB each."""
+    form = {"steps": 64, "count": 500, "features": 12_500, "classes": 1_000}
+    head("64 states of 50 MB each", "retraced, s", "peak of our own memory, MB", "disk, MB", "the same scores")
+    every = measured(keep="EveryStep()", **form)
+    for keep in (
+        "EveryStep()",
+        "Checkpoints()",
+        "Budget(500_000_000, in_memory=200_000_000)",
+        "Budget(160_000_000, in_memory=110_000_000)",
+    ):
+        found = every if keep == "EveryStep()" else measured(keep=keep, **form)
+        row(
+            keep, f"{found['retrace']:.1f}", f"{found['own'] / 1e6:.0f}", f"{found['disk'] / 1e6:.0f}", found["sum"] == every["sum"]
         )
+
+
+def large_table(count: int) -> None:
+    """One epoch over a table on the disk: our own memory, beside what the system keeps of the file as long as nobody else needs it."""
+    held = count * 1000 * 4 // 10
+    head(
+        f"{count:,} x 1,000 numbers, {held / 1e8:.1f} GB on the disk",
+        "recorded, s",
+        "retraced, s",
+        "own memory: recording, retracing, MB",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table"
+        write_table(table, count, 1000)
+        keep = f"Budget({held}, in_memory={held})"
+        found = measured(steps=count // BATCH, count=count, keep=keep, features=1000, table=str(table))
+    memory = f"{found['record own'] / 1e6:.0f}, {found['own'] / 1e6:.0f}"
+    row(f"Budget, {held / 1e6:.0f} MB in memory", f"{found['record']:.0f}", f"{found['retrace']:.0f}", memory)
 
 
 if __name__ == "__main__":

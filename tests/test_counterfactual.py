@@ -166,6 +166,16 @@ def test_chunks_give_the_same(record, monkeypatch):
     assert run.counterfactual([[j] for j in range(10)]).parameters(9).keys() == run.parameters().keys()
 
 
+def test_a_budget_bounds_the_runs_side_by_side(record):
+    p = problem("mlp", "momentum")
+    run = record(p)
+    bounded = record(p, keep=dross.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes))
+    assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 1
+    few = bounded.counterfactual([[j] for j in range(10)])
+    assert 1 < len(few.chunks) < 10
+    np.testing.assert_allclose(few.changes(query(p)), run.leave_one_out(query(p), np.arange(10)), rtol=1e-9, atol=1e-15)
+
+
 def test_out_of_memory_halves_the_chunk_and_goes_on(record, monkeypatch):
     p = problem("mlp", "sgd")
     run = record(p)

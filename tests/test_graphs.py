@@ -1,6 +1,7 @@
 """Passes as CUDA graphs (where there is a GPU), and the parts of them that can be tried anywhere."""
 
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import dross
 from dross.batch import Batch, DrawsApart, Feed
@@ -221,12 +222,20 @@ class Rehearsed:
             self.owner._capturing = False
 
 
-def owned(init):
+def rehearse(monkeypatch, graph=Rehearsed):
+    """From now on passes are captured here as they are on a GPU."""
+    init = Graphs.__init__
+
     def owning(self):
         init(self)
         Rehearsed.owner = self
 
-    return owning
+    monkeypatch.setattr(Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused)
+    monkeypatch.setattr("dross.graphs._Graph", graph)
+    monkeypatch.setattr(Graphs, "__init__", owning)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+    monkeypatch.setattr("dross.graphs._leave_pool", lambda device, pool: None)
+    monkeypatch.setattr("dross.training._steps_unwatched", lambda state: 64)
 
 
 @pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])
@@ -238,11 +247,7 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypa
     found = []
     for together in (False, True):
         if together:
-            monkeypatch.setattr(Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused)
-            monkeypatch.setattr("dross.graphs._Graph", Rehearsed)
-            monkeypatch.setattr(Graphs, "__init__", owned(Graphs.__init__))
-            monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
-            monkeypatch.setattr("dross.training._steps_unwatched", lambda state: 64)
+            rehearse(monkeypatch)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double()
         run = dross.train(
@@ -255,6 +260,43 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypa
         assert {"training steps", "reverse steps"} <= names if together else not names, names
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-15)
+
+
+class Uncapturable(Rehearsed):
+    def __init__(self, *args):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more that nobody wants to read")
+
+
+class Otherwise(Rehearsed):
+    """Was captured, and computes something else."""
+
+    def replay(self, inputs, batch):
+        return tree_map(lambda t: t * 1.01 if t.is_floating_point() else t, super().replay(inputs, batch))
+
+
+@pytest.mark.parametrize(
+    "graph, reason", [(Uncapturable, "operation not permitted when stream is capturing"), (Otherwise, "the replay differs")]
+)
+def test_what_cannot_be_captured_is_told_and_goes_on(tmp_path, monkeypatch, graph, reason):
+    data, found = (torch.randn(90, 5, dtype=torch.float64), torch.randint(0, 3, (90,))), []
+    for told in (False, True):
+        if told:
+            rehearse(monkeypatch, graph)
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).double()
+        with pytest.warns(dross.DrossWarning, match=f"cannot be captured as a CUDA graph .{reason}") if told else nullcontext():
+            run = dross.train(
+                model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), tape=tmp_path / str(told), epochs=5, batch_size=9,
+                augment=Wobble(), progress=False,
+            )  # fmt: skip
+            found.append(run.influence(dross.mean_loss(data)).values)
+    assert run.recording.objective.graphs.refused >= {"training step", "reverse step"}
+    np.testing.assert_array_equal(*found)
+
+
+class Wobble:
+    def __call__(self, x, generator):
+        return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

@@ -61,8 +61,8 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
     """As a numpy.memmap, in the model's type or another; with a budget smaller than the table nothing of it is held."""
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(300, 5)), rng.integers(0, 2, 300)
-    mapped = np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)
-    mapped[:] = X
+    np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)[:] = X
+    mapped = np.memmap(tmp_path / "x", dtype, "r", shape=X.shape)
     scores = []
     for k, (data, keep) in enumerate([((mapped.copy(), Y), None), ((mapped, Y), dross.Budget(200_000, in_memory=1000))]):
         torch.manual_seed(0)

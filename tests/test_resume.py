@@ -1,6 +1,7 @@
 """A retrace that is killed goes on where it was, to the same bits."""
 
 import signal
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -41,6 +42,19 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
     assert list(folder.iterdir()) == []
+
+
+def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypatch):
+    """Its blocks end elsewhere then: no step is counted twice, and none is left out."""
+    p = problem("mlp", "momentum", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=30))
+    expected = run.influence(query(p))
+    rooms = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
+    for before, after in pairwise(rooms):
+        monkeypatch.setattr("dross.replay._STATES_AT_ONCE", before)
+        interrupted(run, query(p), tmp_path / "progress", monkeypatch)
+        monkeypatch.setattr("dross.replay._STATES_AT_ONCE", after)
+        np.testing.assert_array_equal(run.influence(query(p), resume=tmp_path / "progress").values, expected.values)
 
 
 class Stop(Exception):

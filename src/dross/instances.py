@@ -1,6 +1,7 @@
 """The training set, seen as instances with ids."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -208,7 +209,9 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
         source = source.tensors
     if not isinstance(source, (tuple, list)) or len(source) != 2 or isinstance(source[0], (tuple, list)):
         return None
-    x, y = (tree_map(lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part) for part in source)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor do we write into it
+        x, y = (tree_map(lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part) for part in source)
     leaves = tree_leaves((x, y))
     if not all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves):
         return None

@@ -48,7 +48,7 @@ class Keep(ABC):
 
     @property
     def memory(self) -> int | None:
-        """Bytes of states that a replay may hold at a time, and of data that may be held instead of being read again."""
+        """Bytes of states that a replay may hold at a time, of counterfactual runs side by side, and of data that may be held instead of being read again."""
         return None
 
 
@@ -109,8 +109,9 @@ class LastEpochs(Keep):
 
 @dataclass(frozen=True)
 class Budget(Keep):
-    """bytes: of the tape on disk. in_memory: of states that a replay holds at a time where the model is (host or device), and of training data that are
-    held instead of being read again; as many by default. One state, its batch and the model's own passes come on top."""
+    """bytes: of the tape on disk. in_memory: of states that a replay holds at a time where the model is (host or device), of
+    counterfactual runs side by side, and of training data that are held instead of being read again; as many by default. The states before and after
+    the step in hand, its batch and the model's own passes come on top."""
 
     bytes: int
     in_memory: int | None = None

@@ -4,7 +4,6 @@ Training is the first replay: `dross.train` folds `take_step` over its batches, 
 over the tape, so a run and its replay differ in nothing.
 """
 
-import math
 import os
 import warnings
 import zlib
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from . import arithmetic, compiling, several
+from . import arithmetic, compiling, schedule, several
 from .batch import AnyBatch, Augment, Fed, Feds
 from .discover import device_and_dtype, unwrapped
 from .errors import BadInput, DrossWarning, TapeMismatch
@@ -32,6 +31,7 @@ from .step import Step, advance, needs_gradient
 from .tape import Tape
 
 _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
+_PATIENCE = 8  # times that a step is taken again before somebody is told
 
 
 def take_step(
@@ -206,44 +206,57 @@ class Recording:
             yield segment.first, segment.states[:count], gradients
             check()  # now that a GPU has enough to do
             return
-        allowed = self.tape.manifest.get("memory") or _STATES_AT_ONCE
-        room = min(allowed, _STATES_AT_ONCE) // max(segment.states[0].nbytes, 1)
-        arrives = lambda end: self._arrival(index, end, segment) if count == len(segment.steps) else _nothing
-        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], max(1, room), arrives)
+        room = self._room(count, segment.states[0].nbytes)
+        arrives = (lambda end: self._arrival(index, end, segment)) if count == len(segment.steps) else None
+        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], room, arrives)
+
+    def _room(self, steps: int, state_bytes: int) -> int:
+        """How many of a row's states are held at a time; where a budget was given, those before and after the step in hand come on top."""
+        if (allowed := self.tape.manifest.get("memory")) is None:
+            return max(_STATES_AT_ONCE // max(state_bytes, 1), steps.bit_length())
+        room = max(1, min(allowed, _STATES_AT_ONCE) // max(state_bytes, 1))
+        if (times := schedule.times(steps, room)) > _PATIENCE:
+            needed = next(more for more in range(room, steps + 1) if schedule.times(steps, more) <= _PATIENCE)
+            warnings.warn(
+                f"The budget has room for {room} states in memory, so some of the steps are taken up to {times} times again; "
+                f"{needed} states, in_memory={needed * state_bytes:,}, would do with {_PATIENCE}.",
+                DrossWarning,
+                stacklevel=5,
+            )
+        return room
 
     def _blocks(
-        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None]]
+        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None]] | None
     ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
-        """A row of steps in blocks, the last one first, with about `room` states at a time. One that is too long is gone through once to know where its
-        parts begin, and then part by part from behind."""
-        if len(steps) <= room:
+        """A row of steps in blocks, the last one first, with `room` states at a time, `start` among them (schedule.py)."""
+        if len(steps) == 1 and arrives is None:
+            yield first, [start], [None]
+            return
+        if len(steps) <= max(1, room):
             if (found := self._fitting_row(first, steps, start)) is not None:
                 states, gradients, end = found
-                check = arrives(end)
+                check = arrives(end) if arrives else _nothing
+                del found, end  # a block is given away as a whole
                 yield first, states, gradients
                 check()
                 return
             room = len(steps) // 2
-        parts = max(2, min(room // 2, math.isqrt(len(steps))))
-        size = -(-len(steps) // parts)
-        starts, state = [], start
-        for k in range(0, len(steps), size):
-            starts.append(state)
-            state, room = self._passed(first + k, steps[k : k + size], state, room)
-        arrives(state)()
-        for k in reversed(range(0, len(steps), size)):
-            begin = starts.pop()
-            yield from self._blocks(first + k, steps[k : k + size], begin, max(1, room - len(starts)), lambda _: _nothing)
+        cut = schedule.first_part(len(steps), room)
+        middle, room = self._passed(first, steps[:cut], start, room)
+        yield from self._blocks(first + cut, steps[cut:], middle, room - 1, arrives)
+        del middle
+        yield from self._blocks(first, steps[:cut], start, room, None)
 
     def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
         """The state after these steps, and how many states do fit."""
         k = 0
         while k < len(steps):
-            row = steps[k : k + room]
+            row = steps[k : k + max(1, room - 1)]  # the one at the start is held, too
             if (found := self._fitting_row(first + k, row, state)) is None:
-                room = len(row) // 2
+                room = 1 + len(row) // 2
             else:
                 state, k = found[2], k + len(row)
+            del found  # before others are made
         return state, room
 
     def _fitting_row(self, first: int, steps: Sequence[Step], start: State):

@@ -75,9 +75,7 @@ def retrace(
 
     with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
         for index, segment in recording.backwards(first, position):
-            for start, states, gradients in recording.blocks(index, segment, stop):
-                if start >= position:
-                    continue  # done before the interruption
+            for start, states, gradients in recording.blocks(index, segment, min(stop, position)):  # where an interruption left off
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)
