@@ -151,7 +151,7 @@ def smaller_budgets(steps: int) -> None:
     head("budget on disk and in memory, KB", "retraced, times every step", "peak, MB", "disk, MB", "the same scores")
     whole = measured(steps=steps, count=2000, keep="EveryStep()")
     least = 2 * 45_000 + steps * (16 + 4 * BATCH)
-    for room in (1_000_000_000, 40_000_000, 4_000_000, 400_000, 90_000):
+    for room in (1_000_000_000, 40_000_000, 4_000_000, 400_000, 160_000):
         found = measured(steps=steps, count=2000, keep=f"Budget({least + room}, in_memory={room})")
         row(
             f"{(least + room) / 1e3:,.0f}, {room / 1e3:,.0f}", f"{found['retrace'] / whole['retrace']:.1f}", f"{found['memory'] / 1e6:.1f}",

@@ -9,7 +9,7 @@ import pytest
 import dross
 import rank_jobs
 from dross import bookmark
-from dross.errors import StorageFailed, TapeDamaged
+from dross.errors import StorageFailed, TapeDamaged, TapeMismatch
 from launch import launched
 from zoo import problem, ragged_batches
 
@@ -55,6 +55,16 @@ def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypa
         interrupted(run, query(p), tmp_path / "progress", monkeypatch)
         monkeypatch.setattr("dross.replay._STATES_AT_ONCE", after)
         np.testing.assert_array_equal(run.influence(query(p), resume=tmp_path / "progress").values, expected.values)
+
+
+def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(record, tmp_path, monkeypatch):
+    p = problem("mlp", "momentum", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=1000))
+    monkeypatch.setattr("dross.replay._STATES_AT_ONCE", 5 * run.recording.state_at(0).nbytes)
+    interrupted(run, query(p), tmp_path / "progress", monkeypatch)
+    monkeypatch.setattr(run.recording.objective, "penalty", lambda params: sum(value.square().sum() for value in params.values()))
+    with pytest.raises(TapeMismatch, match="replayed to a different theta"):
+        run.influence(query(p), resume=tmp_path / "progress")
 
 
 class Stop(Exception):

@@ -371,10 +371,10 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     with recording.objective.training(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         recording.objective._gradient(batch.realized(), state.theta, state.buffers, None)
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
-    room = _memory_at_hand(recording.device) // 3 // neighbours()
+    room = _memory_at_hand(recording.device) // 3
     if (allowed := tape.manifest.get("memory")) is not None:
-        room = min(room, allowed)
-    return int(max(1, min(_MOST_AT_ONCE, room // each)))
+        room = min(room, allowed - each)  # the replica beside them
+    return int(max(1, min(_MOST_AT_ONCE, room // neighbours() // each)))
 
 
 def _even(count: int, most: int) -> int:

@@ -18,6 +18,7 @@ _SEGMENT_BYTES = 32 << 20
 _SEGMENT_STEPS = 256
 _SEGMENT_HEADER = 4 << 10  # what a segment takes beside states and steps
 _SMALL = 128 << 20  # bytes of states that nobody minds on a disk
+_HELD = 1 << 30  # bytes in memory, where only those on disk were given
 
 
 class Keep(ABC):
@@ -110,7 +111,7 @@ class LastEpochs(Keep):
 @dataclass(frozen=True)
 class Budget(Keep):
     """bytes: of the tape on disk. in_memory: of states that a replay holds at a time where the model is (host or device), of
-    counterfactual runs side by side, and of training data that are held instead of being read again; as many by default. The states before and after
+    counterfactual runs side by side, and of training data that are held instead of being read again; by default as many, and at most 1 GiB. The states before and after
     the step in hand, its batch and the model's own passes come on top."""
 
     bytes: int
@@ -127,7 +128,7 @@ class Budget(Keep):
 
     @property
     def memory(self) -> int | None:
-        return self.bytes if self.in_memory is None else self.in_memory
+        return min(self.bytes, _HELD) if self.in_memory is None else self.in_memory
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         return self.spacing

@@ -30,7 +30,7 @@ from .segments import Segment
 from .step import Step, advance, needs_gradient
 from .tape import Tape
 
-_STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory
+_STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory, where no budget was given
 _PATIENCE = 8  # times that a step is taken again before somebody is told
 
 
@@ -197,8 +197,8 @@ class Recording:
         if self.instances.aliased and made["data"] not in (None, self.instances.fingerprint()):
             raise TapeMismatch("The training data have been changed in place since the run was recorded. Pass them as they were.")
 
-    def blocks(self, index: int, segment: Segment, stop: int) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
-        """The part of a segment before `stop`, last block first: (its first step, the state before each step, and the gradients
+    def blocks(self, index: int, segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
+        """The part of a segment from `begin` to before `stop`, last block first: (its first step, the state before each step, and the gradients
         where replaying gave them). A segment whose states do not fit into memory is replayed more than once, block by block."""
         count = min(stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):
@@ -206,46 +206,57 @@ class Recording:
             yield segment.first, segment.states[:count], gradients
             check()  # now that a GPU has enough to do
             return
-        room = self._room(count, segment.states[0].nbytes)
         arrives = (lambda end: self._arrival(index, end, segment)) if count == len(segment.steps) else None
-        yield from self._blocks(segment.first, segment.steps[:count], segment.states[0], room, arrives)
+        yield from self._blocks(segment, begin - segment.first, count, arrives)
 
-    def _room(self, steps: int, state_bytes: int) -> int:
-        """How many of a row's states are held at a time; where a budget was given, those before and after the step in hand come on top."""
+    def _blocks(
+        self, segment: Segment, begin: int, stop: int, arrives: Callable[[State], Callable[[], None]] | None
+    ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
+        """The steps of a segment from number `begin` to `stop`, in blocks, with as few states at a time as there is room for (schedule.py). A block may begin sooner."""
+        rows = [
+            (0, stop, segment.states[0], self._room(segment, stop))
+        ]  # from, to, the state at the start, room for states with that one
+        while rows:
+            low, high, start, room = rows.pop()
+            if high <= begin:
+                continue
+            steps = segment.steps[low:high]
+            if len(steps) == 1 and arrives is None:
+                yield segment.first + low, [start], [None]
+                continue
+            if len(steps) <= max(1, room):
+                if (found := self._fitting_row(segment.first + low, steps, start)) is not None:
+                    states, gradients, end = found
+                    check = arrives(end) if arrives else _nothing
+                    del found, end, start
+                    yield segment.first + low, states, gradients
+                    del states, gradients
+                    check()
+                    arrives = None  # the last block came first
+                    continue
+                room = len(steps) // 2
+            middle = low + schedule.first_part(len(steps), room)
+            reached, room = self._passed(segment.first + low, segment.steps[low:middle], start, room)
+            rows += [(low, middle, start, room), (middle, high, reached, room - 1)]
+            del start, reached
+
+    def _room(self, segment: Segment, steps: int) -> int:
+        """How many of so many states are held at a time; where a budget was given, those before and after the step in hand come on top."""
+        state = segment.states[0]
+        gradient = any(needs_gradient(self.optimizer, step) for step in segment.steps)
+        each = max(1, state.nbytes + (state.theta.nbytes if gradient else 0))
         if (allowed := self.tape.manifest.get("memory")) is None:
-            return max(_STATES_AT_ONCE // max(state_bytes, 1), steps.bit_length())
-        room = max(1, min(allowed, _STATES_AT_ONCE) // max(state_bytes, 1))
+            return max(_STATES_AT_ONCE // each, steps.bit_length())
+        room = max(1, allowed // each)
         if (times := schedule.times(steps, room)) > _PATIENCE:
             needed = next(more for more in range(room, steps + 1) if schedule.times(steps, more) <= _PATIENCE)
             warnings.warn(
                 f"The budget has room for {room} states in memory, so some of the steps are taken up to {times} times again; "
-                f"{needed} states, in_memory={needed * state_bytes:,}, would do with {_PATIENCE}.",
+                f"{needed} states, in_memory={needed * each:,}, would do with {_PATIENCE}.",
                 DrossWarning,
                 stacklevel=5,
             )
         return room
-
-    def _blocks(
-        self, first: int, steps: Sequence[Step], start: State, room: int, arrives: Callable[[State], Callable[[], None]] | None
-    ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
-        """A row of steps in blocks, the last one first, with `room` states at a time, `start` among them (schedule.py)."""
-        if len(steps) == 1 and arrives is None:
-            yield first, [start], [None]
-            return
-        if len(steps) <= max(1, room):
-            if (found := self._fitting_row(first, steps, start)) is not None:
-                states, gradients, end = found
-                check = arrives(end) if arrives else _nothing
-                del found, end  # a block is given away as a whole
-                yield first, states, gradients
-                check()
-                return
-            room = len(steps) // 2
-        cut = schedule.first_part(len(steps), room)
-        middle, room = self._passed(first, steps[:cut], start, room)
-        yield from self._blocks(first + cut, steps[cut:], middle, room - 1, arrives)
-        del middle
-        yield from self._blocks(first, steps[:cut], start, room, None)
 
     def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
         """The state after these steps, and how many states do fit."""
@@ -257,14 +268,14 @@ class Recording:
             else:
                 state, k = found[2], k + len(row)
             del found  # before others are made
-        return state, room
+        return state.map(torch.clone), room  # on a GPU it is a part of a row of states, which would all be held with it
 
     def _fitting_row(self, first: int, steps: Sequence[Step], start: State):
         """None where the states do not fit into the memory that there is."""
         try:
             return self._row(steps, start, self.batches(first, steps))
         except torch.OutOfMemoryError:
-            if len(steps) == 1:
+            if len(steps) == 1 or self.ranks.size > 1:  # the other ranks go on to the next step
                 raise
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -305,6 +316,12 @@ class Recording:
                 check = self._arrival(index, after, segment)
         return gradients, check
 
+    def check_replay(self, index: int, segment: Segment) -> None:
+        """Whether a segment's steps still lead where they led: somebody who goes on in the middle of it has not seen its end."""
+        if len(segment.states) < len(segment.steps):
+            end, _ = self._passed(segment.first, segment.steps, segment.states[0], self._room(segment, len(segment.steps)))
+            self.check_arrival(index, end, segment)
+
     def check_arrival(self, index: int, arrived: State, segment: Segment) -> None:
         self._arrival(index, arrived, segment)()
 
@@ -324,9 +341,9 @@ class Recording:
         segment = self.segment(index)
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
-        state, steps = segment.states[0], segment.steps[: t - segment.first]
+        steps = segment.steps[: t - segment.first]
         with self.objective.training():
-            return self._row(steps, state, self.batches(segment.first, steps))[2]
+            return self._passed(segment.first, steps, segment.states[0], self._room(segment, len(steps)))[0]
 
     def checked_end(self, at: int | None) -> int:
         """The number of steps after which the model is asked."""

@@ -75,7 +75,9 @@ def retrace(
 
     with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
         for index, segment in recording.backwards(first, position):
-            for start, states, gradients in recording.blocks(index, segment, min(stop, position)):  # where an interruption left off
+            if position < min(stop, segment.end):  # an interruption left off here
+                recording.check_replay(index, segment)
+            for start, states, gradients in recording.blocks(index, segment, first, position):
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)

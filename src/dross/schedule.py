@@ -27,6 +27,7 @@ def times(steps: int, room: int) -> int:
 
 
 def first_part(steps: int, room: int) -> int:
-    """Where to cut a row that is longer than the room: as early as the second part can be done with taking each step once less."""
+    """Where to cut a row that is longer than the room: as early as the second part can be done with taking each step once less, or else
+    where the first part is as long as it may be."""
     k = times(steps, room)
     return min(reach(room, k - 1), steps - reach(room - 1, k - 1))
