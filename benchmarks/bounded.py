@@ -1,6 +1,6 @@
 """Memory and cost of a retrace as a run gets longer and its data set larger. Each figure is a process of its own.
 
-    PYTHONPATH=src python benchmarks/bounded.py [--quick]
+    PYTHONPATH=src python benchmarks/bounded.py [--quick] [--only large_states] [--device cuda]
 
 Memory: the peak of a process that opens a tape of T steps and retraces it (torch alone takes most of it). Cost: microseconds per step and per instance
 as T, and then N, grow a hundredfold. Budget: the same run with less and less room for its states, on the disk and in memory; a model whose states are large;
@@ -29,11 +29,11 @@ FEATURES, CLASSES, BATCH = 500, 20, 32
 STATE = 4 * (FEATURES + 1) * CLASSES  # bytes: 40 KB
 
 
-def problem(count: int, features: int = FEATURES, classes: int = CLASSES, table: str = ""):
+def problem(count: int, features: int = FEATURES, classes: int = CLASSES, table: str = "", device: str = "cpu"):
     rng = np.random.default_rng(0)
     X = np.memmap(table, np.float32, "r", shape=(count, features)) if table else rng.standard_normal((count, features), np.float32)
     torch.manual_seed(0)
-    return torch.nn.Linear(features, classes), (X, X[:, :classes].argmax(1)), rng
+    return torch.nn.Linear(features, classes).to(device), (X, X[:, :classes].argmax(1)), rng
 
 
 def write_table(path: Path, count: int, features: int) -> None:
@@ -45,7 +45,7 @@ def write_table(path: Path, count: int, features: int) -> None:
 
 @contextmanager
 def watching() -> Iterator[dict]:
-    """The largest amount of memory of our own, without the pages of files that the system may take back at any time."""
+    """The largest amount of memory of our own, without the pages of files that the system may take back at any time. On a GPU, of the GPU's."""
     seen, done = {"own": 0}, threading.Event()
 
     def watch() -> None:
@@ -60,6 +60,8 @@ def watching() -> Iterator[dict]:
     finally:
         done.set()
         watcher.join()
+        if torch.cuda.is_initialized():
+            seen["own"] = torch.cuda.max_memory_allocated()
 
 
 def record(folder: str, steps: int, count: int, keep: str, **form) -> dict:
@@ -100,6 +102,8 @@ def measured(**what) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=["longer_runs", "larger_sets", "smaller_budgets", "large_states", "large_table"])
+    parser.add_argument("--device", default="cpu", help="where the large states are")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -110,11 +114,15 @@ def main() -> None:
         return
     scale = 0.1 if given.quick else 1.0
     print(f"torch {torch.__version__}, one thread, a linear model of {STATE // 4:,} parameters, batches of {BATCH}\n")
-    longer_runs(scale)
-    larger_sets()
-    smaller_budgets(int(10_000 * scale))
-    large_states()
-    large_table(int(500_000 * scale))
+    parts = {
+        "longer_runs": lambda: longer_runs(scale),
+        "larger_sets": larger_sets,
+        "smaller_budgets": lambda: smaller_budgets(int(10_000 * scale)),
+        "large_states": lambda: large_states(given.device),
+        "large_table": lambda: large_table(int(500_000 * scale)),
+    }
+    for part in [given.only] if given.only else parts:
+        parts[part]()
 
 
 def head(*columns: str) -> None:
@@ -159,9 +167,9 @@ def smaller_budgets(steps: int) -> None:
         )  # fmt: skip
 
 
-def large_states() -> None:
+def large_states(device: str) -> None:
     """64 steps of 50 MB each."""
-    form = {"steps": 64, "count": 500, "features": 12_500, "classes": 1_000}
+    form = {"steps": 64, "count": 500, "features": 12_500, "classes": 1_000, "device": device}
     head("64 states of 50 MB each", "retraced, s", "peak of our own memory, MB", "disk, MB", "the same scores")
     every = measured(keep="EveryStep()", **form)
     for keep in (
