@@ -5,6 +5,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 
 import dross
 import test_sweeps
@@ -63,6 +64,17 @@ def test_a_cluster_gives_what_this_process_gives(cluster, tmp_path, monkeypatch)
         assert all(torch.equal(ours.tensors()[name], tensor) for name, tensor in theirs.tensors().items())
     np.testing.assert_array_equal(changes, run.leave_one_out(query, folder=tmp_path / "loo", n_jobs=1))
     assert len(list((tmp_path / "kept").glob("piece-*"))) == 5
+
+
+def test_a_verdict_by_a_cluster_is_the_one_of_this_process(cluster, tmp_path):
+    data = load_breast_cancer(as_frame=True)
+    data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target]).to_csv(tmp_path / "cancer.csv", index=False)
+    dross.clean(tmp_path / "cancer.csv", "diagnosis", out=tmp_path / "run", runs=2, rate=0.02, epochs=4, progress=False)
+    ask = lambda: dross.judge(tmp_path / "run", remove=15, seeds=4, quick=True, progress=False)
+    here = ask()
+    with cluster():
+        there = ask()
+    assert there.metrics == here.metrics and there.per_class == here.per_class
 
 
 @pytest.mark.parametrize("kills", ["own", "all"])
