@@ -1,5 +1,6 @@
 """What does not fit: many queries, many states, data that stay on the host or on the disk."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +14,7 @@ from dross.errors import NotSupported
 from dross.instances import Instances
 from dross.objective import Objective
 from dross.replay import Recording
+from dross.tape import Tape
 from zoo import problem
 
 
@@ -78,6 +80,28 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
         held = opened.recording.instances.stored[0]
         assert (held.dtype == torch.float32) == (k == 0 or dtype == np.float32)
     np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("memory, ahead", [(None, True), (1 << 20, False)])
+def test_segments_are_read_ahead_unless_memory_is_bounded(record, monkeypatch, memory, ahead):
+    p = problem("mlp", "sgd", epochs=10)
+    run, read, by_others = record(p, keep=dross.Checkpoints(every=5)), Tape.read, []
+    run.recording.tape.manifest["memory"] = memory  # as a budget would have it
+
+    def watched(self, index):
+        if threading.current_thread() is not threading.main_thread():
+            by_others.append(index)
+        return read(self, index)
+
+    monkeypatch.setattr(Tape, "read", watched)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    count = len(run.recording.tape.entries)
+    run.influence(query)
+    assert count > 3 and by_others == (list(range(count - 1))[::-1] if ahead else [])
+    by_others.clear()
+    run.counterfactual([[0]], epochs=2)
+    assert bool(by_others) == ahead
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dross-tape")]
 
 
 def test_batches_are_looked_up_ahead_in_the_direction_of_travel():

@@ -47,8 +47,7 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
     truth = np.zeros(count)  # the same for the counterfactual run, whose own steps lack z_j
     tape, objective = recording.tape, recording.objective
     with objective.training():
-        for index in range(len(tape.entries)):
-            segment = recording.segment(index)
+        for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
             state = segment.states[0]
             all_batches = recording.batches(segment.first, segment.steps)
             for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):

@@ -225,11 +225,7 @@ class _Runs:
     absent: str
 
     def steps(self) -> Iterator[tuple[int, Step, list[Fed]]]:
-        tape = self.recording.tape
-        for index, entry in enumerate(tape.entries):
-            if entry["first"] >= self.stop or entry["first"] + entry["steps"] <= self.first:
-                continue
-            segment = self.recording.segment(index)
+        for segment in self.recording.segments(self.recording.holding(self.first, self.stop)):
             all_batches = self.recording.batches(segment.first, segment.steps)
             for t, step, batches in zip(range(segment.first, segment.end), segment.steps, all_batches):
                 if self.first <= t < self.stop:

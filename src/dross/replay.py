@@ -8,6 +8,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,8 +152,24 @@ class Recording:
         return self.instances.feed(steps, first, self.seed, self.augment)
 
     def segment(self, index: int) -> Segment:
-        """Read a segment onto the device, and check that the data set is still the one it was recorded with."""
-        segment = self.tape.read(index)
+        """A segment on the device."""
+        return self._checked(self.tape.read(index))
+
+    def segments(self, indices: Sequence[int]) -> Iterator[Segment]:
+        """These segments; while one is in use the next is read, unless a budget says how much may be held."""
+        ahead = self.tape.manifest.get("memory") is None
+        with ThreadPoolExecutor(1, "dross-tape") as reader:
+            coming: Future[Segment] | None = None
+            for index, after in zip(indices, [*indices[1:], None]):
+                found = self.tape.read(index) if coming is None else coming.result()
+                coming = reader.submit(self.tape.read, after) if ahead and after is not None else None
+                segment = self._checked(found)
+                del found  # on a CPU, too, the segment is a copy
+                yield segment
+                del segment
+
+    def _checked(self, segment: Segment) -> Segment:
+        """Moved onto the device, once it is known that the data set is still the one it was recorded with."""
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
             raise TapeMismatch(f"The run used instance {largest}, but the data set has only {len(self.instances)} instances.")
@@ -185,10 +202,12 @@ class Recording:
 
     def backwards(self, first: int, stop: int) -> Iterator[tuple[int, Segment]]:
         """The segments that hold steps first..stop-1, last first."""
-        for index in reversed(range(len(self.tape.entries))):
-            entry = self.tape.entries[index]
-            if entry["first"] < stop and entry["first"] + entry["steps"] > first:
-                yield index, self.segment(index)
+        indices = self.holding(first, stop)[::-1]
+        yield from zip(indices, self.segments(indices))
+
+    def holding(self, first: int, stop: int) -> list[int]:
+        """Which segments hold steps first..stop-1."""
+        return [k for k, entry in enumerate(self.tape.entries) if entry["first"] < stop and entry["first"] + entry["steps"] > first]
 
     def check_unchanged(self) -> None:
         """The frozen weights and the data must still be the recorded ones: both are the user's, who may have touched them."""

@@ -47,8 +47,7 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
     chosen = torch.as_tensor(instances)
     recording.check_unchanged()
     with objective.training(), bar("following instances", tape.steps - tape.first, show=progress) as advance:
-        for index in range(len(tape.entries)):
-            segment = recording.segment(index)
+        for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
             state = segment.states[0]
             all_batches = recording.batches(segment.first, segment.steps)
             for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):

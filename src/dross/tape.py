@@ -12,6 +12,7 @@ never run.
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ class Tape:
         self.place = place(where)
         self.manifest = read_manifest(self.place)
         self._intact: set[str] = set()  # files whose digest has been checked
+        self._reading = threading.Lock()  # one file at a time: the next segment is read while the end of this one is compared
 
     @property
     def entries(self) -> list[dict]:
@@ -67,6 +69,11 @@ class Tape:
         return State.from_tensors(tensors, tuple(about["clock"]))
 
     def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
+        with self._reading:
+            raw = self._raw(entry)
+        return parse(raw, self.place.path(entry["file"]))
+
+    def _raw(self, entry: dict) -> bytes:
         path = self.place.path(entry["file"])
         try:
             raw = self.place.read(entry["file"])
@@ -84,7 +91,7 @@ class Tape:
                 )
             self._intact.add(entry["file"])
             self.place.hold(entry["file"], raw)
-        return parse(raw, path)
+        return raw
 
 
 def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
