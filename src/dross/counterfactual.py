@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from .arrival import check_same
 from .batch import AnyBatch, Batch, Fed
 from .errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from .kept import Pieces
 from .layout import State
 from .progress import bar
 from .queries import Query, as_query
-from .replay import Recording, check_same, take_step
+from .replay import Recording, take_step
 from .statistics import statistics_of
 from .step import Step, advance
 from .sweeps import is_spread, neighbours, sweep

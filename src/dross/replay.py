@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from . import arithmetic, compiling, schedule, several
+from .arrival import comparison, nothing
 from .batch import AnyBatch, Augment, Fed, Feds
 from .discover import device_and_dtype, unwrapped
 from .errors import BadInput, DrossWarning, TapeMismatch
 from .instances import Instances, checksum_bytes
 from .layout import Layout, State, check_constants, check_signature
 from .loss import NAMED, resolve
-from .meanwhile import Sent, aside
+from .meanwhile import aside
 from .objective import Objective, Penalty
 from .optimizers import Optimizer
 from .ranks import ALONE, Ranks
@@ -32,7 +33,7 @@ from .step import Step, advance, needs_gradient
 from .tape import Tape
 
 _STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory, where no budget was given
-_PATIENCE = 8  # times that a step is taken again before somebody is told
+_PATIENCE = 8  # times that a step is taken before somebody is told
 
 
 def take_step(
@@ -232,9 +233,11 @@ class Recording:
         self, segment: Segment, begin: int, stop: int, arrives: Callable[[State], Callable[[], None]] | None
     ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """The steps of a segment from number `begin` to `stop`, in blocks, with as few states at a time as there is room for (schedule.py). A block may begin sooner."""
+        room = self._room(segment, stop)
+        self._warn_of_patience(segment, stop, room)
         rows = [
-            (0, stop, segment.states[0], self._room(segment, stop))
-        ]  # from, to, the state at the start, room for states with that one
+            (0, stop, segment.states[0], room)
+        ]  # from, to, the state at the start, and for how many there is room with that one
         while rows:
             low, high, start, room = rows.pop()
             if high <= begin:
@@ -246,7 +249,7 @@ class Recording:
             if len(steps) <= max(1, room):
                 if (found := self._fitting_row(segment.first + low, steps, start)) is not None:
                     states, gradients, end = found
-                    check = arrives(end) if arrives else _nothing
+                    check = arrives(end) if arrives else nothing
                     del found, end, start
                     yield segment.first + low, states, gradients
                     del states, gradients
@@ -261,21 +264,26 @@ class Recording:
 
     def _room(self, segment: Segment, steps: int) -> int:
         """How many of so many states are held at a time; where a budget was given, those before and after the step in hand come on top."""
-        state = segment.states[0]
-        gradient = any(needs_gradient(self.optimizer, step) for step in segment.steps)
-        each = max(1, state.nbytes + (state.theta.nbytes if gradient else 0))
+        each = self._bytes_each(segment)
         if (allowed := self.tape.manifest.get("memory")) is None:
             return max(_STATES_AT_ONCE // each, steps.bit_length())
-        room = max(1, allowed // each)
+        return max(1, allowed // each)
+
+    def _bytes_each(self, segment: Segment) -> int:
+        """Of a state, and of the gradient that is kept with it."""
+        state = segment.states[0]
+        gradient = any(needs_gradient(self.optimizer, step) for step in segment.steps)
+        return max(1, state.nbytes + (state.theta.nbytes if gradient else 0))
+
+    def _warn_of_patience(self, segment: Segment, steps: int, room: int) -> None:
         if (times := schedule.times(steps, room)) > _PATIENCE:
             needed = next(more for more in range(room, steps + 1) if schedule.times(steps, more) <= _PATIENCE)
             warnings.warn(
-                f"The budget has room for {room} states in memory, so some of the steps are taken up to {times} times again; "
-                f"{needed} states, in_memory={needed * each:,}, would do with {_PATIENCE}.",
+                f"There is room for {room} states in memory, so some of the steps are taken up to {times} times; "
+                f"{needed} states, in_memory={needed * self._bytes_each(segment):,}, would do with {_PATIENCE}.",
                 DrossWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
-        return room
 
     def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
         """The state after these steps, and how many states do fit."""
@@ -325,12 +333,12 @@ class Recording:
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
         gradients: list[Tensor | None] = [None] * count
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
-        check = _nothing
+        check = nothing
         for k in suspect:
             after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
             check()  # of the step before, while a GPU takes this one
             if k + 1 < len(segment.steps):
-                check = _comparison(after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape)
+                check = comparison(after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape)
             else:
                 check = self._arrival(index, after, segment)
         return gradients, check
@@ -348,7 +356,7 @@ class Recording:
         """The end of a replayed segment must be where the recording went on from. Call the result to check it."""
         last = index + 1 == len(self.tape.entries)
         recorded = lambda: self.tape.end_state() if last else self.tape.read(index + 1).states[0]
-        return _comparison(arrived, recorded, segment.end, self.tape)
+        return comparison(arrived, recorded, segment.end, self.tape)
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
@@ -401,45 +409,3 @@ def _reopened(place: str, id: str, steps: int, *given: Any) -> Recording:
     if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
         raise TapeMismatch(f"The tape at {place} is another one here than where the work was sent from. Give both the same folder.")
     return opened
-
-
-def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
-    _comparison(arrived, lambda: recorded, t, tape)()
-
-
-def _comparison(arrived: State, recorded: Callable[[], State], t: int, tape: Tape) -> Callable[[], None]:
-    """The check that a replay is where it should be. On a GPU it is the caller's to make, when there is something else to compute meanwhile."""
-    sent, device = Sent(arrived.tensors()), arrived.theta.device
-
-    def check() -> None:
-        with aside(device):
-            _compare(sent.arrived(), recorded().map(lambda t: t.cpu()).tensors(), device, t, tape)
-
-    if device.type != "cuda":
-        check()
-        return _nothing
-    return check
-
-
-def _nothing() -> None:
-    """There is nothing to check, or it has been."""
-
-
-def _compare(arrived: dict[str, Tensor], recorded: dict[str, Tensor], device: torch.device, t: int, tape: Tape) -> None:
-    """Tolerates rounding (another loop's optimizer adds up in another order), and nothing else."""
-    for name, value in recorded.items():
-        own = arrived[name]
-        if torch.equal(own, value):
-            continue
-        if not value.is_floating_point():
-            raise TapeMismatch(f"Step {t - 1} replayed to another {name}: the tape is of another model or data set.")
-        tolerance = torch.finfo(value.dtype).eps ** 0.5
-        difference, scale = float((own - value).abs().max()), float(value.abs().max())
-        if not difference <= tolerance * max(scale, torch.finfo(value.dtype).tiny):
-            made = tape.manifest
-            raise TapeMismatch(
-                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} of {scale:.1e}). The run was "
-                f"recorded on {made['device']} with torch {made['torch']}; this is {device} with torch "
-                f"{torch.__version__}. Retrace it there, and pass the loss, the penalty and the data it was trained with; a loop of your "
-                "own must not change the model between steps."
-            )
