@@ -21,10 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dross
 from dross.graphs import Graphs
-from dross.replay import Recording, take_steps
+from dross.replay import Recording
 from dross.retrace import reverse_steps
 from dross.several import AT_ONCE
 from dross.step import Derivative
+from dross.taking import take_steps
 
 REPLAYS = 100
 

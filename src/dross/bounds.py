@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_map
 from .batch import AnyBatch, Batch
 from .errors import BadInput, NotSupported
 from .layout import State
-from .replay import Recording, take_step
+from .replay import Recording
 from .run import Run
 from .step import Step
+from .taking import take_step
 
 
 @dataclass(frozen=True)

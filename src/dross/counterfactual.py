@@ -24,10 +24,11 @@ from .kept import Pieces
 from .layout import State
 from .progress import bar
 from .queries import Query, as_query
-from .replay import Recording, take_step
+from .replay import Recording
 from .statistics import statistics_of
 from .step import Step, advance
 from .sweeps import is_spread, neighbours, sweep
+from .taking import take_step
 
 #: the two ways to be absent
 ABSENT = {

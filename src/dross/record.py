@@ -34,9 +34,10 @@ from .manifest import check_same_run, describe
 from .objective import Objective, Penalty
 from .optimizers import Optimizer, check_same_structure, current_numbers, read_slots, understand, write_slots
 from .randomness import seeded
-from .replay import checksum, take_step
+from .replay import checksum
 from .run import Run
 from .step import Micro, Step, advance
+from .taking import take_step
 from .tape import Tape
 from .tape_writer import TapeWriter, prepare_folder
 from .training import check_finite

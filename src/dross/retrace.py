@@ -30,9 +30,10 @@ from .objective import Objective
 from .progress import bar
 from .queries import Query
 from .ranks import ALONE, Ranks, check_agreement, divided
-from .replay import Recording, take_step
+from .replay import Recording
 from .scores import Scores
 from .step import Derivative, Step, needs_gradient, pull
+from .taking import take_step
 
 
 def retrace(

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from .layout import State
 from .progress import bar
-from .replay import Recording, take_step
+from .replay import Recording
 from .step import Derivative, push
+from .taking import take_step
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from .objective import Objective, Penalty
 from .optimizers import Optimizer, current_numbers, read_slots, write_slots
 from .progress import bar
 from .randomness import mixed
-from .replay import Recording, checksum, take_step, take_steps
+from .replay import Recording, checksum
 from .run import Run
 from .step import Micro, Step
+from .taking import take_step, take_steps
 from .tape import Tape
 from .tape_writer import TapeWriter, prepare_folder
 
