@@ -1,11 +1,14 @@
 """The forward-mode rules: directional derivatives, and their derivatives, against reverse mode twice."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, jvp, vjp, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from dross.forward_rules import ForwardRules
 
@@ -46,13 +49,13 @@ def recast(model: nn.Module, shape: tuple[int, ...], frozen: str):
     return outputs, torch.cat([p.reshape(-1) for p in free.values()])
 
 
-def by_rules(function, theta, direction, joined):
+def by_rules(function, theta, direction, joined=False, several=False):
     def directional(theta):
-        with ForwardRules(joined):
+        with ForwardRules(joined, several):
             return jvp(function, (theta,), (direction,))[1]
 
     d, back = vjp(directional, theta)
-    return d, back(torch.ones_like(d))[0]
+    return d, back(torch.ones(d.shape, dtype=d.dtype))[0]  # the same for all directions, as in a retrace
 
 
 def expected(function, theta, direction):
@@ -64,9 +67,9 @@ def expected(function, theta, direction):
     return d, torch.autograd.grad(g, theta, direction)[0]
 
 
-def agree(function, theta, joined):
+def agree(function, theta, **how):
     direction = torch.randn(len(theta), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for found, wanted in zip(by_rules(function, theta, direction, joined), expected(function, theta, direction)):
+    for found, wanted in zip(by_rules(function, theta, direction, **how), expected(function, theta, direction)):
         np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-9, atol=1e-10)
 
 
@@ -78,34 +81,58 @@ def test_a_layer_and_its_second_derivative(name, frozen, joined):
     model = make().double()
     outputs, theta = recast(model, shape, frozen)
     weights = torch.linspace(0.5, 1.5, outputs(theta).numel(), dtype=torch.float64).reshape(outputs(theta).shape)
-    agree(lambda theta: (weights * outputs(theta).square()).flatten(1).sum(1), theta, joined)
+    agree(lambda theta: (weights * outputs(theta).square()).flatten(1).sum(1), theta, joined=joined)
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(
     "options",
     [{}, {"weight": torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)}, {"ignore_index": 2}, {"label_smoothing": 0.1}, {"reduction": "sum"}],
     ids=str,
 )  # fmt: skip
-def test_cross_entropy_as_torch_has_it(options):
+def test_cross_entropy_as_torch_has_it(options, several):
     outputs, theta = recast(nn.Linear(4, 3).double(), X2, "")
-    agree(lambda theta: F.cross_entropy(outputs(theta), LABELS, **{"reduction": "none", **options}).reshape(-1), theta, False)
+    agree(
+        lambda theta: F.cross_entropy(outputs(theta), LABELS, **{"reduction": "none", **options}).reshape(-1),
+        theta,
+        several=several,
+    )
 
 
-def test_cross_entropy_of_probabilities_and_of_many_outputs_per_instance():
+@pytest.mark.parametrize("several", [False, True])
+def test_cross_entropy_of_probabilities_and_of_many_outputs_per_instance(several):
     outputs, theta = recast(nn.Linear(4, 3).double(), X2, "")
     shares = torch.softmax(torch.arange(18, dtype=torch.float64).reshape(6, 3).sin(), 1)
-    agree(lambda theta: F.cross_entropy(outputs(theta), shares, reduction="none"), theta, False)
+    agree(lambda theta: F.cross_entropy(outputs(theta), shares, reduction="none"), theta, several=several)
     each = LABELS.reshape(3, 2)
-    agree(lambda theta: F.cross_entropy(outputs(theta).reshape(3, 3, 2), each, reduction="none").mean(1), theta, False)
+    agree(lambda theta: F.cross_entropy(outputs(theta).reshape(3, 3, 2), each, reduction="none").mean(1), theta, several=several)
 
 
 def test_many_directions_at_once_are_each_by_itself():
     outputs, theta = recast(MODELS["batch norm"][0]().double(), PICTURES, "")
     directions = torch.randn(3, len(theta), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    together = vmap(lambda direction: by_rules(outputs, theta, direction, False))(directions)
+    together = vmap(lambda direction: by_rules(outputs, theta, direction, several=True))(directions)
     for k, direction in enumerate(directions):
-        for found, wanted in zip(together, by_rules(outputs, theta, direction, True)):
+        for found, wanted in zip(together, by_rules(outputs, theta, direction, joined=True)):
             np.testing.assert_allclose(found[k].detach(), wanted.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "loss", [F.cross_entropy, lambda out, y, reduction: F.nll_loss(out.log_softmax(1), y, reduction=reduction)]
+)
+def test_directions_share_what_goes_backwards_through_the_tangents(loss):
+    """Two of seven products of a layer are the same for all: forward, and back through the tangents."""
+    layers = [nn.Linear(4, 64), nn.Tanh(), *[nn.Linear(64, 64), nn.Tanh()] * 3, nn.Linear(64, 3)]
+    outputs, theta = recast(nn.Sequential(*[copy.deepcopy(layer) for layer in layers]).double(), X2, "")
+    losses = lambda theta: loss(outputs(theta), LABELS, reduction="none")
+    work = []
+    for count in (1, 16):
+        with FlopCounterMode(display=False) as counted:
+            vmap(lambda direction: by_rules(losses, theta, direction, several=True))(
+                torch.ones(count, len(theta), dtype=torch.float64)
+            )
+        work.append(counted.get_total_flops() / count)
+    assert work[1] == pytest.approx((5 + 2 / 16) / 7 * work[0], rel=0.05)
 
 
 class PictureByPicture(nn.Module):
@@ -131,10 +158,10 @@ class OneByOne(PictureByPicture):
 def test_models_that_look_at_one_instance_after_the_other(make, frozen):
     outputs, theta = recast(make().double(), PICTURES, frozen)
     for joined in (False, True):
-        agree(lambda theta: outputs(theta).square().sum(1), theta, joined)
+        agree(lambda theta: outputs(theta).square().sum(1), theta, joined=joined)
 
 
 def test_a_norm_in_eval_mode_is_left_to_torch():
     model = MODELS["batch norm"][0]().double().eval()
     outputs, theta = recast(model, PICTURES, "")
-    agree(lambda theta: outputs(theta).square().sum(1), theta, False)
+    agree(lambda theta: outputs(theta).square().sum(1), theta)

@@ -18,13 +18,14 @@ from dross.data.augment import ShiftAndFlip
 from dross.flat import flattened, unflattened
 from dross.graphs import Graphs, _agree
 from dross.models import mnist_cnn
+from dross.objective import Objective
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU here; benchmarks/on_cuda.py and this file are run on one by hand"
 )
 
 
-@pytest.mark.parametrize("how, channels", [({}, 3), ({"many": True}, 3), ({"alone": True}, 3), ({"alone": True}, 8)])
+@pytest.mark.parametrize("how, channels", [({}, 3), ({"many": True}, 3), ({"wide": 8}, 3), ({"wide": 8}, 8)])
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"stride": 2}, {"padding": (2, 1), "stride": (1, 2)}, {"bias": False}])
 def test_a_convolution_as_a_product_is_the_convolution(options, how, channels):
     torch.manual_seed(0)
@@ -202,6 +203,28 @@ def test_a_model_that_cannot_be_captured_runs_without(tmp_path):
     assert F.relu(torch.ones(1, device="cuda")) == 1  # the device is still usable
 
 
+@needs_gpu
+def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
+    """With a gigabyte to spare where 256 queries together take six: fewer of them, and their pass is captured all the same."""
+    torch.manual_seed(0)
+    run, _ = recorded(tmp_path / "tape", mnist_cnn())
+    queries = dross.losses((torch.randn(256, 1, 28, 28), torch.randint(0, 10, (256,))))
+    whole, objective = run.influence(queries).values, run.recording.objective
+    assert set(objective.plans.values()) == {(True, 256)}
+    objective.graphs.give_back()
+    room = torch.cuda.memory_reserved() + (1 << 30)
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.warns(dross.DrossWarning, match="Out of memory: going on with"):
+            found = run.influence(queries).values
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-5 * np.abs(whole).max())
+    assert all(8 <= at_once < 256 for _, at_once in objective.plans.values()), objective.plans
+    trusted = {key[0] for key, graph in objective.graphs._graphs.items() if graph.trusted}
+    assert "reverse step" in trusted and not objective.graphs.refused
+
+
 class Rehearsed:
     """Stands for a CUDA graph where there is no GPU: the same inputs and outputs, the captured function called again at every replay."""
 
@@ -215,11 +238,11 @@ class Rehearsed:
         for held, given in zip(self.inputs, inputs):
             held.copy_(given)
         batch.seed_augmentation()
-        self.owner._capturing = True
+        self.owner.capturing = True
         try:
             return self.function(*self.inputs)
         finally:
-            self.owner._capturing = False
+            self.owner.capturing = False
 
 
 def rehearse(monkeypatch, graph=Rehearsed):
@@ -292,6 +315,35 @@ def test_what_cannot_be_captured_is_told_and_goes_on(tmp_path, monkeypatch, grap
             found.append(run.influence(dross.mean_loss(data)).values)
     assert run.recording.objective.graphs.refused >= {"training step", "reverse step"}
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("queries, told", [(1, "no memory for it"), (8, "going on with 4 of the queries")])
+def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatch, queries, told):
+    """Here a pass of all queries does not fit beside a graph of them; that the memory of a graph is then free is seen on a GPU."""
+    data, found = (torch.randn(90, 5, dtype=torch.float64), torch.randint(0, 3, (90,))), []
+    pull = Objective._pull_reverse
+
+    def limited(self, theta, buffers, batch, a_g, *rest):
+        if len(a_g) == queries and not self.graphs.capturing and any(key[0] == "reverse step" for key in self.graphs._graphs):
+            raise torch.OutOfMemoryError("the graph has it")
+        return pull(self, theta, buffers, batch, a_g, *rest)
+
+    for full in (False, True):
+        if full:
+            rehearse(monkeypatch)
+            monkeypatch.setattr(Objective, "_pull_reverse", limited)
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).double()
+        run = dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), tape=tmp_path / str(full), epochs=2, batch_size=9,
+            augment=Wobble(), progress=False,
+        )  # fmt: skip
+        with pytest.warns(dross.DrossWarning, match=told) if full else nullcontext():
+            found.append(run.influence(dross.losses((data[0][:queries], data[1][:queries]))).values)
+    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-15)
+    graphs = run.recording.objective.graphs
+    assert ("reverse step" in graphs.refused) == (queries == 1)
+    assert any(key[0] == "reverse step" and graph.trusted for key, graph in graphs._graphs.items()) == (queries > 1)
 
 
 class Wobble:

@@ -1,10 +1,11 @@
 """Two-dimensional convolutions as matrix products, on a GPU.
 
-For many models or directions at once, and for the few channels of the data, cuDNN's strict float32 kernels leave most of a GPU idle (its weight gradients
+For many models at once, and for the few channels of the data, cuDNN's strict float32 kernels leave most of a GPU idle (its weight gradients
 above all). There the same sum is one matrix product of the filters with the shifted pictures, whose derivatives of every order are matrix products again.
 For one model and one direction cuDNN is the quicker one from a handful of channels on, if its kernels are well chosen: torch asks it for the guess that is
 made in an instant, and `import dross` for the careful one, unless the environment says otherwise. On an H200 that took a training step of the paper's
-CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network from 0.46 to 0.37 (benchmarks/results/).
+CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network from 0.46 to 0.37. Several directions share the model's filters and its pictures, so that theirs
+are channels or pictures more of one convolution; shifted, they would be copied nine times each (benchmarks/results/).
 """
 
 import torch
@@ -16,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from . import pixels
 
 _MOST_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
-_WIDE = 8  # channels
+WIDE = 8  # channels from which on cuDNN is the quicker one
+WIDE_FOR_SEVERAL = 32  # for several directions
 
 
 class AsProducts(TorchFunctionMode):
@@ -24,23 +26,20 @@ class AsProducts(TorchFunctionMode):
 
     many: for many models at once. Their filters' gradients are sums over all pixels of all instances, a few long products that occupy a corner of
     the GPU; with a product per instance, added up afterwards, they fill it.
-    alone: for a single model and direction, whose wide layers are left to cuDNN."""
+    wide: layers of so many channels or more are left to cuDNN."""
 
-    def __init__(self, many: bool = False, alone: bool = False):
+    def __init__(self, many: bool = False, wide: int | None = None):
         super().__init__()
-        self.many, self.alone = many, alone
+        self.many, self.wide = many, wide
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.conv2d or kwargs or args[0].dim() != 4:
             return func(*args, **(kwargs or {}))
         x, weight, *rest = args
         bias, rest = (rest[0], rest[1:]) if rest else (None, [])
-        out = None if self._is_wide(x) else _product(self.many, x, weight, *rest)
+        out = None if self.wide is not None and x.shape[1] >= self.wide else _product(self.many, x, weight, *rest)
         out = func(x, weight, None, *rest) if out is None else out
         return out if bias is None else out + pixels.of_channels(bias, out, axes=2)
-
-    def _is_wide(self, x: Tensor) -> bool:
-        return self.alone and x.shape[1] >= _WIDE
 
 
 def _product(many: bool, x: Tensor, weight: Tensor, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:

@@ -202,6 +202,7 @@ def replayed(
                     if size == 1:
                         raise
                     size = _even(len(groups) - at, size // 2)
+                    recording.objective.graphs.give_back()
                     warnings.warn(f"Out of memory: going on with {size} models at once.", DrossWarning, stacklevel=2)
                     continue
                 except DrossError:

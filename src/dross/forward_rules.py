@@ -5,9 +5,12 @@ A retrace differentiates the directional losses `jvp(losses)` in reverse. For th
 - batch norm and layer norm take the saved mean and deviation for constants, so the derivative of their jvp is silently wrong
   (torch 2.11 and 2.13). Written out in elementary operations, they are right.
 - a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros;
-- cross entropy goes through the derivative of a maximum, which cancels: forty small operations where a dozen do.
+- cross entropy goes through the derivative of a maximum, which cancels: forty small operations where a dozen do;
+- what goes backwards through the tangents is the same for all directions, until torch's rule for the likelihood makes a copy for each of them: from there on
+  every layer is gone through once per direction instead of once.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +33,12 @@ class ElementaryNorms(TorchFunctionMode):
 class ForwardRules(TorchFunctionMode):
     """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`.
 
-    joined: a layer's input and its tangent go through the layer as one batch. For a single direction: with several, the input would go along with each."""
+    joined: a layer's input and its tangent go through the layer as one batch. For a single direction: with several, the input would go along with each.
+    several: for several directions at once."""
 
-    def __init__(self, joined: bool = False):
+    def __init__(self, joined: bool = False, several: bool = False):
         super().__init__()
-        self.joined = joined
+        self.joined, self.rules = joined, _RULES | (_FOR_SEVERAL if several else {})
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -42,7 +46,7 @@ class ForwardRules(TorchFunctionMode):
             return func(*args, **kwargs)  # a model with a vmap of its own: there a tensor cannot be taken apart
         if func in _PIXELS and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)
-        return _RULES.get(func, func)(*args, **kwargs)
+        return self.rules.get(func, func)(*args, **kwargs)
 
 
 def _bilinear(func, joined: bool, args, kwargs):
@@ -80,12 +84,22 @@ def _unpacked(t: Any) -> tuple[Any, Any]:
 
 
 def _cross_entropy(
-    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0, *,
+    likelihood=F.nll_loss,
 ):  # fmt: skip
     if target.is_floating_point() or label_smoothing:
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
     classes = 1 if input.dim() > 1 else 0
-    return F.nll_loss(_log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction)
+    return likelihood(_log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    if reduction != "none" or size_average is not None or reduce is not None:
+        return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
+    classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
+    label = target.masked_fill(ignored, 0)
+    losses = -input.gather(classes, label.unsqueeze(classes)).squeeze(classes)
+    return (losses if weight is None else losses * weight[label]).masked_fill(ignored, 0)
 
 
 def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
@@ -140,4 +154,5 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 _NORMS = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, F.group_norm: _group_norm}
 _RULES = {**_NORMS, F.cross_entropy: _cross_entropy, F.log_softmax: _log_softmax}
+_FOR_SEVERAL = {F.nll_loss: _nll_loss, F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss)}
 _PIXELS = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # the bilinear ones, and the axes behind the channels

@@ -5,7 +5,8 @@ them. A graph launches them all at once. Nobody has to ask for it: the third tim
 captured, the fourth time the replay is compared with the function itself, and from then on it is replayed. What cannot be captured
 (a model that looks at its values to decide what to do, dropout) runs as before.
 
-A graph reads and writes the memory that it was captured with, so inputs are copied into buffers that never change and results are copied
+A graph holds the memory of its pass for as long as it lives. Where that is missing elsewhere it is given back, and where there is room for the pass but not for
+its graph as well, the pass goes on without one. It reads and writes the memory that it was captured with, so inputs are copied into buffers that never change and results are copied
 out; tensors it reads without being given them (frozen weights) are watched, and when one has been replaced the graphs are forgotten.
 `DROSS_CUDA_GRAPHS=0` switches all of this off. On a CPU the same passes become programs (programs.py).
 """
@@ -27,6 +28,9 @@ from .flat import flattened, unflattened
 
 _WARM_UPS = 2
 _MOST = 64  # graphs of one model; shapes beyond these (texts of every length) are not worth their memory
+_LARGEST = (
+    1 << 28
+)  # bytes of a pass's inputs beside its batch: a larger one keeps a GPU busy by itself, and would lie in memory twice
 
 
 class Graphs:
@@ -42,7 +46,7 @@ class Graphs:
         self._watched: tuple[list[Tensor], list[int]] = ([], [])
         self._pool: Any = None
         self._quick: dict[Any, Callable] = {}  # compiled passes, which several steps captured together are made of
-        self._capturing = False
+        self.capturing = False
         self._programs = programs.Programs()  # what there is instead of graphs on a CPU
 
     @contextmanager
@@ -62,6 +66,14 @@ class Graphs:
     def forget(self) -> None:
         self._seen, self._graphs, self._pool, self._quick, self._programs = {}, {}, None, {}, programs.Programs()
 
+    def give_back(self) -> bool:
+        """The memory of all graphs, after something did not fit; passes are captured anew. False: there was none."""
+        held = bool(self._graphs)
+        self._seen, self._graphs, self._pool = {}, {}, None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return held
+
     def available(self, name: str, tensor: Tensor) -> bool:
         """Whether this pass, over tensors where this one is, would be captured."""
         return bool(self.mode) and name not in self.refused and tensor.is_cuda and not _switched_off()
@@ -78,17 +90,19 @@ class Graphs:
             if isinstance(at_hand, Batch) and self._writable(at_hand):
                 return self._programs.run((name, self.mode), function, at_hand, args)
             return function(at_hand, *args)
-        if self._capturing:  # one of several steps that are captured together
+        if self.capturing:  # one of several steps that are captured together
             return self._quick.get(self._form(name, batch, args), function)(batch, *args)
         parts, assemble, kind = batch.disassembled()
         given, form = flattened(args)
+        if sum(t.nbytes for t in given) > _LARGEST:
+            return function(batch.realized(), *args)
         inputs = [*parts, *given]
         key = (name, self.mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
-        if (graph := self._graphs.get(key)) is not None and graph.trusted:
-            return graph.replay(inputs, batch)
-        expected = function(batch.realized(), *args)
-        if graph is not None:
-            self._try(key, graph, inputs, batch, expected, name)
+        if key in self._graphs and self._graphs[key].trusted:
+            return self._graphs[key].replay(inputs, batch)
+        expected = self._beside_graphs(key, name, function, batch, args)
+        if key in self._graphs:
+            self._try(key, inputs, batch, expected, name)
         elif len(self._graphs) < _MOST:
             self._seen[key] = self._seen.get(key, 0) + 1
             quick = function
@@ -98,12 +112,25 @@ class Graphs:
             if quick is not function or self._seen[key] > _WARM_UPS:
                 flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form))
                 self._capture(key, flat, inputs, batch, name)
-            if quick is not function and (graph := self._graphs.get(key)) is not None:
+            if quick is not function and key in self._graphs:
                 # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
-                graph.close_enough = _about
-                self._try(key, graph, inputs, batch, expected, name)
-                return graph.replay(inputs, batch) if graph.trusted else expected
+                self._graphs[key].close_enough = _about
+                if self._try(key, inputs, batch, expected, name):
+                    return self._graphs[key].replay(inputs, batch)
         return expected
+
+    def _beside_graphs(self, key: Any, name: str, function: Callable, batch: AnyBatch | Feds, args: tuple) -> Any:
+        """function(batch, *args), for which graphs have to make room if there is none."""
+        own = key in self._graphs
+        try:
+            return function(batch.realized(), *args)
+        except torch.OutOfMemoryError:
+            if not self._graphs:
+                raise
+        self.give_back()  # here, where the error and what it holds are gone
+        if own:  # the pass fits, and not a second time beside its graph
+            self._refuse(batch, name, "there is no memory for it", for_good=True)
+        return function(batch.realized(), *args)
 
     def _compiled(self, name: str, function: Callable, batch: AnyBatch, args: tuple) -> Callable:
         """The function after torch's compiler, if that succeeds and gives what the function gives."""
@@ -134,7 +161,7 @@ class Graphs:
     def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str) -> None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        self._capturing = True
+        self.capturing = True
         try:
             self._graphs[key] = _Graph(flat, inputs, batch, self._pool)
         except (RuntimeError, NotImplementedError) as error:
@@ -142,22 +169,22 @@ class Graphs:
             self._pool = None
             self._refuse(batch, name, first_line(error))
         finally:
-            self._capturing = False
+            self.capturing = False
 
-    def _try(self, key: Any, graph: "_Graph", inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> None:
+    def _try(self, key: Any, inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> bool:
         """A graph is trusted once it has given on new inputs what the function gives."""
-        wanted = flattened(expected)[0]
+        graph, wanted = self._graphs[key], flattened(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
-            return  # the run is about to end for another reason; this call proves nothing
+            return False  # the run is about to end for another reason; this call proves nothing
         found = flattened(graph.replay(inputs, batch))[0]
-        if all(graph.close_enough(one, other) for one, other in zip(found, wanted)):
-            graph.trusted = True
-        else:
+        graph.trusted = all(graph.close_enough(one, other) for one, other in zip(found, wanted))
+        if not graph.trusted:
             del self._graphs[key]
             self._refuse(batch, name, "the replay differs from the step itself")
+        return graph.trusted
 
-    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
-        if isinstance(batch, Fed) and batch.feed.capturable:
+    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str, for_good: bool = False) -> None:
+        if isinstance(batch, Fed) and batch.feed.capturable and not for_good:
             batch.feed.capturable = False  # the fault may lie in the augmentation: try again without it
             return
         self.refused.add(name)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import arithmetic, modes, statistics, threads, vjps
 from .batch import AnyBatch, Batch
-from .convolutions import AsProducts
+from .convolutions import WIDE, WIDE_FOR_SEVERAL, AsProducts
 from .errors import BadInput, DrossWarning, NotSupported
 from .forward_rules import ElementaryNorms, ForwardRules
 from .graphs import Graphs
@@ -103,7 +103,7 @@ class Objective:
     def _gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
-            losses, moved = self.losses(theta, buffers, batch, products=AsProducts(alone=True))
+            losses, moved = self.losses(theta, buffers, batch, products=AsProducts(wide=WIDE))
             idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
             weights = batch.c if w is None else batch.c * w
             g, *others = torch.autograd.grad(losses, [theta, *idle.values()], weights, allow_unused=True)
@@ -162,6 +162,7 @@ class Objective:
                     error.add_note(
                         f"dross: a batch of {len(batch.c)} and one query do not fit. Retrace with group=, or where there is more memory."
                     )
+                if rows.stop - done == 1 or self.graphs.capturing:
                     raise
             self._halve_plan(batch, rows.stop - done)  # here, where the error and what it holds are gone
         if len(parts) == 1:
@@ -178,14 +179,13 @@ class Objective:
             flops = self._operations(theta, buffers, batch)
             forward = flops >= _WORTH_FORWARD_MODE and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
             at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
-            self.plans[size] = forward, min(256, max(8, at_hand // max(flops, 1)))
+            self.plans[size] = forward, min(256, max(8, _power_of_two(at_hand // max(flops, 1))))
         return self.plans[size]
 
     def _halve_plan(self, batch: Batch, failed: int) -> None:
         size = len(batch.c).bit_length()
         self.plans[size] = self.plans[size][0], failed // 2
-        if batch.c.is_cuda:
-            torch.cuda.empty_cache()
+        self.graphs.give_back()
         warnings.warn(f"Out of memory: going on with {failed // 2} of the queries at once.", DrossWarning, stacklevel=2)
 
     @property
@@ -212,11 +212,13 @@ class Objective:
     def _pull_forward(self, theta, buffers, batch, a_g, a_buffers, hessian):
         floating = {name: buffers[name] for name in a_buffers}
         alone = len(a_g) == 1
-        rules = ForwardRules(joined=alone and theta.is_cuda)  # a CPU gains nothing by it
+        rules = ForwardRules(joined=alone and theta.is_cuda, several=not alone)  # joined, a CPU gains nothing
+
+        products = AsProducts(wide=WIDE if alone else WIDE_FOR_SEVERAL)
 
         def directional(theta: Tensor, floating: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
-                return self.losses(theta, {**buffers, **floating}, batch, bool(floating), AsProducts(alone=alone), rules)
+                return self.losses(theta, {**buffers, **floating}, batch, bool(floating), products, rules)
 
             _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)  # type: ignore[misc]  # three with has_aux
             return d, {name: moved[name] for name in floating}
@@ -340,7 +342,12 @@ class Objective:
 
 _WORTH_FORWARD_MODE = 2**25  # operations of a forward pass: below, torch.func's own layers cost more than they save
 _WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced side by side: more leave the processor's caches
-_WORK_AT_ONCE_GPU = 2**35
+_WORK_AT_ONCE_GPU = 2**38
+
+
+def _power_of_two(most: int) -> int:
+    """Not more than `most`. Kernels are chosen for round sizes."""
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def random_direction(theta: Tensor) -> Tensor:

@@ -255,8 +255,7 @@ class Recording:
         except torch.OutOfMemoryError:
             if len(steps) == 1 or self.ranks.size > 1:  # the other ranks go on to the next step
                 raise
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.objective.graphs.give_back()
         warnings.warn(f"Out of memory: going on with {len(steps) // 2} states at once.", DrossWarning, stacklevel=2)
         return None
 
