@@ -68,6 +68,12 @@ def batchnorm_cnn():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3))
 
 
+def shared():
+    """One block, BatchNorm and all, that stands in two places."""
+    block = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())
+    return nn.Sequential(block, block, nn.Linear(6, 3))
+
+
 def groupnorm():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(64, 3))
 
@@ -78,7 +84,7 @@ def dropout():
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": linear, "mlp": mlp, "cnn": cnn, "batchnorm": batchnorm, "batchnorm_cnn": batchnorm_cnn, "groupnorm": groupnorm, "dropout": dropout,
-    "tied": Tied, "partly_used": PartlyUsed, "embedding": lambda: Words(False), "attention": lambda: Words(True),
+    "tied": Tied, "shared": shared, "partly_used": PartlyUsed, "embedding": lambda: Words(False), "attention": lambda: Words(True),
 }  # fmt: skip
 
 # eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is nearly 0, and a finite difference

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from . import statistics
 from .arithmetic import computing
 from .batch import Batch
+from .calling import called
 from .errors import BadInput, NotSupported, first_line
 from .layout import Layout
 from .loss import check_labels, check_per_instance, resolve
@@ -129,7 +129,7 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
         try:
-            outputs = functional_call(model, named, (given,))  # writes back what the pass assigned
+            outputs = called(model, named, given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadInput(f"The model does not take the training inputs: {error}") from error
         stochastic = any(not torch.equal(g.get_state(), state) for g, state in zip(generators, before))

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp, vmap
+from torch.func import jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import arithmetic, modes, statistics, threads, vjps
 from .batch import AnyBatch, Batch
+from .calling import called
 from .convolutions import WIDE, WIDE_FOR_SEVERAL, AsProducts
 from .errors import BadInput, DrossWarning, NotSupported
 from .forward_rules import ElementaryNorms, ForwardRules
@@ -73,7 +74,7 @@ class Objective:
                 seeded(batch.c.device, batch.seed) if self.stochastic else nullcontext(),
                 arithmetic.forward(self.arithmetic, batch.c.device),
             ):
-                outputs = arithmetic.exact(functional_call(self.model, {**parameters, **buffers}, (batch.x,)))
+                outputs = arithmetic.exact(called(self.model, {**parameters, **buffers}, batch.x))
             try:
                 losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
@@ -337,7 +338,7 @@ class Objective:
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
         """The model's outputs; differentiable in theta and in BatchNorm's statistics when in eval mode."""
-        return functional_call(self.model, {**self.layout.unflatten(theta), **buffers}, (x,))
+        return called(self.model, {**self.layout.unflatten(theta), **buffers}, x)
 
 
 _WORTH_FORWARD_MODE = 2**25  # operations of a forward pass: below, torch.func's own layers cost more than they save

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from ..calling import called
 from ..loss import resolve
 from ..run import Run
 from . import tables
@@ -60,7 +61,7 @@ def _hurt(prepared: Prepared, run: Run, recipe: Recipe, ids: np.ndarray) -> dict
         return {}
 
     def one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(objective.model, objective.layout.unflatten(theta), (x[None],)), y[None]).sum()
+        return loss(called(objective.model, objective.layout.unflatten(theta), x[None]), y[None]).sum()
 
     gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="same")
     with objective.evaluating():

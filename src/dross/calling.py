@@ -1,0 +1,31 @@
+"""A model called with other tensors in the place of its own.
+
+`torch.func.functional_call` does that, tied weights included, except for a module that stands in two places of a model: its tensors are exchanged once per place,
+and the second time those of the first are taken for its own and left behind (torch 2.11 and 2.13). So ties are found here, one name for each module that has the tensor.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def called(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
+    """model(*args) with these parameters and buffers; what the pass assigns to them is in `named` afterwards."""
+    every = named | {other: named[name] for name, other in _ties(model) if name in named}
+    outputs = functional_call(model, every, args, tie_weights=False)
+    named.update((name, every[name]) for name in named)
+    return outputs
+
+
+def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """The name of a tensor, as named_parameters and named_buffers have it, and each further name in another module."""
+    names: dict[int, str] = {}
+    for place, module in model.named_modules():  # each module once, wherever it stands
+        for kind in (module._parameters, module._buffers):
+            for own, tensor in kind.items():
+                if tensor is not None:
+                    name = f"{place}.{own}" if place else own
+                    if (first := names.setdefault(id(tensor), name)) is not name:
+                        yield first, name
