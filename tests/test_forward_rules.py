@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +24,7 @@ MODELS = {
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(4, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 2, stride=2), nn.Flatten()), PICTURES),
     "conv2d in groups": (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Tanh(), nn.Conv2d(4, 4, 3, groups=2, bias=False), nn.Flatten()), PICTURES),
     "conv3d": (lambda: nn.Sequential(nn.Conv3d(2, 2, 2), nn.Tanh(), nn.Conv3d(2, 1, 2), nn.Flatten()), (3, 2, 3, 3, 3)),
+    "relu": (lambda: nn.Sequential(nn.Conv2d(4, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(27, 3)), PICTURES),
     "batch norm": (lambda: nn.Sequential(nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten()), PICTURES),
     "batch norm of the data": (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), X2),
     "batch norm without weights": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.Tanh()), X2),
@@ -133,6 +134,28 @@ def test_directions_share_what_goes_backwards_through_the_tangents(loss):
             )
         work.append(counted.get_total_flops() / count)
     assert work[1] == pytest.approx((5 + 2 / 16) / 7 * work[0], rel=0.05)
+
+
+@pytest.mark.parametrize("relu", [nn.ReLU(), torch.relu, Tensor.relu])
+def test_nobody_asks_where_a_relu_would_change(relu):
+    """The tangent of the data's layer is the same for all parameters while no ReLU switches: the way back to it, one product of the second layer, is not gone."""
+    work = {}
+    for name, activation in {"relu": relu, "tanh": torch.tanh}.items():
+        model = TwoLayers(activation).double()
+        outputs, theta = recast(model, X2, "")
+        with FlopCounterMode(display=False) as counted:
+            by_rules(lambda theta, outputs=outputs: outputs(theta).sum(1), theta, torch.ones_like(theta))
+        work[name] = counted.get_total_flops()
+    assert work["tanh"] - work["relu"] == 2 * 6 * 64 * 32
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.first, self.second, self.activation = nn.Linear(4, 64), nn.Linear(64, 32), activation
+
+    def forward(self, x):
+        return self.second(self.activation(self.first(x)))
 
 
 class PictureByPicture(nn.Module):

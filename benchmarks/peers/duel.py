@@ -15,7 +15,7 @@ from .problem import Problem
 
 LONG = 10.0  # seconds: a backward pass of MAGIC that takes longer is not repeated ten times; each one is the same work
 ENOUGH = 60.0  # seconds, after which no other round begins
-STEPS = 60  # of a run whose steps are long
+STEPS = 240  # of a run whose steps are long: enough that what is decided once does not count
 
 
 def duel(problem: Problem) -> dict:
@@ -45,8 +45,6 @@ def duel(problem: Problem) -> dict:
             measured_ten = spent["magic 1 query"][0] < LONG
             if measured_ten:
                 timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*asked)])
-            else:
-                continue
             few = problem.record(Path(folder) / "few", keep=dross.Checkpoints())
             timed("training", problem.plain_training)
             timed("dross 1 query, checkpoints", few.influence, mean)

@@ -6,6 +6,7 @@ A retrace differentiates the directional losses `jvp(losses)` in reverse. For th
   (torch 2.11 and 2.13). Written out in elementary operations, they are right.
 - a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros;
 - cross entropy goes through the derivative of a maximum, which cancels: forty small operations where a dozen do;
+- where a ReLU is on does not change with its input, but torch goes back as far as the second layer to find a derivative of 0;
 - what goes backwards through the tangents is the same for all directions, until torch's rule for the likelihood makes a copy for each of them: from there on
   every layer is gone through once per direction instead of once.
 """
@@ -93,6 +94,14 @@ def _cross_entropy(
     return likelihood(_log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction)
 
 
+def _relu(input, inplace=False):
+    x, x_dot = _unpacked(input)
+    if x_dot is None or inplace:
+        return F.relu(input, inplace)
+    out = F.relu(x)
+    return forward_ad.make_dual(out, torch.ops.aten.threshold_backward(x_dot, out.detach(), 0))
+
+
 def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
@@ -153,6 +162,13 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 _NORMS = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, F.group_norm: _group_norm}
-_RULES = {**_NORMS, F.cross_entropy: _cross_entropy, F.log_softmax: _log_softmax}
+_RULES = {
+    **_NORMS,
+    F.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    F.cross_entropy: _cross_entropy,
+    F.log_softmax: _log_softmax,
+}
 _FOR_SEVERAL = {F.nll_loss: _nll_loss, F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss)}
 _PIXELS = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # the bilinear ones, and the axes behind the channels
