@@ -160,3 +160,29 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
         "reverse step",
     }
     assert torch.equal(*scores)
+
+
+@pytest.mark.parametrize(
+    "how", [([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([3, 2], [1, 2], [1, 1], [1, 1], True), ([2, 2], [1, 1], [0, 0], [2, 2])]
+)
+def test_pooling_with_the_channels_last_gives_the_same_bits(how):
+    x = torch.randn(4, 16, 9, 9).relu()  # many of them 0, and so equal
+    x[0, 0, 0, 1], x[1, 1, :2, :2] = float("nan"), -float("inf")
+    for found, wanted in zip(programs._pooled(x, *how), torch.ops.aten.max_pool2d_with_indices.default(x, *how), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        assert found.stride() == wanted.stride()
+
+
+def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, soon):
+    data, calls, scores = (torch.randn(40, 1, 8, 8), torch.randint(0, 3, (40,))), [], []
+    pooled = programs._pooled
+    monkeypatch.setattr(programs, "_pooled", lambda *args, **more: calls.append(1) or pooled(*args, **more))
+    for switch in ("0", "1"):
+        monkeypatch.setenv("DROSS_PROGRAMS", switch)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = dross.train(model, data, "cross_entropy", optimizer, tape=tmp_path / switch, epochs=4, batch_size=8, progress=False)
+        scores.append(torch.from_numpy(run.influence(dross.mean_loss(data)).values))
+        assert bool(calls) == (switch == "1")
+    assert torch.equal(*scores)

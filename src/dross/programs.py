@@ -23,6 +23,7 @@ from .flat import flattened, unflattened
 _WORTH = 16  # calls: writing a pass down takes as long as it saves on about as many
 _MOST = 64  # programs of one model
 _SMALL = 1 << 16  # numbers: what takes longer to compute than to call need not be called quicker
+_WIDE = 16  # channels
 _aten = torch.ops.aten
 
 
@@ -230,12 +231,25 @@ _UNFORESEEABLE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outpu
 
 def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Callable:
     """torch's own function of the same name, where it does the same."""
+    if (
+        operator is _aten.max_pool2d_with_indices.default
+        and args[0].dim() == 4
+        and args[0].is_contiguous()
+        and args[0].shape[1] >= _WIDE
+    ):
+        return _pooled
     name = operator._schema.name.removeprefix("aten::").replace("_unsafe_view", "view")
     if isinstance(result, Tensor) and result.numel() <= _SMALL and not result._is_zerotensor():  # which have no memory to look into
         for place in (torch.Tensor, torch, torch._C._nn):  # type: ignore[attr-defined]
             if hasattr(place, name) and _does_the_same(getattr(place, name), args, kwargs, result):
                 return getattr(place, name)
     return operator
+
+
+def _pooled(x: Tensor, *how: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    """Max pooling with the channels last, where a processor takes many at a time: the same numbers in half of the time, to and fro included."""
+    out, places = _aten.max_pool2d_with_indices.default(x.contiguous(memory_format=torch.channels_last), *how, **more)
+    return out.contiguous(), places.contiguous()
 
 
 def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
