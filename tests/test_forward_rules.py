@@ -100,6 +100,11 @@ def test_cross_entropy_as_torch_has_it(options, several):
     )
 
 
+def test_labels_of_bytes():
+    outputs, theta = recast(nn.Linear(4, 3).double(), X2, "")
+    agree(lambda theta: F.cross_entropy(outputs(theta), LABELS.to(torch.uint8), reduction="none"), theta, several=True)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_cross_entropy_of_probabilities_and_of_many_outputs_per_instance(several):
     outputs, theta = recast(nn.Linear(4, 3).double(), X2, "")

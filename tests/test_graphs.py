@@ -16,7 +16,7 @@ from dross.batch import Batch, DrawsApart, Feed
 from dross.convolutions import AsProducts
 from dross.data.augment import ShiftAndFlip
 from dross.flat import flattened, unflattened
-from dross.graphs import Graphs, _agree
+from dross.graphs import Graphs, _agree, _Graph
 from dross.models import mnist_cnn
 from dross.objective import Objective
 
@@ -225,7 +225,7 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     assert "reverse step" in trusted and not objective.graphs.refused
 
 
-class Rehearsed:
+class Rehearsed(_Graph):
     """Stands for a CUDA graph where there is no GPU: the same inputs and outputs, the captured function called again at every replay."""
 
     owner: Graphs
@@ -344,6 +344,66 @@ def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatc
     graphs = run.recording.objective.graphs
     assert ("reverse step" in graphs.refused) == (queries == 1)
     assert any(key[0] == "reverse step" and graph.trusted for key, graph in graphs._graphs.items()) == (queries > 1)
+
+
+class NoRoomToCompare(Rehearsed):
+    def replay(self, inputs, batch):
+        if not self.trusted:
+            raise torch.OutOfMemoryError("no room for the results")
+        return super().replay(inputs, batch)
+
+
+class NoRoomToCapture(Rehearsed):
+    def __init__(self, *args):
+        raise torch.OutOfMemoryError("no room for a pool")
+
+
+@pytest.mark.parametrize("graph, reason", [(NoRoomToCompare, "there is no memory for it"), (NoRoomToCapture, "no room for a pool")])
+def test_a_graph_that_does_not_fit_is_done_without(tmp_path, monkeypatch, graph, reason):
+    """And the fault is not looked for in the augmentation."""
+    data, found = (torch.randn(90, 5, dtype=torch.float64), torch.randint(0, 3, (90,))), []
+    for told in (False, True):
+        if told:
+            rehearse(monkeypatch, graph)
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).double()
+        with pytest.warns(dross.DrossWarning, match=f"cannot be captured as a CUDA graph .{reason}") if told else nullcontext():
+            run = dross.train(
+                model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), tape=tmp_path / str(told), epochs=5, batch_size=9,
+                augment=Wobble(), progress=False,
+            )  # fmt: skip
+            found.append(run.influence(dross.mean_loss(data)).values)
+    assert run.recording.objective.graphs.refused >= {"training step", "reverse step"}
+    assert run.recording.batches(0, run.recording.segment(0).steps[:1])[0][0].feed.capturable
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("why", ["refused", "large"])
+def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch, why):
+    data, found, pull = (torch.randn(90, 5, dtype=torch.float64), torch.randint(0, 3, (90,))), [], Objective._pull_reverse
+
+    def limited(self, *args):
+        if self.graphs._graphs:
+            raise torch.OutOfMemoryError("the graphs have it")
+        return pull(self, *args)
+
+    for full in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).double()
+        if full:
+            rehearse(monkeypatch)
+            monkeypatch.setattr(Objective, "_pull_reverse", limited)
+            monkeypatch.setenv("DROSS_PROGRAMS", "0")  # there are none on a GPU
+            monkeypatch.setattr("dross.graphs._LARGEST", 18 * 8 + 8 if why == "large" else 1 << 30)
+        run = dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), tape=tmp_path / str(full), epochs=5, batch_size=9,
+            keep=dross.Checkpoints(every=10), progress=False,
+        )  # fmt: skip
+        if full and why == "refused":
+            run.recording.objective.graphs.refused |= {"reverse step", "reverse steps"}
+        assert bool(run.recording.objective.graphs._graphs) == full
+        found.append(run.influence(dross.mean_loss(data)).values)
+    np.testing.assert_allclose(*found, rtol=1e-12)
 
 
 class Wobble:

@@ -163,7 +163,14 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "how", [([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([3, 2], [1, 2], [1, 1], [1, 1], True), ([2, 2], [1, 1], [0, 0], [2, 2])]
+    "how",
+    [
+        ([2, 2], [2, 2]),
+        ([3, 3], [2, 2], [1, 1]),
+        ([3, 2], [1, 2], [1, 1], [1, 1], True),
+        ([2, 2], [1, 1], [0, 0], [2, 2]),
+        ([8, 8], [8, 8]),
+    ],
 )
 def test_pooling_with_the_channels_last_gives_the_same_bits(how):
     x = torch.randn(4, 16, 9, 9).relu()  # many of them 0, and so equal

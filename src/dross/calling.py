@@ -13,7 +13,12 @@ from torch.func import functional_call
 
 def called(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
     """model(*args) with these parameters and buffers; what the pass assigns to them is in `named` afterwards."""
-    every = named | {other: named[name] for name, other in _ties(model) if name in named}
+    every = dict(named)
+    for name, other in _ties(model):
+        if name in named and other in named:
+            raise ValueError(f"'{name}' and '{other}' are one tensor, once as a parameter and once as a buffer.")
+        if name in named:
+            every[other] = named[name]
     outputs = functional_call(model, every, args, tie_weights=False)
     named.update((name, every[name]) for name in named)
     return outputs

@@ -106,7 +106,7 @@ def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, 
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
     classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
-    label = target.masked_fill(ignored, 0)
+    label = target.masked_fill(ignored, 0).long()
     losses = -input.gather(classes, label.unsqueeze(classes)).squeeze(classes)
     return (losses if weight is None else losses * weight[label]).masked_fill(ignored, 0)
 

@@ -86,6 +86,8 @@ class Graphs:
     def run(self, name: str, function: Callable, batch: AnyBatch | Feds, *args: Any) -> Any:
         """function(batch, *args), as a graph where that is possible. All tensors that differ from call to call must be arguments."""
         if not self.available(name, batch.c):
+            if self._graphs:
+                return self._beside_graphs(None, name, function, batch, args)
             at_hand = batch.realized()
             if isinstance(at_hand, Batch) and self._writable(at_hand):
                 return self._programs.run((name, self.mode), function, at_hand, args)
@@ -95,7 +97,7 @@ class Graphs:
         parts, assemble, kind = batch.disassembled()
         given, form = flattened(args)
         if sum(t.nbytes for t in given) > _LARGEST:
-            return function(batch.realized(), *args)
+            return self._beside_graphs(None, name, function, batch, args)
         inputs = [*parts, *given]
         key = (name, self.mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
         if key in self._graphs and self._graphs[key].trusted:
@@ -120,22 +122,30 @@ class Graphs:
         return expected
 
     def _beside_graphs(self, key: Any, name: str, function: Callable, batch: AnyBatch | Feds, args: tuple) -> Any:
-        """function(batch, *args), for which graphs have to make room if there is none."""
+        """function(batch, *args), for which graphs have to make room if there is none. key: of its own graph, if it may have one."""
         own = key in self._graphs
         try:
             return function(batch.realized(), *args)
         except torch.OutOfMemoryError:
-            if not self._graphs:
+            if not self._graphs or self.capturing:
                 raise
-        self.give_back()  # here, where the error and what it holds are gone
+        # here, where the error and what it holds are gone
         if own:  # the pass fits, and not a second time beside its graph
-            self._refuse(batch, name, "there is no memory for it", for_good=True)
+            self._do_without(batch, name)
+        else:
+            self.give_back()
         return function(batch.realized(), *args)
+
+    def _do_without(self, batch: AnyBatch | Feds, name: str) -> None:
+        self.give_back()
+        self._refuse(batch, name, "there is no memory for it", for_good=True)
 
     def _compiled(self, name: str, function: Callable, batch: AnyBatch, args: tuple) -> Callable:
         """The function after torch's compiler, if that succeeds and gives what the function gives."""
         if name in self.uncompiled:
             return function
+        if (made := self._quick.get(self._form(name, batch.realized(), args))) is not None:
+            return made
         given, form = flattened(args)
         leaves, assemble, _ = batch.realized().disassembled()
         count = len(leaves)
@@ -167,21 +177,25 @@ class Graphs:
         except (RuntimeError, NotImplementedError) as error:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
-            self._refuse(batch, name, first_line(error))
+            self._refuse(batch, name, first_line(error), for_good=isinstance(error, torch.OutOfMemoryError))
         finally:
             self.capturing = False
 
     def _try(self, key: Any, inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> bool:
         """A graph is trusted once it has given on new inputs what the function gives."""
-        graph, wanted = self._graphs[key], flattened(expected)[0]
+        wanted = flattened(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
             return False  # the run is about to end for another reason; this call proves nothing
-        found = flattened(graph.replay(inputs, batch))[0]
-        graph.trusted = all(graph.close_enough(one, other) for one, other in zip(found, wanted))
-        if not graph.trusted:
+        try:
+            same = self._graphs[key].gives(wanted, inputs, batch)
+        except torch.OutOfMemoryError:
+            same = None
+        if same is None:
+            self._do_without(batch, name)
+        elif not same:
             del self._graphs[key]
             self._refuse(batch, name, "the replay differs from the step itself")
-        return graph.trusted
+        return bool(same)
 
     def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str, for_good: bool = False) -> None:
         if isinstance(batch, Fed) and batch.feed.capturable and not for_good:
@@ -209,6 +223,11 @@ class _Graph:
             outputs, self.form = flattened(function(*self.inputs))
             self.outputs = [t.detach() for t in outputs]
         self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
+
+    def gives(self, wanted: list[Tensor], inputs: list[Tensor], batch: AnyBatch | Feds) -> bool:
+        found = flattened(self.replay(inputs, batch))[0]
+        self.trusted = all(self.close_enough(one, other) for one, other in zip(found, wanted))
+        return self.trusted
 
     def replay(self, inputs: list[Tensor], batch: AnyBatch | Feds) -> Any:
         with torch.no_grad():

@@ -249,7 +249,8 @@ def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Ca
 def _pooled(x: Tensor, *how: Any, **more: Any) -> tuple[Tensor, Tensor]:
     """Max pooling with the channels last, where a processor takes many at a time: the same numbers in half of the time, to and fro included."""
     out, places = _aten.max_pool2d_with_indices.default(x.contiguous(memory_format=torch.channels_last), *how, **more)
-    return out.contiguous(), places.contiguous()
+    plain = torch.contiguous_format
+    return out.clone(memory_format=plain), places.clone(memory_format=plain)  # t.contiguous() leaves single pixels as they are
 
 
 def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
