@@ -406,6 +406,17 @@ def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch,
     np.testing.assert_allclose(*found, rtol=1e-12)
 
 
+def test_what_was_compiled_is_compiled_once(monkeypatch):
+    """Also where the graphs have given their memory back."""
+    made = []
+    monkeypatch.setattr("dross.compiling.compiled", lambda function, inputs: made.append(1) or function)
+    graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
+    for _ in range(2):
+        quick = graphs._compiled("pass", lambda batch, x: (batch.x * x,), batch, (torch.full((2,), 3.0),))
+        graphs.give_back()
+    assert made == [1] and torch.equal(quick(batch, torch.full((2,), 5.0))[0], torch.full((2,), 5.0))
+
+
 class Wobble:
     def __call__(self, x, generator):
         return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)

@@ -396,3 +396,12 @@ def test_quicker_arithmetic_is_asked_for_written_down_and_used_again(tmp_path):
                 arithmetic=kind,
             )  # fmt: skip
     assert not (tmp_path / "no").exists()
+
+
+def test_a_tensor_that_is_a_parameter_and_a_buffer_is_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[1].register_buffer("again", model[0].weight)
+    data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
+    with pytest.raises(BadInput, match=r"'0\.weight' and '1\.again' are one tensor"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dross.train(model, data, "cross_entropy", optimizer, tape=tmp_path, epochs=1, batch_size=4, progress=False)
