@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,11 @@ from .problem import Problem
 
 LONG = 10.0  # seconds: a backward pass of MAGIC that takes longer is not repeated ten times; each one is the same work
 ENOUGH = 60.0  # seconds, after which no other round begins
-STEPS = 240  # of a run whose steps are long: enough that what is decided once does not count
 
 
 def duel(problem: Problem) -> dict:
     """CPU seconds of each, the sides alternating; and the largest difference of scores over the largest score (float32)."""
     spent: dict[str, list[float]] = {}
-    problem = _shortened(problem)
 
     def timed(what: str, function, *arguments):
         start = time.process_time()
@@ -52,7 +49,6 @@ def duel(problem: Problem) -> dict:
     assert ours is not None and theirs is not None
     return {
         "seconds": spent,
-        "steps": len(problem.batches()),
         "magic 10 queries measured": measured_ten,
         "difference": _difference(ours, theirs),
     }
@@ -62,7 +58,6 @@ def equality(problem: Problem) -> dict:
     """The difference in float64. torchopt's Adam corrects its bias in torch's default type, and bergson adds a constant under the
     root: both are set so that they do not show."""
     torch.set_default_dtype(torch.float64)
-    problem = _shortened(problem)
     model, (x, y), (x_val, y_val) = problem.fresh_model().double(), problem.pair, problem.validation
     wide = lambda t: t.double() if t.is_floating_point() else t
     with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
@@ -71,11 +66,6 @@ def equality(problem: Problem) -> dict:
         ours = run.influence(dross.mean_loss((wide(x_val), y_val))).values
         theirs = Magic(problem, f"{folder}/magic", torch.float64, eps_root=1e-30).scores(x_val, y_val)
     return {"difference": _difference(ours, theirs)}
-
-
-def _shortened(problem: Problem) -> Problem:
-    long = problem.setting.rounds == 1 and problem.setting.epochs * problem.setting.train > 10_000
-    return replace(problem, first=STEPS) if long else problem
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:

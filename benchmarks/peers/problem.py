@@ -19,7 +19,6 @@ from .settings import FLIPPED, SETTINGS, Setting, quick
 class Problem:
     setting: Setting
     folder: Path
-    first: int | None = None  # only so many steps of the run: enough to time steps that all cost the same
 
     @staticmethod
     def of(name: str, folder: Path, small: bool) -> "Problem":
@@ -57,7 +56,7 @@ class Problem:
     def batches(self, seed: int = 0) -> list[np.ndarray]:
         rng, s = np.random.default_rng(seed), self.setting
         steps = [part for _ in range(s.epochs) for part in np.array_split(rng.permutation(s.train), s.train // s.batch)]
-        return steps[: self.first]
+        return steps
 
     def fresh_model(self, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)

@@ -167,8 +167,7 @@ def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
             made.get("difference", made.get("difference, float32")),
             kept(problem, "equality").get("difference", made.get("difference, float64")),
         ]
-        whole = made.get("steps", len(problem.batches())) == len(problem.batches())
-        cells = [problem.setting.name if whole else f"{problem.setting.name}, {made['steps']} steps"]
+        cells = [problem.setting.name]
         cells.append(f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}")
         for count in ("1 query", "10 queries"):
             ours, theirs = cost[f"dross {count}"], cost[f"magic {count}"]

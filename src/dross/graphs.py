@@ -138,7 +138,7 @@ class Graphs:
 
     def _do_without(self, batch: AnyBatch | Feds, name: str) -> None:
         self.give_back()
-        self._refuse(batch, name, "there is no memory for it", for_good=True)
+        self._refuse(batch, name, "there is no memory for it")
 
     def _compiled(self, name: str, function: Callable, batch: AnyBatch, args: tuple) -> Callable:
         """The function after torch's compiler, if that succeeds and gives what the function gives."""
@@ -177,7 +177,8 @@ class Graphs:
         except (RuntimeError, NotImplementedError) as error:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
-            self._refuse(batch, name, first_line(error), for_good=isinstance(error, torch.OutOfMemoryError))
+            blame = self._refuse if isinstance(error, torch.OutOfMemoryError) else self._suspect
+            blame(batch, name, first_line(error))
         finally:
             self.capturing = False
 
@@ -194,13 +195,16 @@ class Graphs:
             self._do_without(batch, name)
         elif not same:
             del self._graphs[key]
-            self._refuse(batch, name, "the replay differs from the step itself")
+            self._suspect(batch, name, "the replay differs from the step itself")
         return bool(same)
 
-    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str, for_good: bool = False) -> None:
-        if isinstance(batch, Fed) and batch.feed.capturable and not for_good:
+    def _suspect(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
+        if isinstance(batch, Fed) and batch.feed.capturable:
             batch.feed.capturable = False  # the fault may lie in the augmentation: try again without it
-            return
+        else:
+            self._refuse(batch, name, reason)
+
+    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
         self.refused.add(name)
         if isinstance(batch, Feds):
             return  # each step for itself is captured as before
