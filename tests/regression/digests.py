@@ -1,0 +1,276 @@
+"""Digests of scores, counterfactual runs and cleaned sets, to show that a change of the code changes no bit.
+
+    python tests/regression/digests.py            compare with digests.json
+    python tests/regression/digests.py --write    replace digests.json by what this code computes
+
+The same bits can be asked for only where the same kernels run: same processor, same versions. The list names the machine that
+it was written on. Elsewhere the sizes of the float64 results are compared, up to rounding.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import dross
+import zoo
+
+LIST = Path(__file__).with_name("digests.json")
+KEEP = {
+    "every": dross.EveryStep(),
+    "checkpoints": dross.Checkpoints(every=5),
+    "last": dross.LastEpochs(2),
+    "budget": dross.Budget(60_000, in_memory=4_000),
+}
+Case = Callable[[Path], dict[str, np.ndarray]]
+
+
+def machine() -> dict[str, str]:
+    """What the bits of a result depend on beside the code."""
+    return {
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "pandas": pandas.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+# --- the cases ------------------------------------------------------------------------------------
+
+
+def _train(problem: Any, folder: Path, keep: Any, **options: Any) -> dross.Run:
+    model, optimizer = problem.start()
+    options = {"batches": problem.batches, "epochs": problem.epochs, "penalty": problem.penalty} | options
+    data = (problem.X, problem.Y)
+    return dross.train(
+        model, data, problem.loss, optimizer, tape=folder / "tape", keep=keep, eta=problem.rate, progress=False, **options
+    )
+
+
+def _everything(run: dross.Run, problem: Any, forward: bool = True) -> dict[str, np.ndarray]:
+    """All that can be asked of a run."""
+    mean, each = (make((problem.X_val, problem.Y_val)) for make in (dross.mean_loss, dross.losses))
+    scores, rows = run.influence(mean), run.influence(each)
+    found = {"scores": scores.by_epoch, "scores of many queries": rows.by_epoch}
+    found["counterfactual"] = run.counterfactual([[0], [1, 2]]).evaluate(mean)
+    found["leave one out"] = run.leave_one_out(mean, [0, 1, 2])
+    if forward:
+        found["parameter influence"] = run.parameter_influence([0, 1]).flat.cpu().numpy()
+    return found
+
+
+def zoo_case(model: str, optimizer: str, keep: str, *, eager: bool = False) -> Case:
+    def compute(folder: Path) -> dict[str, np.ndarray]:
+        problem = zoo.problem(model, optimizer, epochs=6)
+        with _executor("eager" if eager else "auto"):
+            run = _train(problem, folder, KEEP[keep], clip=dross.ClipNorm(0.8) if optimizer == "adam" else None)
+            return _everything(run, problem, forward=keep != "last")
+
+    return compute
+
+
+def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
+    """A model large enough for forward mode, in float32."""
+
+    def compute(folder: Path) -> dict[str, np.ndarray]:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 16, 3, padding=1), norm(), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 25, 10))
+        X, y = torch.randn(64, 1, 14, 14), torch.randint(0, 10, (64,))
+        data = (torch.randn(24, 1, 14, 14), torch.randint(0, 10, (24,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        run = dross.train(
+            model, (X, y), "cross_entropy", optimizer, tape=folder / "tape", epochs=3, batch_size=16, progress=False,
+            keep=dross.Checkpoints(every=4),
+        )  # fmt: skip
+        query = dross.mean_loss(data) if queries == 1 else dross.losses(data)
+        groups = [[0], [1, 2, 3]]
+        without = run.counterfactual(groups, absent="batch").evaluate(dross.mean_loss(data))
+        return {"scores": run.influence(query).by_epoch, "counterfactual": without}
+
+    return compute
+
+
+def recorder_case(optimizer: str, dropout: bool) -> Case:
+    """Somebody else's loop: accumulation, clipping, a schedule, weights of their own."""
+
+    def compute(folder: Path) -> dict[str, np.ndarray]:
+        problem = zoo.problem("dropout" if dropout else "batchnorm", optimizer, epochs=4)
+        model, torch_optimizer = problem.start()
+        schedule = torch.optim.lr_scheduler.StepLR(torch_optimizer, 2, 0.9)
+        recorder = dross.Recorder(model, torch_optimizer, "cross_entropy", folder / "tape")
+        for epoch in range(4):
+            for start in range(0, 12, 6):
+                for part in range(2):
+                    ids = torch.arange(start + 3 * part, start + 3 * part + 3)
+                    with recorder.step(ids, problem.X[ids], problem.Y[ids], epoch=epoch) as losses:
+                        (losses * torch.tensor([0.5, 0.2, 0.3])).sum().backward()
+                        if part == 1:
+                            recorder.clip_grad_norm_(0.7)
+                            torch_optimizer.step()
+                            torch_optimizer.zero_grad()
+            schedule.step()
+        return _everything(recorder.run((problem.X, problem.Y)), problem)
+
+    return compute
+
+
+QUICK = {"runs": 2, "epochs": 6, "rate": 0.05, "verified": 3, "progress": False}
+
+
+def clean_case(write: Callable[[Path], dict[str, Any]], **options: Any) -> Case:
+    def compute(folder: Path) -> dict[str, np.ndarray]:
+        given = write(folder)
+        dross.clean(out=folder / "run", **given, **(QUICK | options))
+        raw = (folder / "run" / "scores.csv").read_bytes()
+        return {"scores.csv": np.frombuffer(raw, dtype=np.uint8)}
+
+    return compute
+
+
+def _cancer(folder: Path) -> dict[str, Any]:
+    data = load_breast_cancer(as_frame=True)
+    frame = data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target]).iloc[:200]
+    frame.to_csv(folder / "cancer.csv", index=False)
+    return {"data": folder / "cancer.csv", "label": "diagnosis"}
+
+
+def _diabetes(folder: Path) -> dict[str, Any]:
+    load_diabetes(as_frame=True).frame.iloc[:200].to_csv(folder / "diabetes.csv", index=False)
+    return {"data": folder / "diabetes.csv", "label": "target"}
+
+
+def _pictures(folder: Path) -> dict[str, Any]:
+    from PIL import Image
+
+    data = load_digits()
+    for k in range(200):
+        if data.target[k] < 3:
+            path = folder / "pictures" / str(data.target[k]) / f"{k:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((data.images[k] * 15).astype(np.uint8)).save(path)
+    return {"data": folder / "pictures"}
+
+
+def cases() -> dict[str, Case]:
+    """Every case by its name."""
+    every: dict[str, Case] = {}
+    for model in zoo.MODELS:
+        every[f"{model}, sgd, checkpoints"] = zoo_case(model, "sgd", "checkpoints")
+    for optimizer in zoo.OPTIMIZERS:
+        every[f"mlp, {optimizer}, every"] = zoo_case("mlp", optimizer, "every")
+    for model, optimizer in (("mlp", "momentum"), ("batchnorm", "adamw"), ("attention", "adam")):
+        for keep in KEEP:
+            every[f"{model}, {optimizer}, {keep}"] = zoo_case(model, optimizer, keep)
+            every[f"{model}, {optimizer}, {keep}, eager"] = zoo_case(model, optimizer, keep, eager=True)
+    every["forward mode, batch norm"] = wide_case(lambda: nn.BatchNorm2d(16), 1)
+    every["forward mode, group norm, many queries"] = wide_case(lambda: nn.GroupNorm(4, 16), 24)
+    every["recorder, adamw"] = recorder_case("adamw", dropout=False)
+    every["recorder, momentum, dropout"] = recorder_case("momentum", dropout=True)
+    every["clean a table"] = clean_case(_cancer)
+    every["clean a regression"] = clean_case(_diabetes)
+    every["clean pictures"] = clean_case(_pictures, epochs=3)
+    return every
+
+
+class _executor:
+    """Inside, runs are computed by this executor."""
+
+    def __init__(self, kind: str):
+        self.wanted = {"DROSS_EXECUTOR": kind, "DROSS_PROGRAMS": "0"} if kind == "eager" else {}
+
+    def __enter__(self) -> None:
+        self.before = {name: os.environ.get(name) for name in self.wanted}
+        os.environ.update(self.wanted)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# --- their digests ---------------------------------------------------------------------------------
+
+
+def digest(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """For each array: a digest of its bits, and its size, which survives rounding."""
+    return {
+        name: {
+            "sha256": hashlib.sha256(f"{array.shape} {array.dtype}".encode() + np.ascontiguousarray(array).tobytes()).hexdigest(),
+            "norm": float(np.linalg.norm(array.astype(np.float64))),
+        }
+        for name, array in arrays.items()
+    }
+
+
+def compute(name: str, case: Case) -> dict[str, dict[str, Any]]:
+    """The digests of one case, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return digest(case(Path(folder)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def differences(name: str, found: dict, listed: dict, same_machine: bool) -> Iterator[str]:
+    """What is not as the list has it."""
+    for what, entry in listed.items():
+        own = found.get(what)
+        if own is None:
+            yield f"{name}: there is no {what}"
+        elif same_machine and own["sha256"] != entry["sha256"]:
+            yield f"{name}: {what} has other bits (size {own['norm']:.17g}, listed {entry['norm']:.17g})"
+        elif what != "scores.csv" and not np.isclose(own["norm"], entry["norm"], rtol=1e-3 if "forward" in name else 1e-6):
+            yield f"{name}: {what} has another size ({own['norm']:.9g}, listed {entry['norm']:.9g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the list")
+    if parser.parse_args().write:
+        found = {name: compute(name, case) for name, case in cases().items()}
+        LIST.write_text(json.dumps({"machine": machine(), "cases": found}, indent=1) + "\n")
+        print(f"{len(found)} cases written to {LIST.name}")
+        return
+    listed = json.loads(LIST.read_text())
+    same = listed["machine"] == machine()
+    every = cases()
+    wrong = [
+        line
+        for name, entry in listed["cases"].items()
+        for line in differences(name, compute(name, every[name]), entry, same)
+    ]
+    print(*wrong, sep="\n")
+    print(f"{len(listed['cases'])} cases compared {'bit for bit' if same else 'up to rounding'}, {len(wrong)} differences")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
