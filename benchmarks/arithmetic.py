@@ -16,7 +16,7 @@ import torch
 from scipy.stats import spearmanr
 
 import dross
-from dross.data import load
+from dross.datasets import load
 from dross.reproduce.cleansing import TASKS
 
 LOWEST = 100

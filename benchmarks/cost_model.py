@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import dross
-from dross.models import dense, mnist_cnn
+from dross.datasets.models import dense, mnist_cnn
 
 QUERIES = (1, 2, 4, 8, 16, 32)
 

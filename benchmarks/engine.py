@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from dross.models import cifar10_cnn, dense, mnist_cnn
-from dross.retrace import reverse_step
+from dross.datasets.models import cifar10_cnn, dense, mnist_cnn
+from dross.influence.retrace import reverse_step
 
 
 def data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import dross
-from dross.graphs import Graphs
-from dross.replay import Recording
-from dross.retrace import reverse_steps
-from dross.several import AT_ONCE
-from dross.step import Derivative
-from dross.taking import take_steps
+from dross.execution.cuda_graph import Graphs
+from dross.influence.retrace import reverse_steps
+from dross.replay.recording import Recording
+from dross.replay.several_steps import AT_ONCE
+from dross.replay.take_steps import take_steps
+from dross.step.step import Derivative
 
 REPLAYS = 100
 

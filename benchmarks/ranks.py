@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import dross
-from dross.models import mnist_cnn
+from dross.datasets.models import mnist_cnn
 
 COUNT, STEPS, BATCH = 2000, 60, 64
 

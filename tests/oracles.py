@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dross.randomness import mixed
+from dross.data.seeds import mixed
 
 
 @dataclass

@@ -105,7 +105,7 @@ def test_version_and_help():
 
 def test_progress_is_shown_on_a_terminal_and_silent_elsewhere():
     code = (
-        "import time\nfrom dross.progress import bar\n"
+        "import time\nfrom dross.support.progress import bar\n"
         "with bar('retracing', 30) as advance:\n    for _ in range(30): time.sleep(0.02); advance(1)\n"
     )
     silent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dross.files import write_json
+from dross.support.atomic_files import write_json
 
 from .measures import load_scores, measured
 from .methods import METHODS

@@ -101,7 +101,7 @@ class Problem:
             pass
         return model
 
-    def query(self, kind: str) -> "dross.queries.Query":
+    def query(self, kind: str) -> "dross.influence.query.Query":
         return dross.mean_loss(self.validation) if kind == "mean" else dross.losses(self.asked)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dross.figures import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save
-from dross.files import write_table
+from dross.support.atomic_files import write_table
+from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save
 
 from .measures import COLUMNS, load_scores, measured
 from .methods import METHODS

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dross.data import load
-from dross.data.paper import adult
-from dross.models import dense, mnist_cnn
+from dross.datasets import load
+from dross.datasets.models import dense, mnist_cnn
+from dross.datasets.paper import adult
 
 FLIPPED = 0.1  # share of training labels replaced by another class
 

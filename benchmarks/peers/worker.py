@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dross.files import write_json
+from dross.support.atomic_files import write_json
 
 from . import problem as problems
 from . import truth

@@ -16,22 +16,23 @@ os.environ.setdefault("TORCH_CUDNN_USE_HEURISTIC_MODE_B", "1")
 
 __version__ = "0.1.0"
 
-from . import bounds, estimators
-from .cleanse.cleaning import clean
+from . import estimators
 from .cleanse.export import export
-from .cleanse.judging import judge
+from .cleanse.judge import judge
+from .cleanse.pipeline import clean
 from .cleanse.project import Project
-from .clip import ClipNorm, ClipValue
-from .counterfactual import Counterfactual
+from .data.dataset import indexed
 from .errors import DrossError, DrossWarning
-from .instances import indexed
-from .keep import Budget, Checkpoints, EveryStep, LastEpochs
-from .queries import losses, mean_loss, outputs, query
-from .record import Recorder
-from .run import Run
-from .scores import Scores
-from .training import train
-from .verification import Verification
+from .influence import bounds
+from .influence.counterfactual import Counterfactual
+from .influence.query import losses, mean_loss, outputs, query
+from .influence.run import Run
+from .influence.scores import Scores
+from .influence.verification import Verification
+from .record.recorder import Recorder
+from .record.train import train
+from .step.clipping import ClipNorm, ClipValue
+from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
     "Budget",

@@ -141,7 +141,7 @@ def clean(
 
     dross clean mydata:load --model mydata:network
     """
-    from .cleanse.cleaning import clean as start
+    from .cleanse.pipeline import clean as start
 
     columns = dict(_assignment(given) for given in column or [])
     make = model if model is not None and ":" in model else None
@@ -200,7 +200,7 @@ def judge(
     For every seed three models start from the same weights: with everything, without the removed, and without as many chosen at random. The verdict is
     improved, worse, or cannot tell. Without options it judges the decisions made on the page, or else the suggestion.
     """
-    from .cleanse.judging import judge as start
+    from .cleanse.judge import judge as start
 
     verdict = start(run, remove=remove, relabel=relabel, decisions=decisions, seeds=seeds, quick=quick, n_jobs=jobs)
     _show(verdict)
@@ -327,8 +327,8 @@ def _mean(rows: list[dict], name: str) -> float:
 @app.command()
 def info(tape: Annotated[str, typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")]) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
-    from .storage import is_url
-    from .tape import MANIFEST, Tape
+    from .tape.reader import MANIFEST, Tape
+    from .tape.storage import is_url
 
     folder = Path(tape)
     if not is_url(tape) and not (folder / MANIFEST).exists() and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}"))):

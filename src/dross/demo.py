@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .cleanse.cleaning import clean
-from .cleanse.judging import judge
+from .cleanse.judge import judge
+from .cleanse.pipeline import clean
 from .cleanse.project import Project
 from .cleanse.verdict import Verdict
-from .pictures import png
+from .support.png import png
 
 FLIPPED = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part

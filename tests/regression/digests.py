@@ -262,11 +262,7 @@ def main() -> None:
     listed = json.loads(LIST.read_text())
     same = listed["machine"] == machine()
     every = cases()
-    wrong = [
-        line
-        for name, entry in listed["cases"].items()
-        for line in differences(name, compute(name, every[name]), entry, same)
-    ]
+    wrong = [line for name, entry in listed["cases"].items() for line in differences(name, compute(name, every[name]), entry, same)]
     print(*wrong, sep="\n")
     print(f"{len(listed['cases'])} cases compared {'bit for bit' if same else 'up to rounding'}, {len(wrong)} differences")
     sys.exit(bool(wrong))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, StorageFailed
-from . import images, tables
-from .change import Change, chosen
-from .judging import reopened
+from .edits import Change, chosen
+from .inputs import images, tables
+from .judge import reopened
 from .project import Project
 
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")

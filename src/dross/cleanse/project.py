@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from .decisions import Decisions
-from .frames import Frame, library
+from .inputs.frames import Frame, library
 
 FORMAT = 1
 ABOUT = "project.json"
@@ -98,7 +98,7 @@ class Project:
 
     def _repr_html_(self) -> str:
         """In a notebook: what was found, the first suggestions, and the latest verdict."""
-        from ..pages import render, safe
+        from ..support.html import render, safe
         from .report import findings
 
         first = self.instances.sort_values("harm_rank").head(10)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import figures
-from ..pages import render, safe
+from ..support import charts
+from ..support.html import render, safe
 from .project import Project
 
 _SHOWN = 24
@@ -131,62 +131,62 @@ def command(about: dict) -> str:
 
 
 def curve(found: dict) -> str:
-    figure, (panel,) = figures.panels(1, 1, width=5.2, height=2.6)
+    figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.6)
     sizes, changes = np.array(found["sizes"]), np.array(found["changes"])
     for line in changes:
         panel.plot(sizes, line, color="0.8", linewidth=0.7)
     mean, error = changes.mean(0), np.array(found["errors"])
-    panel.fill_between(sizes, mean - 2 * error, mean + 2 * error, color=figures.BLUE, alpha=0.15, linewidth=0)
-    panel.plot(sizes, mean, color=figures.BLUE, marker="o", markersize=3)
+    panel.fill_between(sizes, mean - 2 * error, mean + 2 * error, color=charts.BLUE, alpha=0.15, linewidth=0)
+    panel.plot(sizes, mean, color=charts.BLUE, marker="o", markersize=3)
     panel.axhline(0, color="0.4", linewidth=0.7)
     if found["m"] in sizes:
-        panel.axvline(found["m"], color=figures.RED, linewidth=0.8, linestyle=":")
+        panel.axvline(found["m"], color=charts.RED, linewidth=0.8, linestyle=":")
     panel.set(xscale="log", xlabel="instances removed", ylabel="change of the validation loss")
     panel.set_xticks(sizes, [f"{m:,}" for m in sizes])
     panel.minorticks_off()
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 def verified(check: dict) -> str:
-    figure, (panel,) = figures.panels(1, 1, width=3.6, height=2.9)
+    figure, (panel,) = charts.panels(1, 1, width=3.6, height=2.9)
     estimated, actual = np.array(check["estimated"]), np.array(check["actual"])
-    panel.scatter(estimated, actual, s=12, color=figures.BLUE, alpha=0.8, linewidths=0)
+    panel.scatter(estimated, actual, s=12, color=charts.BLUE, alpha=0.8, linewidths=0)
     ends = [min(estimated.min(), actual.min()), max(estimated.max(), actual.max())]
     panel.plot(ends, ends, color="0.6", linewidth=0.7, zorder=0)
     panel.set(xlabel="estimated change", ylabel="change when retrained without it")
     panel.ticklabel_format(style="sci", scilimits=(-2, 2))
     panel.locator_params(nbins=5)
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 def training(curves: dict[str, list[float]], chosen: float) -> str:
-    figure, (panel,) = figures.panels(1, 1, width=5.2, height=2.4)
+    figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
     colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
     for rate, values in curves.items():
         mine = np.isclose(float(rate), chosen)
         finite = [value if np.isfinite(value) else np.nan for value in values]
-        panel.plot(np.arange(1, len(values) + 1), finite, color=figures.BLUE if mine else colours[rate], linewidth=1.4 if mine else 0.8,
+        panel.plot(np.arange(1, len(values) + 1), finite, color=charts.BLUE if mine else colours[rate], linewidth=1.4 if mine else 0.8,
                    label=f"rate {float(rate):g}{' (chosen)' if mine else ''}")  # fmt: skip
     sane = [value for values in curves.values() for value in values if np.isfinite(value)]
     panel.set(xlabel="epoch", ylabel="validation loss", yscale="log", ylim=(0.9 * min(sane), min(max(sane), 20 * min(sane))))
     panel.legend()
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 def dots(verdict: dict) -> str:
     """Seed by seed: before and after, and the control."""
     names = list(verdict["metrics"])
-    figure, panels = figures.panels(len(names), len(names), width=3.4 * len(names), height=2.6)
+    figure, panels = charts.panels(len(names), len(names), width=3.4 * len(names), height=2.6)
     for panel, name in zip(panels, names):
         found, scale = verdict["metrics"][name], 100 if name == "error" else 1
         lines = [scale * np.array(found[key]) for key in ("random", "before", "after")]
         for line in zip(*lines):
             panel.plot(range(3), line, color="0.85", linewidth=0.7, zorder=0)
-        for place, (line, colour) in enumerate(zip(lines, (figures.GREY, "0.2", figures.BLUE))):
+        for place, (line, colour) in enumerate(zip(lines, (charts.GREY, "0.2", charts.BLUE))):
             panel.scatter(np.full(len(line), place), line, s=12, color=colour, alpha=0.8, linewidths=0)
             panel.plot([place - 0.2, place + 0.2], [line.mean()] * 2, color=colour, linewidth=1.6)
         panel.set_xticks(
             range(3), ["as many\nat random", "everything\nkept", "this\nremoval" if not verdict["relabelled"] else "this\nchange"]
         )
         panel.set(ylabel="test error, %" if name == "error" else "test loss", xlim=(-0.5, 2.5))
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)

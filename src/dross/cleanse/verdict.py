@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .change import Change
+from .edits import Change
 
 _SURE = 0.05
 
@@ -53,7 +53,7 @@ class Verdict:
         return f"<Verdict: {self.verdict}. {self.sentence}>"
 
     def _repr_html_(self) -> str:
-        from ..pages import render
+        from ..support.html import render
 
         return render("verdict.html", verdict=self.to_json())
 

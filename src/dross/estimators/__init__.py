@@ -16,10 +16,10 @@ of the query; the others order the instances by a suspicion of their own, which 
 
 from typing import Protocol
 
-from ..names import check_name
-from ..queries import Query
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query
+from ..influence.run import Run
+from ..influence.scores import Scores
+from ..support.name_hints import check_name
 from .autoencoder import Autoencoder
 from .influence_function import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
 from .outliers import IsolationForest, LocalOutlierFactor, OneClassSVM

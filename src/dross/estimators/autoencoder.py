@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.seeds import generator, seeded
+from ..datasets.models import cifar10_autoencoder, dense, mnist_autoencoder
 from ..errors import NotSupported
-from ..models import cifar10_autoencoder, dense, mnist_autoencoder
-from ..progress import bar
-from ..queries import Query
-from ..randomness import generator, seeded
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query
+from ..influence.run import Run
+from ..influence.scores import Scores
+from ..support.progress import bar
 from .outliers import healthy, suspicion
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput, NotFinite
-from ..progress import bar
-from ..queries import Query, as_query
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query, as_query
+from ..influence.run import Run
+from ..influence.scores import Scores
+from ..support.progress import bar
 from .instance_gradients import InstanceGradients
 
 Product = Callable[[Tensor, int | None], Tensor]  # (v [Q, p], batch size or None for all) -> (H + damping) v

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Fed
-from ..layout import State
-from ..replay import Recording
-from ..step import Micro, Step
+from ..data.batch import Fed
+from ..replay.recording import Recording
+from ..step.layout import State
+from ..step.step import Micro, Step
 
 _CHUNK = 512
 

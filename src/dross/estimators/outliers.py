@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.dataset import Instances
 from ..errors import BadInput, NotSupported
-from ..instances import Instances
-from ..queries import Query, as_query
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query, as_query
+from ..influence.run import Run
+from ..influence.scores import Scores
 
 _CHUNK = 1024
 

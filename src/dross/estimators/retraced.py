@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import NotSupported
-from ..queries import Query, as_query
-from ..retrace import retrace
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query, as_query
+from ..influence.retrace import retrace
+from ..influence.run import Run
+from ..influence.scores import Scores
 from .instance_gradients import InstanceGradients
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..queries import Query, as_query
-from ..run import Run
-from ..scores import Scores
+from ..influence.query import Query, as_query
+from ..influence.run import Run
+from ..influence.scores import Scores
 from .instance_gradients import InstanceGradients
 from .outliers import suspicion
 

@@ -25,20 +25,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__, estimators, kept
-from ..data import load
-from ..data.augment import ShiftAndFlip
+from .. import __version__, estimators
+from ..datasets import load
+from ..datasets.augment import ShiftAndFlip
+from ..datasets.models import cifar10_cnn, mnist_cnn
 from ..errors import BadInput, TapeDamaged, TapeMismatch
 from ..estimators import Estimator
-from ..files import write_json
-from ..models import cifar10_cnn, mnist_cnn
-from ..names import check_name
-from ..queries import Query, error_rate, mean_loss
-from ..run import Run
-from ..scores import Scores
-from ..sweeps import sweep
-from ..tape import MANIFEST
-from ..training import train
+from ..influence.query import Query, error_rate, mean_loss
+from ..influence.run import Run
+from ..influence.scores import Scores
+from ..parallel import result_store
+from ..parallel.job_pool import sweep
+from ..record.train import train
+from ..support.atomic_files import write_json
+from ..support.name_hints import check_name
+from ..tape.reader import MANIFEST
 
 SHOWN = 20  # of the most harmful of each method, in the contact sheets
 REMOVED = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
@@ -205,7 +206,7 @@ def compute(
         "seconds": {},
         "made_on": _here(device),
     }
-    result = kept.load(path, asdict(settings)) or fresh
+    result = result_store.load(path, asdict(settings)) or fresh
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
     missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
     if not any(missing.values()):
@@ -294,7 +295,7 @@ def _draw(
 
 def merged(folder: Path, settings: Settings) -> list[dict]:
     """The results of all draws that are in the folder."""
-    results = [kept.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
+    results = [result_store.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
     return [result for result in results if result is not None and result["rows"]]
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import figures
-from ..data import load
+from ..datasets import load
 from ..errors import DataUnavailable
-from ..files import write_table
-from ..pages import render, safe
-from ..pictures import inline
+from ..support import charts
+from ..support.atomic_files import write_table
+from ..support.html import render, safe
+from ..support.png import inline
 from .cleansing import METHODS, RETRAINED, SHOWN, Settings, positions, summarized
 
 NAMES = {
@@ -22,7 +22,7 @@ WAYS = {
     "all": ("Retrain All", "The recorded run from its start without the removed instances: same initial weights, same order."),
     "fresh": ("Retrain Fresh", "A new run with new seeds, with and without the removed instances: what a user would do next."),
 }
-_COLOURS = {"retrace": figures.BLUE, "last-epoch": "#5b9bd5", "k&l": figures.ORANGE, "random": figures.GREY}
+_COLOURS = {"retrace": charts.BLUE, "last-epoch": "#5b9bd5", "k&l": charts.ORANGE, "random": charts.GREY}
 
 
 def write(folder: Path, results: list[dict], settings: Settings, command: str) -> list[Path]:
@@ -37,11 +37,11 @@ def write(folder: Path, results: list[dict], settings: Settings, command: str) -
         mine = [row for row in table if row["retrain"] == way]
         at = 100 if 100 in {row["m"] for row in mine} else sorted({row["m"] for row in mine})[len({row["m"] for row in mine}) // 2]
         drawn = {"curves": curves(mine), "before-after": before_after([row for row in rows if row["retrain"] == way], at)}
-        paths += [figures.save(svg, folder / f"{settings.data}-{way}-{name}.svg") for name, svg in drawn.items()]
+        paths += [charts.save(svg, folder / f"{settings.data}-{way}-{name}.svg") for name, svg in drawn.items()]
         ways.append(_shown_way(way, mine, at, drawn))
     sheets, sheet_draw = _sheets(results, settings)
     if sheets:
-        paths.append(figures.save(contact_sheet(sheets), folder / f"{settings.data}-contact-sheet.svg"))
+        paths.append(charts.save(contact_sheet(sheets), folder / f"{settings.data}-contact-sheet.svg"))
     page = folder / f"{settings.data}.html"
     names, agreement = _agreement(results)
     page.write_text(
@@ -95,11 +95,11 @@ def as_markdown(table: list[dict]) -> str:
 def curves(table: list[dict]) -> str:
     """Error against m, one panel per method, each with the models that kept everything."""
     methods = [name for name in METHODS if any(row["method"] == name for row in table)]
-    figure, panels = figures.panels(len(methods), min(4, len(methods)), height=1.9, sharex=True, sharey=True)
+    figure, panels = charts.panels(len(methods), min(4, len(methods)), height=1.9, sharex=True, sharey=True)
     for panel, method in zip(panels, methods):
         mine = sorted((row for row in table if row["method"] == method), key=lambda row: row["m"])
         m, error, spread, kept = (np.array([row[key] for row in mine]) for key in ("m", "error", "error_std", "error_kept"))
-        colour = _COLOURS.get(method, figures.GREEN)
+        colour = _COLOURS.get(method, charts.GREEN)
         kept_spread = np.array([row["error_kept_std"] for row in mine])
         panel.fill_between(m, 100 * (kept - kept_spread), 100 * (kept + kept_spread), color="0.92", linewidth=0)
         panel.plot(m, 100 * kept, color="0.55", linewidth=0.8)
@@ -111,28 +111,28 @@ def curves(table: list[dict]) -> str:
         panel.set(xscale="log", title=NAMES[method])
     figure.supxlabel("removed instances m", fontsize=8)
     figure.supylabel("test error, %", fontsize=8)
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 def before_after(rows: list[dict], m: int) -> str:
     """One dot per draw: the error with everything kept, and without the m most harmful."""
     methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
-    figure, panels = figures.panels(len(methods), min(4, len(methods)), height=2.0, sharex=True, sharey=True)
+    figure, panels = charts.panels(len(methods), min(4, len(methods)), height=2.0, sharex=True, sharey=True)
     for panel, method in zip(panels, methods):
         mine = [row for row in rows if row["method"] == method and row["m"] == m]
         kept, error = (100 * np.array([row[key] for row in mine]) for key in ("error_kept", "error"))
         low, high = min(kept.min(), error.min()), max(kept.max(), error.max())
         panel.plot([low, high], [low, high], color="0.7", linewidth=0.7, zorder=0)
-        panel.scatter(kept, error, s=11, color=_COLOURS.get(method, figures.GREEN), alpha=0.85, linewidths=0)
+        panel.scatter(kept, error, s=11, color=_COLOURS.get(method, charts.GREEN), alpha=0.85, linewidths=0)
         panel.set_title(f"{NAMES[method]}\n{int((error < kept).sum())} of {len(mine)} better")
     figure.supxlabel("test error with everything kept, %", fontsize=8)
     figure.supylabel(f"with {m} removed, %", fontsize=8)
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 def contact_sheet(sheets: list[dict]) -> str:
     """The most harmful of each method, a row each, labels above."""
-    figure, _ = figures.panels(1, 1, width=7.6, height=0.52 * len(sheets) + 0.1)
+    figure, _ = charts.panels(1, 1, width=7.6, height=0.52 * len(sheets) + 0.1)
     grid = figure.subplots(len(sheets), SHOWN, squeeze=False)
     figure.axes[0].set_visible(False)
     for line, sheet in zip(grid, sheets):
@@ -142,7 +142,7 @@ def contact_sheet(sheets: list[dict]) -> str:
             cell.imshow(picture["pixels"], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             cell.set_title(picture["label"][:6], fontsize=5, pad=1.5)
         line[0].text(-0.25, 0.5, sheet["method"], transform=line[0].transAxes, ha="right", va="center", fontsize=6)
-    return figures.as_svg(figure)
+    return charts.as_svg(figure)
 
 
 # --- parts of the page ----------------------------------------------------------------------------------------------------------------

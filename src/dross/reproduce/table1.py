@@ -15,18 +15,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import estimators, figures, kept
-from ..data import paper
+from .. import estimators
+from ..datasets import paper
+from ..datasets.models import dense
 from ..errors import NotFinite
-from ..files import write_json, write_table
-from ..models import dense
-from ..names import check_name
-from ..progress import bar
-from ..queries import Query, mean_loss
-from ..run import Run
-from ..sweeps import sweep
-from ..training import train
-from ..verification import jaccard_of_extremes
+from ..influence.query import Query, mean_loss
+from ..influence.run import Run
+from ..influence.verification import jaccard_of_extremes
+from ..parallel import result_store
+from ..parallel.job_pool import sweep
+from ..record.train import train
+from ..support import charts
+from ..support.atomic_files import write_json, write_table
+from ..support.name_hints import check_name
+from ..support.progress import bar
 
 METHODS = {
     "retrace": "retrace (proposed)",
@@ -167,7 +169,7 @@ def _path(folder: Path, name: str, seed: int) -> Path:
 
 
 def _load(folder: Path, name: str, seed: int) -> dict | None:
-    return kept.load(_path(folder, name, seed), SETTINGS)
+    return result_store.load(_path(folder, name, seed), SETTINGS)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------------------------
@@ -226,10 +228,10 @@ def write(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
 def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     """Estimated against true for every cell, one repetition: the paper's scatter plots."""
     chosen = [result for result in results if result["seed"] == seed]
-    canvas, panels = figures.panels(len(chosen), 3, height=2.6)
+    canvas, panels = charts.panels(len(chosen), 3, height=2.6)
     for panel, result in zip(panels, chosen):
         true = np.array(result["truth"]["change"])
-        for method, colour in (("k&l", figures.ORANGE), ("retrace", figures.BLUE)):
+        for method, colour in (("k&l", charts.ORANGE), ("retrace", charts.BLUE)):
             panel.scatter(true, result["estimated"][method], s=6, color=colour, alpha=0.7, linewidths=0, label=METHODS[method])
         low, high = true.min(), true.max()
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
@@ -239,4 +241,4 @@ def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     panels[0].legend()
     canvas.supxlabel("true change of the validation loss")
     canvas.supylabel("estimated")
-    figures.save(figures.as_svg(canvas), path)
+    charts.save(charts.as_svg(canvas), path)

@@ -13,10 +13,10 @@ from starlette.routing import Route
 from ..cleanse.decisions import Decision, Event
 from ..cleanse.project import Project
 from ..errors import BadInput
-from .balance import class_warnings
-from .explain import explain
-from .judging import Judging
+from .class_balance import class_warnings
+from .judge_process import Judging
 from .listing import LONGEST, Filter, Listing
+from .sentences import explain
 
 _MOST_ITEMS = 500  # in one answer
 _JSON = dict[str, Any]

@@ -26,10 +26,10 @@ from starlette.staticfiles import StaticFiles
 
 from ..cleanse.project import Project
 from ..errors import BadInput, DrossError, StorageFailed
-from ..pages import render
+from ..support.html import render
 from .api import Api
 from .guard import ANSWER_HEADERS, Guard, cookie_name
-from .judging import Judging
+from .judge_process import Judging
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 mimetypes.add_type("text/javascript", ".js")  # some systems say text/plain, which browsers refuse for modules

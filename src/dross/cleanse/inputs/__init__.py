@@ -1,0 +1,1 @@
+"""Reading a data set of any kind: tables, pictures, texts."""

@@ -1,0 +1,122 @@
+"""The paper's theory, as numbers.
+
+Theorem 1 bounds |(theta_-j - theta) - Delta theta_-j|, the error of the estimated SGD-influence, for losses whose Hessian lies
+between lambda I and Lambda I, when every rate is at most 1/Lambda. Theorem 2 says how fast the error can grow without convexity.
+docs/derivations.md has the extension to instances that are used more than once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.utils._pytree import tree_map
+
+from ..data.batch import AnyBatch, Batch
+from ..errors import BadInput, NotSupported
+from ..replay.recording import Recording
+from ..replay.take_steps import take_step
+from ..step.layout import State
+from ..step.step import Step
+from .run import Run
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """Theorem 1, per training instance."""
+
+    bound: np.ndarray  # float64 [N]: the error of the estimate is at most this
+    largest: np.ndarray  # [N]: h_j(lambda), the estimate and the truth are at most this long
+    visits: np.ndarray  # int64 [N]: how often the instance was used; the bound is the paper's where this is 1
+
+
+def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
+    """The bound for every instance of a plain SGD run. strong is the paper's lambda, smooth its Lambda (penalty included).
+
+    h_j(a)  = eta/|S| prod over later steps s of (1 - eta_s a)  |g(z_j)|          at the step that used z_j
+    bound_j = sqrt(2 (h_j(lambda)^2 + h_j(Lambda)^2))                             used once
+    bound_j = sum of h(lambda) over its uses, for the truth and for the estimate  used more often
+    """
+    recording = run.recording
+    _check(recording, strong, smooth)
+    count = len(recording.instances)
+    visits = np.zeros(count, dtype=np.int64)
+    once = {a: np.zeros(count) for a in (strong, smooth)}  # sums of h_j over the uses seen so far
+    truth = np.zeros(count)  # the same for the counterfactual run, whose own steps lack z_j
+    tape, objective = recording.tape, recording.objective
+    with objective.training():
+        for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
+            state = segment.states[0]
+            all_batches = recording.batches(segment.first, segment.steps)
+            for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
+                t, eta, ids = segment.first + k, _only_rate(recording, step, segment.first + k), step.ids
+                if eta > 1 / smooth * (1 + 1e-12):
+                    raise BadInput(f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}.")
+                share = np.zeros(count)
+                np.add.at(share, ids, 1 / max(len(ids), 1))  # the part of the batch that is z_j
+                for a in once:
+                    once[a] *= 1 - eta * a
+                truth *= 1 - eta * strong * (1 - share)
+                for j, norm in zip(ids, _gradient_norms(recording, state, batches)):
+                    for a in once:
+                        once[a][j] += eta / len(ids) * norm
+                    truth[j] += eta / len(ids) * norm
+                    visits[j] += 1
+                state, _, _ = take_step(objective, recording.optimizer, state, step, batches)
+            recording.check_arrival(index, state, segment)
+    paper = np.sqrt(2 * (once[strong] ** 2 + once[smooth] ** 2))
+    return ErrorBound(np.where(visits <= 1, paper, truth + once[strong]), once[strong], visits)
+
+
+def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: float) -> float:
+    """Theorem 2 before its O(): 4 ((1 + eta Lambda)^(T-1) - 1) / Lambda * eta^2 T^2 G^2 L.
+
+    eta: the constant rate. steps: T. smooth: Lambda, bounds the Hessian. gradient: G, bounds every gradient. lipschitz: L, of
+    the Hessian. Infinite where it exceeds any float.
+    """
+    if min(eta, smooth, gradient, lipschitz) < 0 or steps < 1:
+        raise BadInput("Theorem 2 needs at least one step and constants that are not negative.")
+    try:
+        growth = math.expm1((steps - 1) * math.log1p(eta * smooth)) / smooth if smooth > 0 else eta * (steps - 1)
+    except OverflowError:
+        return math.inf
+    return 4 * growth * eta**2 * steps**2 * gradient**2 * lipschitz
+
+
+def _check(recording: Recording, strong: float, smooth: float) -> None:
+    if not 0 < strong <= smooth:
+        raise BadInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
+    made = recording.tape.manifest["optimizer"]
+    columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
+    if not plain or any(made["flags"].values()) or recording.objective.layout.moving:
+        raise NotSupported("Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm.")
+    if recording.tape.entries and recording.tape.read(0).steps[0].numbers[:, columns.index("weight_decay")].any():
+        raise NotSupported(
+            "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not into weight_decay."
+        )
+
+
+def _only_rate(recording: Recording, step: Step, t: int) -> float:
+    rates = step.numbers[:, recording.optimizer.columns.index("lr")]
+    if (rates != rates[0]).any() or step.clip or any(micro.coefficients is not None for micro in step.micros):
+        raise NotSupported(
+            f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, weights or clipping of its own."
+        )
+    return float(rates[0])
+
+
+def _gradient_norms(recording: Recording, state: State, batches: Sequence[AnyBatch]) -> np.ndarray:
+    """|g(z_i; theta_t)| for the instances of a step, in their order."""
+    objective, norms = recording.objective, []
+    for batch in (batch.realized() for batch in batches):
+
+        def single(theta: Tensor, x, y, batch=batch) -> Tensor:
+            one = Batch(tree_map(lambda t: t[None], x), tree_map(lambda t: t[None], y), batch.c[:1], batch.seed)
+            return objective.losses(theta, {}, one)[0].sum()
+
+        rows = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")(state.theta, batch.x, batch.y)
+        norms.append(rows.norm(dim=1))
+    return torch.cat(norms).double().cpu().numpy() if norms else np.zeros(0)

@@ -1,0 +1,1 @@
+"""Several processes: ranks that share one retrace, workers that share many jobs."""

@@ -1,0 +1,1 @@
+"""Recording a run: our own loop, and anybody else's."""

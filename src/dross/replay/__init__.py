@@ -1,0 +1,1 @@
+"""Running a tape again, exactly as it was."""

@@ -1,0 +1,72 @@
+"""Gradient clipping as a differentiable map. Both Jacobians are symmetric, so one function serves forwards and backwards."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+
+_TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Scale the whole gradient down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does."""
+
+    max_norm: float
+
+    def __post_init__(self):
+        _check_positive(self.max_norm)
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """g: [..., p]"""
+        return g * self._coefficient(g.norm(dim=-1, keepdim=True))
+
+    def derivative(self, g: Tensor, v: Tensor) -> Tensor:
+        """J(g) v for g [p] and v [..., p], with c = max_norm / (|g| + 1e-6):  J = c I - c / (|g| + 1e-6) g g^T / |g|."""
+        norm = g.norm()
+        c = self._coefficient(norm)
+        if norm == 0 or c >= 1:
+            return v
+        along = (v @ g).unsqueeze(-1) * g / norm
+        return c * v - c / (norm + _TORCH_EPSILON) * along
+
+    def _coefficient(self, norm: Tensor) -> Tensor:
+        return torch.clamp(self.max_norm / (norm + _TORCH_EPSILON), max=1.0)
+
+
+@dataclass(frozen=True)
+class ClipValue:
+    """Clamp every number of the gradient to [-limit, limit], as torch.nn.utils.clip_grad_value_ does."""
+
+    limit: float
+
+    def __post_init__(self):
+        _check_positive(self.limit)
+
+    def __call__(self, g: Tensor) -> Tensor:
+        return g.clamp(-self.limit, self.limit)
+
+    def derivative(self, g: Tensor, v: Tensor) -> Tensor:
+        return v * (g.abs() <= self.limit)
+
+
+def _check_positive(value: float) -> None:
+    if not value > 0:
+        raise BadInput(f"A clip needs a positive number, not {value}.")
+
+
+Clip = ClipNorm | ClipValue
+_KINDS: tuple[type, ...] = (ClipNorm, ClipValue)
+
+
+def to_numbers(clip: Clip | None) -> tuple[float, float]:
+    """How a clip is kept on a tape: which kind, and its one number."""
+    if clip is None:
+        return (-1.0, 0.0)
+    return (float(_KINDS.index(type(clip))), clip.max_norm if isinstance(clip, ClipNorm) else clip.limit)
+
+
+def from_numbers(kind: float, value: float) -> Clip | None:
+    return None if kind < 0 else _KINDS[int(kind)](value)

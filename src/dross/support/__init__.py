@@ -1,0 +1,1 @@
+"""Small tools that everything else may use: progress, files, charts, pages."""

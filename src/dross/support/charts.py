@@ -1,0 +1,52 @@
+"""How our figures look, and how they come out: as SVG text that can stand inside a page."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+
+BLUE, ORANGE, RED, GREY, GREEN = "#2f5d8a", "#d98e3f", "#c2452d", "#8a8f96", "#4d8a5c"
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot in our style, or what to install."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise BadInput("Figures need matplotlib: pip install matplotlib. The results themselves are kept.") from None
+    matplotlib.use("svg")
+    matplotlib.rcParams.update(
+        {
+            "svg.hashsalt": "dross", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+            "axes.titlesize": 8, "legend.fontsize": 7, "figure.constrained_layout.use": True,
+        }
+    )  # fmt: skip
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def panels(count: int, columns: int, *, width: float = 7.6, height: float = 2.3, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels in rows; the places left over stay empty."""
+    rows = -(-count // columns)
+    figure, grid = pyplot().subplots(rows, columns, figsize=(width, height * rows), squeeze=False, **options)
+    cells = list(grid.ravel())
+    for cell in cells[count:]:
+        cell.set_visible(False)
+    return figure, cells[:count]
+
+
+def as_svg(figure: Any) -> str:
+    """The figure as an <svg> element."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot().close(figure)
+    whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
+    return whole[whole.index("<svg") :]
+
+
+def save(svg: str, path: Path) -> Path:
+    path.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + svg)
+    return path

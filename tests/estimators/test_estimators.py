@@ -1,0 +1,168 @@
+"""Every estimator: what it computes, its sign, its protocol."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dross
+from dross import estimators
+from dross.errors import BadInput, NotFinite, NotSupported
+from dross.estimators.autoencoder import network
+from zoo import problem
+
+
+@pytest.fixture(scope="module")
+def convex(tmp_path_factory):
+    """Penalized logistic regression trained nearly to its minimum, where influence functions hold."""
+    rng = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 4, dtype=torch.float64, generator=rng)
+    Y = (X[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=rng) > 0).double()
+    model = nn.Linear(4, 1).double()
+    run = dross.train(model, (X, Y), "binary_cross_entropy", torch.optim.SGD(model.parameters(), lr=0.5), epochs=300, batch_size=40,
+                      tape=tmp_path_factory.mktemp("convex") / "t", progress=False, keep=dross.Checkpoints(),
+                      penalty=lambda p: 0.05 / 2 * sum((v**2).sum() for v in p.values()))  # fmt: skip
+    X_val = torch.randn(30, 4, dtype=torch.float64, generator=rng)
+    return run, dross.mean_loss((X_val, (X_val[:, 0] > 0).double()))
+
+
+def dense_solution(run, query, damping):
+    recording = run.recording
+    state = recording.state_at(run.steps)
+    x, y = recording.instances[np.arange(len(run))]
+    loss = lambda theta: recording.objective.loss(recording.objective.predict(theta, {}, x), y)
+    H = torch.func.hessian(lambda theta: loss(theta).mean())(state.theta)
+    u = query.seed(recording.objective, state)[0].theta[0]
+    v = torch.linalg.solve(H + damping * torch.eye(len(H), dtype=H.dtype), u)
+    return (torch.func.jacrev(loss)(state.theta) @ v / len(run)).numpy()
+
+
+def test_influence_functions_against_a_dense_solve(convex):
+    run, query = convex
+    expected = dense_solution(run, query, 0.05)
+    for solver, tolerance in (
+        (estimators.ConjugateGradients(), 1e-6),
+        (estimators.MomentumSGD(steps=2000, rate=0.1), 1e-6),
+        (estimators.LiSSA(steps=400, batch_size=40, scale=2.0), 1e-6),
+        (estimators.LiSSA(steps=4000, batch_size=20, scale=4.0), 0.3),
+    ):
+        scores = estimators.InfluenceFunction(solver, damping=0.05).score(run, query)
+        np.testing.assert_allclose(scores.values, expected, atol=tolerance * np.abs(expected).max())
+        assert scores.details["converged"] == (tolerance < 1e-3)
+    short = estimators.InfluenceFunction(estimators.MomentumSGD(5), damping=0.05).score(run, query)
+    assert not short.details["converged"] and short.details["residual"] > 1e-2
+
+
+def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
+    run, query = convex
+    truth = run.leave_one_out(query)
+    exact = estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0, penalty=True).score(run, query)
+    for scores in (exact, estimators.Retrace().score(run, query)):
+        check = np.corrcoef(scores.values, truth)[0, 1]
+        assert check > 0.95, check
+    # TracIn looks at gradients only: the sign is right, the size is not
+    assert np.corrcoef(estimators.TracIn().score(run, query).values, truth)[0, 1] > 0.5
+
+
+def test_solvers_that_cannot_succeed_say_so(convex):
+    run, query = convex
+    with pytest.raises(NotFinite, match="diverged"):
+        estimators.InfluenceFunction(estimators.LiSSA(steps=5000, batch_size=40, scale=0.01), damping=0.1).score(run, query)
+    with pytest.raises(BadInput, match="negative"):
+        estimators.InfluenceFunction(damping=-1.0).score(run, query)
+    flipped = dross.query(lambda params, buffers: params["weight"].sum())
+    assert estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1).score(run, flipped).details["converged"]
+
+
+def test_negative_curvature_is_named(record):
+    p = problem("mlp", "maximize", epochs=6)
+    run = record(p)
+    with pytest.raises(NotFinite, match="negative curvature"):
+        estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0).score(run, dross.mean_loss((p.X_val, p.Y_val)))
+
+
+def test_tracin_by_hand(record):
+    p = problem("mlp", "sgd")
+    run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
+    scores = estimators.TracIn().score(run, query)
+    assert scores.by_epoch.shape == (2, len(p.X))
+    model, _ = p.start()
+    for epoch, last in enumerate((3, 7)):
+        with torch.no_grad():
+            for name, value in run.parameters(at=last + 1).items():
+                dict(model.named_parameters())[name].copy_(value)
+        parameters = list(model.parameters())
+        u = torch.autograd.grad(p.loss(model(p.X_val), p.Y_val).mean(), parameters)
+        g = torch.autograd.grad(p.loss(model(p.X[[5]]), p.Y[[5]]).sum(), parameters)
+        by_hand = 0.1 / len(p.batches[last]) * sum((a * b).sum() for a, b in zip(u, g))
+        np.testing.assert_allclose(scores.by_epoch[epoch, 5], float(by_hand), rtol=1e-9)
+
+
+def test_retrace_and_without_hessian_are_the_runs_own(record):
+    p = problem("mlp", "sgd")
+    run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
+    np.testing.assert_array_equal(estimators.Retrace(epochs=1).score(run, query).values, run.influence(query, epochs=1).values)
+    without = estimators.WithoutHessian().score(run, query)
+    np.testing.assert_array_equal(without.by_epoch[-1], estimators.WithoutHessian(epochs=1).score(run, query).values)
+    assert not without.hessian
+
+
+def test_the_loss_is_the_loss(record):
+    p = problem("batchnorm", "sgd", penalty=lambda params: sum((v**2).sum() for v in params.values()))
+    run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
+    np.testing.assert_allclose(
+        estimators.TrainingLoss().score(run, query).values, -run.evaluate(dross.losses((p.X, p.Y))), rtol=1e-12
+    )
+
+
+@pytest.fixture(scope="module")
+def with_strangers(tmp_path_factory):
+    """Training data of which the last ten are far from everything in the validation data."""
+    rng = torch.Generator().manual_seed(0)
+    X, X_val = torch.randn(120, 8, generator=rng), torch.randn(200, 8, generator=rng)
+    X[110:] += 12
+    Y, Y_val = (X[:, 0] > 0).long(), (X_val[:, 0] > 0).long()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    run = dross.train(model, (X, Y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), epochs=3, batch_size=20,
+                      tape=tmp_path_factory.mktemp("strangers") / "t", progress=False)  # fmt: skip
+    return run, dross.mean_loss((X_val, Y_val))
+
+
+@pytest.mark.parametrize("name", ["autoencoder", "isolation-forest", "local-outlier-factor", "one-class-svm"])
+def test_outliers_come_first(with_strangers, name):
+    run, query = with_strangers
+    scores = estimators.named(name).score(run, query)
+    found = set(scores.most_harmful(10)) & set(range(110, 120))
+    assert len(found) >= (8 if name != "one-class-svm" else 5)
+    np.testing.assert_array_equal(scores.values, estimators.named(name).score(run, query).values)  # repeatable
+    with pytest.raises(BadInput, match="data of the query"):
+        estimators.named(name).score(run, dross.query(lambda params, buffers: params["0.bias"].sum()))
+
+
+@pytest.mark.parametrize("name", estimators.NAMED)
+def test_the_protocol(with_strangers, name):
+    run, query = with_strangers
+    before = [value.clone() for value in run.recording.objective.model.state_dict().values()]
+    scores = estimators.named(name).score(run, query)
+    assert isinstance(scores, dross.Scores) and scores.values.shape == (120,) and scores.values.dtype == np.float64
+    assert np.isfinite(scores.values).all()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.recording.objective.model.state_dict().values()))
+
+
+def test_names_and_shapes():
+    with pytest.raises(BadInput, match="Did you mean 'retrace'"):
+        estimators.named("retrase")
+    for shape in ((1, 28, 28), (3, 32, 32), (9,)):
+        assert network(shape)(torch.zeros(2, *shape)).shape == (2, *shape)
+    with pytest.raises(NotSupported, match="only 1x28x28"):
+        network((3, 64, 64))
+
+
+def test_the_papers_networks():
+    from dross.datasets.models import cifar10_cnn, dense, mnist_cnn
+
+    count = lambda model: sum(p.numel() for p in model.parameters())
+    assert count(mnist_cnn()) == 13_750 and mnist_cnn()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert cifar10_cnn()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert count(dense(62, 8, 8, 1)) == 62 * 8 + 8 + 72 + 9 and len(dense(5, 1)) == 1

@@ -1,0 +1,286 @@
+"""Runs with instances absent."""
+
+import numpy as np
+import pytest
+import torch
+
+import dross
+from dross.errors import BadInput, NotFinite, NotSupported
+from oracles import literal_run, validation_loss
+from zoo import problem
+
+
+def query(p):
+    return dross.mean_loss((p.X_val, p.Y_val))
+
+
+def without(p, group):
+    weights = torch.ones(len(p.X), dtype=torch.float64)
+    weights[list(group)] = 0
+    return literal_run(p, weights)
+
+
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "dropout", "embedding"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop", "nadam", "asgd"])
+def test_groups_side_by_side(record, model, optimizer):
+    p = problem(model, optimizer)
+    run = record(p)
+    groups = [[0, 3, 5], [], range(len(p.X)), [1]]
+    cf = run.counterfactual(groups)
+    values = cf.evaluate(query(p))
+    for k, group in enumerate(groups):
+        expected = without(p, group)
+        np.testing.assert_allclose(values[k], validation_loss(p, expected), rtol=1e-10)
+        for name, value in expected.named_parameters():
+            if name in cf.parameters(k):
+                # a bias in front of BatchNorm has no gradient but rounding, which Adam and RMSprop blow up by 1/eps
+                np.testing.assert_allclose(
+                    cf.parameters(k)[name], value.detach(), rtol=1e-9, atol=1e-8 if model == "batchnorm" else 1e-12
+                )
+    assert cf.evaluate(dross.losses((p.X_val, p.Y_val))).shape == (9, 4)
+    assert cf.changes(query(p))[1] == 0.0
+
+
+def one_at_a_time(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("not side by side")
+
+    monkeypatch.setattr(dross.step.objective.Objective, "gradients", refuse)
+
+
+@pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
+@pytest.mark.parametrize("model", ["batchnorm", "mlp"])
+def test_cut_batches_side_by_side_are_those_of_each_run_alone(record, monkeypatch, model):
+    p = problem(model, "momentum")
+    run, groups = record(p), [[0, 3], [], [5]]
+    together = run.counterfactual(groups, absent="batch")
+    one_at_a_time(monkeypatch)
+    alone = run.counterfactual(groups, absent="batch")
+    np.testing.assert_allclose(together.evaluate(query(p)), alone.evaluate(query(p)), rtol=1e-11)
+    for ours, theirs in zip(together.chunks, alone.chunks):
+        for name, buffer in theirs.buffers.items():
+            np.testing.assert_allclose(ours.buffers[name], buffer, rtol=1e-10)
+
+
+class Centred(torch.nn.Module):
+    """Mixes the instances of a batch, without a buffer that would tell."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), Centred(), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    data = (torch.randn(128, 4), torch.randint(0, 3, (128,)))
+    run = dross.train(
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path / "tape",
+        epochs=1,
+        batch_size=64,
+        progress=False,
+    )
+    with pytest.warns(dross.DrossWarning, match="see the absent instances"):
+        cut = run.counterfactual([[0], [5]], absent="batch").changes(dross.mean_loss(data))
+    weight = run.counterfactual([[0], [5]]).changes(dross.mean_loss(data))
+    assert np.abs(cut - weight).max() > 0.1 * np.abs(weight).max()
+
+
+@pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
+def test_with_nothing_removed_it_is_the_recorded_run_bit_for_bit(record, monkeypatch):
+    p = problem("batchnorm", "momentum")
+    run = record(p)
+    with monkeypatch.context() as patched:
+        one_at_a_time(patched)  # through the function that trained the model
+        alone = run.counterfactual([[]])
+    for name, value in run.parameters().items():
+        assert torch.equal(alone.parameters(0)[name], value)
+    together = run.counterfactual([[]])
+    for name, value in run.parameters().items():
+        np.testing.assert_allclose(together.parameters(0)[name], value, rtol=1e-13, atol=1e-15)
+
+
+def test_a_batch_left_empty_is_a_step_with_zero_gradient(record):
+    p = problem("mlp", "momentum")  # momentum goes on moving the parameters through the empty step
+    run = record(p)
+    emptied = p.batches[2]
+    for absent in ("weight", "batch"):
+        cf = run.counterfactual([emptied], absent=absent)
+        np.testing.assert_allclose(cf.evaluate(query(p))[0], validation_loss(p, without(p, emptied)), rtol=1e-11)
+
+
+def test_the_divisor_stays(record):
+    """Removing one of a batch of n leaves 1/n in front of the others, not 1/(n-1)."""
+    p = problem("linear", "sgd", epochs=1)
+    p.batches = [np.array([0, 1, 2, 3])]
+    run = record(p)
+    g = [torch.autograd.grad(p.loss(m(p.X[[i]]), p.Y[[i]]).sum(), m.weight)[0] for i in (0, 1, 2) for m in [p.start()[0]]]
+    start = p.start()[0].weight.detach()
+    np.testing.assert_allclose(run.counterfactual([[3]]).parameters(0)["weight"], start - 0.1 / 4 * sum(g), rtol=1e-12)
+
+
+def test_two_ways_to_be_absent_differ_with_batchnorm_only(record):
+    for model, same in (("mlp", True), ("batchnorm", False)):
+        p = problem(model, "sgd")
+        run = record(p)
+        values = [run.counterfactual([[0, 3]], absent=absent).evaluate(query(p))[0] for absent in ("weight", "batch")]
+        assert np.isclose(*values, rtol=1e-10) == same
+    p = problem("batchnorm", "sgd", epochs=1)
+    p.batches = [np.arange(6)]
+    smaller = problem("batchnorm", "sgd", epochs=1, rate=lambda t: 0.1 * 4 / 6)  # the divisor stays 6
+    smaller.batches = [np.arange(4)]
+    found = record(p).counterfactual([[4, 5]], absent="batch").evaluate(query(p))[0]
+    np.testing.assert_allclose(found, validation_loss(smaller, literal_run(smaller)), rtol=1e-11)
+
+
+def test_batchnorm_with_one_instance_left_is_refused_by_name(record):
+    p = problem("batchnorm", "sgd", epochs=1)
+    p.batches = [np.arange(4)]
+    with pytest.raises(NotSupported, match="Step 0 cannot be taken with what is left"):
+        record(p).counterfactual([[0, 1, 2]], absent="batch")
+
+
+def test_only_the_last_epochs(record):
+    """Retrain Last: normal training first, counterfactual in the last epoch."""
+    p = problem("mlp", "momentum", epochs=3)
+    run = record(p)
+    per_epoch = len(p.batches) // 3
+    start = problem("mlp", "momentum")
+    start.batches = p.batches[: 2 * per_epoch]
+    last = run.counterfactual([[0, 3]], epochs=1)
+    kept = record(p, keep=dross.LastEpochs(1)).counterfactual([[0, 3]])
+    np.testing.assert_allclose(last.evaluate(query(p)), kept.evaluate(query(p)), rtol=1e-12)
+    assert last.evaluate(query(p))[0] != run.counterfactual([[0, 3]]).evaluate(query(p))[0]
+
+
+def test_chunks_give_the_same(record, monkeypatch):
+    p = problem("batchnorm", "adam")
+    run = record(p)
+    whole = run.leave_one_out(query(p))
+    monkeypatch.setattr("dross.influence.counterfactual._MOST_AT_ONCE", 4)
+    np.testing.assert_allclose(run.leave_one_out(query(p)), whole, rtol=1e-9, atol=1e-15)
+    assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 3
+    assert run.counterfactual([[j] for j in range(10)]).parameters(9).keys() == run.parameters().keys()
+
+
+def test_a_budget_bounds_the_runs_side_by_side(record):
+    p = problem("mlp", "momentum")
+    run = record(p)
+    bounded = record(p, keep=dross.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes))
+    assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 1
+    few = bounded.counterfactual([[j] for j in range(10)])
+    assert 1 < len(few.chunks) < 10
+    np.testing.assert_allclose(few.changes(query(p)), run.leave_one_out(query(p), np.arange(10)), rtol=1e-9, atol=1e-15)
+
+
+def test_out_of_memory_halves_the_chunk_and_goes_on(record, monkeypatch):
+    p = problem("mlp", "sgd")
+    run = record(p)
+    whole = run.leave_one_out(query(p), np.arange(8))
+    gradients = type(run.recording.objective).gradients
+
+    def limited(self, thetas, *rest):
+        if len(thetas) > 4:
+            raise torch.OutOfMemoryError("no room for so many")
+        return gradients(self, thetas, *rest)
+
+    monkeypatch.setattr(type(run.recording.objective), "gradients", limited)
+    with pytest.warns(dross.DrossWarning, match="going on with [24] models"):
+        found = run.leave_one_out(query(p), np.arange(8))
+    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-15)
+
+
+def test_verification(record):
+    p = problem("mlp", "sgd", count=40, epochs=4)
+    run = record(p)
+    scores = run.influence(query(p))
+    check = run.verify(scores, query(p), n=20)
+    assert len(check.instances) == 20
+    assert set(scores.most_harmful(5)) | set(scores.most_helpful(5)) <= set(check.instances)
+    np.testing.assert_array_equal(check.estimated, scores.values[check.instances])
+    np.testing.assert_allclose(check.actual, run.leave_one_out(query(p), check.instances), rtol=1e-12)
+    assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
+    assert list(check.to_frame()) == ["id", "estimated", "actual"]
+    wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
+    with pytest.raises(BadInput, match="scores of mean_loss, not of losses"):
+        run.verify(scores, dross.losses((p.X_val, p.Y_val)))
+    with pytest.raises(BadInput, match="not a ndarray"):
+        run.verify(scores.values, query(p))
+    assert "do not act on them" in run.verify(wrong, query(p), n=20).sentence
+    vector = dross.losses((p.X_val, p.Y_val))
+    several = run.verify(run.influence(vector), vector, [0, 1, 2, 3])
+    assert several.actual.shape == (9, 4) and np.isfinite(several.tau)
+    last = run.verify(run.influence(query(p), epochs=1), query(p), np.arange(12))
+    assert last.tau > 0.8  # the truth is then that of the last epoch, too
+    with pytest.raises(BadInput, match="the run has 40"):
+        run.verify(dross.Scores(np.zeros(3), np.zeros((1, 3)), "mean_loss"), query(p))
+
+
+def test_a_verification_of_nothing_says_so(record):
+    p = problem("mlp", "sgd")
+    p.batches = [ids[ids < 3] for ids in p.batches]
+    run = record(p, keep=dross.EveryStep())
+    scores = run.influence(query(p))
+    assert not scores.values[3:].any()
+    assert "cannot be judged" in run.verify(scores, query(p), np.arange(3, 15)).sentence
+
+
+def test_a_query_that_fails_leaves_the_model_in_its_mode(record):
+    p = problem("dropout", "sgd")
+    run = record(p)
+    model = run.recording.objective.model.eval()
+    with pytest.raises(BadInput) as caught:
+        run.leave_one_out(dross.mean_loss((p.X_val[:, :2], p.Y_val)), [0])
+    assert caught.value is not None and not model.training and not model[2].training
+
+
+def test_warm_up_from_zero_does_not_blind_the_check_of_the_replica(record):
+    """Attention draws other dropout inside vmap; at a rate of 0 its parameters do not show it, its gradient does."""
+    p = problem("attention", "sgd", rate=lambda t: 0.0 if t == 0 else 0.1)
+    with pytest.warns(dross.DrossWarning, match="one after the other"):
+        found = record(p).leave_one_out(query(p), p.used[:2])
+    from oracles import literal_leave_one_out
+
+    np.testing.assert_allclose(found, [literal_leave_one_out(p, j) for j in p.used[:2]], rtol=1e-9)
+
+
+def test_bad_input(record):
+    p = problem("mlp", "sgd")
+    run = record(p)
+    with pytest.raises(BadInput, match="one list of ids per run"):
+        run.counterfactual(3)
+    with pytest.raises(BadInput, match="at least one group"):
+        run.counterfactual([])
+    with pytest.raises(BadInput, match=r"0\.\.14; found 15"):
+        run.counterfactual([[15]])
+    with pytest.raises(BadInput, match="found -1"):
+        run.leave_one_out(query(p), [-1])
+    with pytest.raises(BadInput, match="whole numbers"):
+        run.parameter_influence([0.5])
+    with pytest.raises(BadInput, match="at least one instance"):
+        run.leave_one_out(query(p), [])
+    for at in (-1, 99):
+        with pytest.raises(BadInput, match=f"at={at}"):
+            run.leave_one_out(query(p), [0], at=at)
+    with pytest.raises(BadInput, match="not a way to be absent"):
+        run.counterfactual([[0]], absent="vanished")
+    with pytest.raises(BadInput, match="numbered from 0"):
+        run.counterfactual([[0]]).parameters(1)
+
+
+def test_a_run_that_diverges_without_an_instance(tmp_path):
+    """Plain least squares at a rate that one instance's weight alone keeps from exploding is hard to build; a loss that
+    explodes when an instance is gone is not."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+
+    def loss(out, y):
+        return (1e200 * out[:, 0] ** 4) * y
+
+    X, Y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    run = dross.train(model, (X, Y), loss, torch.optim.SGD(model.parameters(), lr=1.0), tape=tmp_path / "t",
+                      batches=[[0, 1]] * 4, progress=False)  # fmt: skip
+    with pytest.raises(NotFinite, match="diverged"):
+        run.counterfactual([[1]])

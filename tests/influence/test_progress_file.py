@@ -1,0 +1,154 @@
+"""A retrace that is killed goes on where it was, to the same bits."""
+
+import signal
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import dross
+from dross.errors import StorageFailed, TapeDamaged, TapeMismatch
+from dross.influence import progress_file
+from parallel import rank_jobs
+from parallel.launch import launched
+from zoo import problem, ragged_batches
+
+CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes
+    "statistics, checkpoints": ("batchnorm_cnn adam", dross.Checkpoints(every=20), 50),
+    "blocks within a segment": ("dropout adamw", dross.Checkpoints(every=90), 40),
+}
+
+
+def query(p):
+    return dross.mean_loss((p.X_val, p.Y_val))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch, case):
+    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1 << 14)
+    name, keep, strike = CASES[case]
+    p, _ = rank_jobs.case(name)
+    p.batches = ragged_batches(len(p.X), 30)
+    run = record(p, keep=keep)
+    expected = run.influence(query(p))
+    folder = tmp_path / "progress"
+    (died,) = launched(1, rank_jobs.dying, tmp_path / "job", name, str(run.tape), str(folder), strike, True)
+    assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
+
+    taken, pull = [], run.recording.objective.pull
+    monkeypatch.setattr(run.recording.objective, "pull", lambda *args: taken.append(1) or pull(*args))
+    found = run.influence(query(p), resume=folder)
+    assert run.steps - strike < len(taken) < run.steps  # what was left, and what was done since the last bookmark
+    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypatch):
+    """Its blocks end elsewhere then: no step is counted twice, and none is left out."""
+    p = problem("mlp", "momentum", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=30))
+    expected = run.influence(query(p))
+    rooms = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
+    for before, after in pairwise(rooms):
+        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", before)
+        interrupted(run, query(p), tmp_path / "progress", monkeypatch)
+        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", after)
+        np.testing.assert_array_equal(run.influence(query(p), resume=tmp_path / "progress").values, expected.values)
+
+
+def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(record, tmp_path, monkeypatch):
+    p = problem("mlp", "momentum", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=1000))
+    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 5 * run.recording.state_at(0).nbytes)
+    interrupted(run, query(p), tmp_path / "progress", monkeypatch)
+    monkeypatch.setattr(run.recording.objective, "penalty", lambda params: sum(value.square().sum() for value in params.values()))
+    with pytest.raises(TapeMismatch, match="replayed to a different theta"):
+        run.influence(query(p), resume=tmp_path / "progress")
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(run, asked, folder, monkeypatch, **options):
+    """Retrace until the third bookmark."""
+    write, count = progress_file.Bookmark.write, []
+
+    def third(self, *args):
+        write(self, *args)
+        count.append(1)
+        if len(count) == 3:
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress_file, "_SECONDS", 0)
+        patch.setattr(progress_file, "_SHARE", 0)
+        patch.setattr(progress_file.Bookmark, "write", third)
+        with pytest.raises(Stop):
+            run.influence(asked, resume=folder, **options)
+
+
+def test_another_question_is_another_bookmark(record, tmp_path, monkeypatch):
+    """Another query, another window, other data of the same query, another tape: none takes this one's progress, none removes it."""
+    p = problem("mlp", "sgd", epochs=10)
+    run, twin = record(p, keep=dross.Checkpoints(every=4)), record(p, keep=dross.Checkpoints(every=4))
+    interrupted(run, query(p), run.tape, monkeypatch)  # the tape's own folder will do
+    kept = list(run.tape.glob("retrace-*"))
+    assert len(kept) == 1
+    Y_val = p.Y_val.clone()
+    Y_val[0] = (Y_val[0] + 1) % 3
+    others = [
+        (run, dross.losses((p.X_val, p.Y_val)), {}),
+        (run, dross.mean_loss((p.X_val, Y_val)), {}),
+        (run, query(p), {"epochs": 3}),
+        (run, query(p), {"at": run.steps - 1}),
+        (twin, query(p), {}),
+    ]
+    for other, asked, options in others:
+        expected = other.influence(asked, **options)
+        np.testing.assert_array_equal(other.influence(asked, resume=run.tape, **options).values, expected.values)
+        assert list(run.tape.glob("retrace-*")) == kept
+    np.testing.assert_array_equal(run.influence(query(p), resume=run.tape).values, run.influence(query(p)).values)
+    assert list(run.tape.glob("retrace-*")) == []
+
+
+@pytest.mark.parametrize("keep", [dross.Checkpoints(every=4), dross.LastEpochs(4, dross.EveryStep())])
+def test_many_queries_go_on_together(record, tmp_path, monkeypatch, keep):
+    p = problem("batchnorm", "adam", epochs=10)
+    run = record(p, keep=keep)
+    asked = dross.losses((p.X_val, p.Y_val))
+    interrupted(run, asked, tmp_path / "progress", monkeypatch)
+    np.testing.assert_array_equal(run.influence(asked, resume=tmp_path / "progress").values, run.influence(asked).values)
+
+
+def test_a_damaged_bookmark_and_a_folder_that_is_a_file(record, tmp_path, monkeypatch):
+    p = problem("mlp", "sgd", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    interrupted(run, query(p), tmp_path / "progress", monkeypatch)
+    (kept,) = (tmp_path / "progress").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (whole[:-9], whole[:-9] + b"\x01" * 9, b"", b"{}"):
+        kept.write_bytes(damaged)
+        with pytest.raises(TapeDamaged, match="Remove it to retrace from the beginning"):
+            run.influence(query(p), resume=kept.parent)
+    kept.unlink()
+    np.testing.assert_array_equal(run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values)
+    monkeypatch.setattr(progress_file, "_SECONDS", 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed):
+        run.influence(query(p), resume=tmp_path / "file")
+
+
+def test_a_tape_that_is_replaced_takes_its_bookmarks_along(record, monkeypatch):
+    p = problem("mlp", "sgd", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    interrupted(run, query(p), run.tape, monkeypatch)
+    record(p, tape=run.tape, overwrite=True)
+    assert list(run.tape.glob("retrace-*")) == []
+
+
+def test_a_short_retrace_writes_nothing(record, tmp_path):
+    p = problem("mlp", "sgd")
+    record(p).influence(query(p), resume=tmp_path / "progress")
+    assert not (tmp_path / "progress").exists()

@@ -1,0 +1,261 @@
+"""Pieces of work over processes: the same results, kept as they finish, whoever dies in between."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import joblib
+import numpy as np
+import pytest
+import torch
+
+import dross
+from dross.errors import BadInput, TapeError, TapeMismatch, WorkerLost
+from dross.parallel import job_pool, result_store
+from dross.parallel.result_store import Pieces
+from zoo import problem
+
+
+def query(p):
+    return dross.mean_loss((p.X_val, p.Y_val))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr("dross.influence.counterfactual._FEWEST_IN_A_PIECE", 4)
+
+
+class Doubling:
+    """Notes when and where it is done. Once 0 to 2 are kept (or done, where nothing is kept), piece 3 kills its worker, or all workers that
+    have done something; once."""
+
+    def __init__(self, notes, kills=""):
+        self.notes, self.kills = Path(notes), kills
+
+    def __call__(self, piece):
+        if piece == 3 and self.kills and not (self.notes / "died").exists():
+            until = time.monotonic() + 60
+            while self.count("kept/piece-00000[012]*" if (self.notes / "kept").is_dir() else "[012]-*") < 3:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            (self.notes / "died").touch()
+            workers = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {os.getpid()}
+            for pid in [*workers, os.getpid()] if self.kills == "all" else [os.getpid()]:
+                os.kill(pid, signal.SIGKILL)
+        (self.notes / f"{piece}-{os.getpid()}-{time.monotonic_ns()}").touch()
+        return {"value": torch.tensor([2.0 * piece])}
+
+    def count(self, pattern):
+        return len(list(self.notes.glob(pattern)))
+
+    def times(self, piece):
+        return self.count(f"{piece}-*")
+
+
+def swept(work, pieces=6, **options):
+    found = dict(job_pool.sweep(work, range(pieces), what="doubling", progress=False, **options))
+    return [float(found[k]["value"]) for k in range(pieces)]
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_spread_runs_are_the_serial_ones_bit_for_bit(record, small_pieces, tmp_path):
+    p = problem("batchnorm", "adam")
+    p.loss = "cross_entropy"
+    run, groups = record(p), [[j] for j in range(10)]
+    here = run.counterfactual(groups, folder=tmp_path / "kept", n_jobs=1)
+    there = run.counterfactual(groups, n_jobs=2)
+    assert len(here.chunks) == len(there.chunks) == 3
+    for ours, theirs in zip(here.chunks, there.chunks):
+        assert ours.clock == theirs.clock == run.recording.state_at(run.steps).clock
+        for name, tensor in theirs.tensors().items():
+            assert torch.equal(ours.tensors()[name], tensor), name
+    np.testing.assert_array_equal(here.changes(query(p)), there.changes(query(p)))
+    plain = run.counterfactual(groups)
+    np.testing.assert_allclose(plain.changes(query(p)), there.changes(query(p)), rtol=1e-9, atol=1e-15)
+    losses = dross.losses((p.X_val, p.Y_val))
+    with joblib.parallel_config("loky", n_jobs=2):
+        spread = run.leave_one_out(losses, epochs=1)
+        check = run.verify(run.influence(query(p)), query(p), np.arange(9))
+    np.testing.assert_array_equal(spread, run.leave_one_out(losses, epochs=1, n_jobs=1, folder=tmp_path / "loo"))
+    np.testing.assert_allclose(spread, run.leave_one_out(losses, epochs=1), rtol=1e-9, atol=1e-15)
+    assert check.actual.shape == (9,)
+
+
+def test_a_run_kept_in_a_folder_goes_on(record, small_pieces, tmp_path, monkeypatch):
+    p = problem("mlp", "sgd")
+    run = record(p)
+    whole = run.leave_one_out(query(p), folder=tmp_path / "kept")
+    files = sorted((tmp_path / "kept").glob("piece-*"))
+    assert len(files) == 4
+    files[1].unlink()
+    files[2].write_bytes(b"half a fi")
+    counted = []
+    replayed = dross.influence.counterfactual.replayed
+    monkeypatch.setattr(dross.influence.counterfactual, "replayed", lambda *a, **k: counted.append(len(a[1])) or replayed(*a, **k))
+    np.testing.assert_array_equal(run.leave_one_out(query(p), folder=tmp_path / "kept"), whole)
+    assert counted == [4, 4]
+
+
+def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
+    p = problem("mlp", "sgd")
+    run, folder = record(p), tmp_path / "kept"
+    run.leave_one_out(query(p), range(8), folder=folder)
+    for other in (
+        lambda: run.leave_one_out(query(p), range(7), folder=folder),
+        lambda: run.leave_one_out(query(p), range(8), epochs=1, folder=folder),
+        lambda: run.leave_one_out(query(p), range(8), absent="batch", folder=folder),
+        lambda: run.leave_one_out(dross.mean_loss((p.X_val[1:], p.Y_val[1:])), range(8), folder=folder),
+        lambda: run.leave_one_out(dross.losses((p.X_val, p.Y_val)), range(8), folder=folder),
+        lambda: run.counterfactual([[j] for j in range(8)], folder=folder),
+        lambda: record(p).leave_one_out(query(p), range(8), folder=folder),  # the same settings, another tape
+    ):
+        with pytest.raises(TapeMismatch, match="other settings, which must not be mixed"):
+            other()
+    (folder / "piece-000000.safetensors").unlink()  # what is left still belongs to another sweep
+    with pytest.raises(TapeMismatch, match="piece-000001"):
+        run.counterfactual([[0]], folder=folder)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """A large data set that is small to describe, as one that lies in files is."""
+
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, index):
+        return torch.randn(32, generator=torch.Generator().manual_seed(index)), index % 3
+
+
+def test_what_travels_is_lean(tmp_path):
+    """The model, the data set as it was given and the name of the tape; neither states nor copies of the data."""
+    model = torch.nn.Linear(32, 3)
+    run = dross.train(
+        model, Drawn(), "cross_entropy", torch.optim.Adam(model.parameters()), tape=tmp_path / "tape", epochs=1, batch_size=500,
+        keep=dross.EveryStep(), progress=False,
+    )  # fmt: skip
+    raw = pickle.dumps(run)
+    assert run.recording.instances.stored is not None and len(raw) < 5_000
+    again, asked = pickle.loads(raw), dross.mean_loss([Drawn()[k] for k in range(9)])
+    np.testing.assert_array_equal(again.influence(asked).values, run.influence(asked).values)
+    assert again.tape.is_absolute()
+
+
+def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
+    p = problem("mlp", "sgd")
+    raw = cloudpickle.dumps(record(p, tape=tmp_path / "tape"))
+    record(p, tape=tmp_path / "tape", overwrite=True)
+    with pytest.raises(TapeMismatch, match="another one here than where the work was sent from"):
+        pickle.loads(raw)
+    for file in (tmp_path / "tape").iterdir():
+        file.unlink()
+    with pytest.raises(TapeError, match="There is no tape at"):
+        pickle.loads(raw)
+
+
+# --- deaths ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
+    work = Doubling(tmp_path, "own")
+    pieces = Pieces(tmp_path / "kept", {"of": "this"}) if in_folder else None
+    with pytest.warns(dross.DrossWarning, match=r"A worker died .* pieces are done.*going on with the rest"):
+        assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10]
+    assert (tmp_path / "died").exists() and work.times(3) == 1
+    if in_folder:
+        assert [work.times(k) for k in range(3)] == [1, 1, 1]
+        assert len(list((tmp_path / "kept").glob("piece-*"))) == 6
+        assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10] and work.times(0) == 1
+
+
+def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
+    pieces, work = Pieces(tmp_path / "kept", {}), Doubling(tmp_path)
+    sweep = job_pool.sweep(work, range(4), what="doubling", n_jobs=1, kept=pieces)
+    next(sweep), next(sweep)
+    sweep.close()
+    assert swept(work, 4, kept=pieces, n_jobs=2) == [0, 2, 4, 6] and [work.times(k) for k in range(4)] == [1, 1, 1, 1]
+
+
+def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_pool, "_PATIENCE", 1)
+
+    def deadly(piece):
+        if piece == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"value": torch.tensor([2.0 * piece])}
+
+    pieces = Pieces(tmp_path / "kept", {})
+    with pytest.warns(dross.DrossWarning), pytest.raises(WorkerLost, match=r"again and again.* of 3 pieces are done and kept in"):
+        swept(deadly, 3, kept=pieces, n_jobs=2)
+
+
+def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_path, monkeypatch):
+    pieces = Pieces(tmp_path / "kept", {})
+
+    def elsewhere(luggage, missing, n_jobs):
+        yield from ((number, {"value": torch.tensor([1.0 * number])}) for number in list(missing))
+
+    monkeypatch.setattr(job_pool, "_given_out", elsewhere)
+    assert swept(None, 2, kept=pieces, n_jobs=2) == [0, 1]
+    assert float(pieces.get(1)["value"]) == 1
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_inside_a_piece_stays_in_it():
+    outer = os.getpid()
+
+    def inner(piece):
+        found = dict(job_pool.sweep(lambda _: os.getpid(), range(3), what="inner"))
+        assert set(found.values()) == {os.getpid()}
+        return os.getpid(), job_pool.neighbours()
+
+    found = dict(job_pool.sweep(inner, range(4), what="outer", n_jobs=2))
+    assert outer not in {pid for pid, _ in found.values()}
+    assert {count for _, count in found.values()} == {2} and job_pool.neighbours() == 1
+
+
+def test_threads_take_turns():
+    """torch's random numbers and a model's modes belong to the whole process."""
+    busy = []
+
+    def work(piece):
+        busy.append(piece)
+        time.sleep(0.01)
+        assert busy == [piece]
+        busy.clear()
+
+    with joblib.parallel_config("threading", n_jobs=3):
+        assert len(dict(job_pool.sweep(work, range(6), what="threads"))) == 6
+
+
+def test_errors_of_the_work_and_of_its_luggage(record):
+    def fails(piece):
+        raise BadInput("this piece cannot be done")
+
+    with pytest.raises(BadInput, match="this piece cannot be done"):
+        list(job_pool.sweep(fails, range(3), what="failing", n_jobs=2))
+    lock = threading.Lock()
+    with pytest.raises(BadInput, match="cannot be sent to another process"):
+        list(job_pool.sweep(lambda piece: lock, range(3), what="failing", n_jobs=2))
+    for wrong in (0, 1.5, "two"):
+        with pytest.raises(BadInput, match="number of workers"):
+            job_pool.is_spread(wrong)
+    assert not job_pool.is_spread(None) and not job_pool.is_spread(1) and job_pool.is_spread(-1)
+
+
+def test_kept_json_is_still_refused_and_mended(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"settings": [1, 2], "value": 3}')
+    assert result_store.load(path, (1, 2)) == {"settings": [1, 2], "value": 3}
+    with pytest.raises(TapeMismatch, match="other settings"):
+        result_store.load(path, (1, 3))
+    path.write_text("{")
+    assert result_store.load(path, (1, 2)) is None and not path.exists()

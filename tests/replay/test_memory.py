@@ -1,0 +1,152 @@
+"""What does not fit: many queries, many states, data that stay on the host or on the disk."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dross
+from dross.data.dataset import Instances
+from dross.data.prefetch import Ahead
+from dross.errors import NotSupported
+from dross.replay.recording import Recording
+from dross.step.objective import Objective
+from dross.tape.reader import Tape
+from zoo import problem
+
+
+def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
+    p = problem("mlp", "momentum")
+    run = record(p)
+    query = dross.losses((p.X_val, p.Y_val))
+    whole = run.influence(query).values
+    pull = Objective._pull_reverse
+
+    def limited(self, theta, buffers, batch, a_g, *rest):
+        if len(a_g) > 2:
+            raise torch.OutOfMemoryError("no room for so many")
+        return pull(self, theta, buffers, batch, a_g, *rest)
+
+    monkeypatch.setattr(Objective, "_pull_reverse", limited)
+    with pytest.warns(dross.DrossWarning, match="going on with . of the queries"):
+        found = run.influence(query).values
+    np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
+
+    monkeypatch.setattr(Objective, "_pull_reverse", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none at all")))
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        run.influence(dross.mean_loss((p.X_val, p.Y_val)))
+    assert "do not fit" in error.value.__notes__[0]
+
+
+def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
+    p = problem("mlp", "momentum", epochs=6)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    run = record(p, keep=dross.Checkpoints(every=20))
+    whole, row = run.influence(query).values, Recording._row
+
+    def limited(self, steps, *rest):
+        if len(steps) > 3:
+            raise torch.OutOfMemoryError("no room for so many")
+        return row(self, steps, *rest)
+
+    monkeypatch.setattr(Recording, "_row", limited)
+    with pytest.warns(dross.DrossWarning, match="states at once"):
+        found = run.influence(query).values
+    np.testing.assert_array_equal(found, whole)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
+    """As a numpy.memmap, in the model's type or another; with a budget smaller than the table nothing of it is held."""
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(300, 5)), rng.integers(0, 2, 300)
+    np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)[:] = X
+    mapped = np.memmap(tmp_path / "x", dtype, "r", shape=X.shape)
+    scores = []
+    for k, (data, keep) in enumerate([((mapped.copy(), Y), None), ((mapped, Y), dross.Budget(200_000, in_memory=1000))]):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 2)
+        run = dross.train(
+            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / str(k), epochs=2, batch_size=16,
+            keep=keep, progress=False,
+        )  # fmt: skip
+        query = dross.mean_loss((torch.from_numpy(X[:50]).float(), Y[:50]))
+        opened = dross.Run.open(tmp_path / str(k), model, data, "cross_entropy")
+        scores.append(opened.influence(query).values)
+        np.testing.assert_array_equal(run.influence(query).values, scores[-1])
+        held = opened.recording.instances.stored[0]
+        assert (held.dtype == torch.float32) == (k == 0 or dtype == np.float32)
+    np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("memory, ahead", [(None, True), (1 << 20, False)])
+def test_segments_are_read_ahead_unless_memory_is_bounded(record, monkeypatch, memory, ahead):
+    p = problem("mlp", "sgd", epochs=10)
+    run, read, by_others = record(p, keep=dross.Checkpoints(every=5)), Tape.read, []
+    run.recording.tape.manifest["memory"] = memory  # as a budget would have it
+
+    def watched(self, index):
+        if threading.current_thread() is not threading.main_thread():
+            by_others.append(index)
+        return read(self, index)
+
+    monkeypatch.setattr(Tape, "read", watched)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    count = len(run.recording.tape.entries)
+    run.influence(query)
+    assert count > 3 and by_others == (list(range(count - 1))[::-1] if ahead else [])
+    by_others.clear()
+    run.counterfactual([[0]], epochs=2)
+    assert bool(by_others) == ahead
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dross-tape")]
+
+
+def test_batches_are_looked_up_ahead_in_the_direction_of_travel():
+    looked_up = []
+
+    def look_up(ids):
+        looked_up.append(int(ids[0]))
+        return ids.float(), ids
+
+    ids = [torch.tensor([k]) for k in range(10)]
+    with ThreadPoolExecutor(1) as reader:
+        ahead = Ahead(look_up, ids, torch.device("cpu"), reader)
+        for k in [0, 1, 2, 3, 9, 8, 7, 6, 2]:
+            x, y = ahead(k)
+            assert float(x) == int(y) == k
+    assert looked_up[:6] == [0, 1, 2, 3, 4, 5]
+    assert len(looked_up) < 20
+
+
+def test_what_goes_wrong_while_looking_ahead_is_told():
+    def look_up(ids):
+        if int(ids[0]) == 2:
+            raise OSError("the disk is gone")
+        return ids, ids
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead = Ahead(look_up, [torch.tensor([k]) for k in range(4)], torch.device("cpu"), reader)
+        ahead(0), ahead(1)
+        with pytest.raises(OSError, match="the disk is gone"):
+            ahead(2)
+
+
+def test_data_that_travel_to_the_device_give_the_same_scores(record, monkeypatch):
+    p = problem("mlp", "momentum")
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    expected = record(p).influence(query).values
+    monkeypatch.setattr(Instances, "_must_travel", lambda self: self.stored is not None)
+    np.testing.assert_array_equal(record(p).influence(query).values, expected)
+
+
+def test_a_model_on_two_devices_is_told(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    model[0].to("meta")
+    data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with pytest.raises(NotSupported, match="is not on cpu"):
+        dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t", train_set=data)
