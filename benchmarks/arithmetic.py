@@ -23,7 +23,9 @@ LOWEST = 100
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", choices=list(TASKS), default="mnist")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--count", type=int, default=5000)
@@ -37,14 +39,26 @@ def scored(given: argparse.Namespace, kind: str, folder: Path) -> tuple[np.ndarr
     dtype = torch.float64 if kind == "float64" else torch.float32
     order = np.random.default_rng(0).permutation(len(data.train[1]))
     parts = [order[: given.count], order[given.count : given.count + 2000]]
-    train, validation = ((task.prepared(data.train[0][ids]).to(dtype), torch.from_numpy(data.train[1][ids])) for ids in parts)
+    train, validation = (
+        (task.prepared(data.train[0][ids]).to(dtype), torch.from_numpy(data.train[1][ids]))
+        for ids in parts
+    )
     torch.manual_seed(0)
     model = task.model().to(dtype)
     start = time.perf_counter()
     run = dross.train(
-        model, train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), tape=folder, epochs=given.epochs, batch_size=64,
-        augment=task.augment, device=given.device, progress=False, arithmetic="strict" if kind == "float64" else kind,
-    )  # fmt: skip
+        model,
+        train,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        tape=folder,
+        epochs=given.epochs,
+        batch_size=64,
+        augment=task.augment,
+        device=given.device,
+        progress=False,
+        arithmetic="strict" if kind == "float64" else kind,
+    )
     query = dross.mean_loss(validation)
     values = run.influence(query).values
     return values, float(run.evaluate(query)), time.perf_counter() - start
@@ -53,18 +67,28 @@ def scored(given: argparse.Namespace, kind: str, folder: Path) -> tuple[np.ndarr
 def main() -> None:
     given = arguments()
     where = torch.cuda.get_device_name() if given.device.startswith("cuda") else "CPU"
-    print(f"{where}, torch {torch.__version__}, {given.data}, {given.count} instances, {given.epochs} epochs\n")
+    print(
+        f"{where}, torch {torch.__version__}, {given.data}, {given.count} instances, {given.epochs} epochs\n"
+    )
     print(
         f"| arithmetic | Spearman with float64 | of its {LOWEST} most harmful | validation loss | seconds |\n| --- | --- | --- | --- | --- |"
     )
     exact: np.ndarray | None = None
-    for kind in ("float64", "strict", *(["tf32"] if given.device.startswith("cuda") else []), "bf16"):
+    for kind in (
+        "float64",
+        "strict",
+        *(["tf32"] if given.device.startswith("cuda") else []),
+        "bf16",
+    ):
         with tempfile.TemporaryDirectory() as folder:
             values, loss, seconds = scored(given, kind, Path(folder) / "tape")
         exact = values if exact is None else exact
         shared = len(set(np.argsort(values)[:LOWEST]) & set(np.argsort(exact)[:LOWEST]))
         name = "strict float32" if kind == "strict" else kind
-        print(f"| {name} | {spearmanr(values, exact)[0]:.4f} | {shared} | {loss:.4f} | {seconds:.1f} |", flush=True)
+        print(
+            f"| {name} | {spearmanr(values, exact)[0]:.4f} | {shared} | {loss:.4f} | {seconds:.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -29,17 +29,32 @@ FEATURES, CLASSES, BATCH = 500, 20, 32
 STATE = 4 * (FEATURES + 1) * CLASSES  # bytes: 40 KB
 
 
-def problem(count: int, features: int = FEATURES, classes: int = CLASSES, table: str = "", device: str = "cpu"):
+def problem(
+    count: int,
+    features: int = FEATURES,
+    classes: int = CLASSES,
+    table: str = "",
+    device: str = "cpu",
+):
     rng = np.random.default_rng(0)
-    X = np.memmap(table, np.float32, "r", shape=(count, features)) if table else rng.standard_normal((count, features), np.float32)
+    X = (
+        np.memmap(table, np.float32, "r", shape=(count, features))
+        if table
+        else rng.standard_normal((count, features), np.float32)
+    )
     torch.manual_seed(0)
     return torch.nn.Linear(features, classes).to(device), (X, X[:, :classes].argmax(1)), rng
 
 
 def write_table(path: Path, count: int, features: int) -> None:
-    rng, table = np.random.default_rng(0), np.memmap(path, np.float32, "w+", shape=(count, features))
+    rng, table = (
+        np.random.default_rng(0),
+        np.memmap(path, np.float32, "w+", shape=(count, features)),
+    )
     for rows in range(0, count, 10_000):
-        table[rows : rows + 10_000] = rng.standard_normal((min(10_000, count - rows), features), np.float32)
+        table[rows : rows + 10_000] = rng.standard_normal(
+            (min(10_000, count - rows), features), np.float32
+        )
     table.flush()
 
 
@@ -51,7 +66,10 @@ def watching() -> Iterator[dict]:
     def watch() -> None:
         while not done.wait(0.02):
             lines = Path("/proc/self/status").read_text().splitlines()
-            seen["own"] = max(seen["own"], next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")))
+            seen["own"] = max(
+                seen["own"],
+                next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")),
+            )
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -70,11 +88,21 @@ def record(folder: str, steps: int, count: int, keep: str, **form) -> dict:
     with watching() as seen:
         start = time.perf_counter()
         dross.train(
-            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, batches=batches,
-            keep=eval(keep, dict(vars(dross))), progress=False,
-        )  # fmt: skip
+            model,
+            data,
+            "cross_entropy",
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tape=folder,
+            batches=batches,
+            keep=eval(keep, dict(vars(dross))),
+            progress=False,
+        )
         seconds = time.perf_counter() - start
-    return {"record": seconds, "disk": sum(file.stat().st_size for file in Path(folder).iterdir()), "record own": seen["own"]}
+    return {
+        "record": seconds,
+        "disk": sum(file.stat().st_size for file in Path(folder).iterdir()),
+        "record own": seen["own"],
+    }
 
 
 def retrace(folder: str, steps: int, count: int, keep: str, **form) -> dict:
@@ -86,7 +114,12 @@ def retrace(folder: str, steps: int, count: int, keep: str, **form) -> dict:
         scores = run.influence(query)
         seconds = time.perf_counter() - start
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"retrace": seconds, "memory": highest, "own": seen["own"], "sum": float(np.abs(scores.values).sum())}
+    return {
+        "retrace": seconds,
+        "memory": highest,
+        "own": seen["own"],
+        "sum": float(np.abs(scores.values).sum()),
+    }
 
 
 def measured(**what) -> dict:
@@ -94,26 +127,42 @@ def measured(**what) -> dict:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in ("record", "retrace"):
-            command = [sys.executable, __file__, "--one", json.dumps([part, {"folder": f"{folder}/tape", **what}])]
-            found |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                json.dumps([part, {"folder": f"{folder}/tape", **what}]),
+            ]
+            found |= json.loads(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["longer_runs", "larger_sets", "smaller_budgets", "large_states", "large_table"])
+    parser.add_argument(
+        "--only",
+        choices=["longer_runs", "larger_sets", "smaller_budgets", "large_states", "large_table"],
+    )
     parser.add_argument("--device", default="cpu", help="where the large states are")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        importlib.import_module("torch._dynamo")  # which torch imports with the first optimizer: seconds that belong to no step
+        importlib.import_module(
+            "torch._dynamo"
+        )  # which torch imports with the first optimizer: seconds that belong to no step
         torch.set_num_threads(1)
         part, what = json.loads(given.one)
         print(json.dumps({"record": record, "retrace": retrace}[part](**what)))
         return
     scale = 0.1 if given.quick else 1.0
-    print(f"torch {torch.__version__}, one thread, a linear model of {STATE // 4:,} parameters, batches of {BATCH}\n")
+    print(
+        f"torch {torch.__version__}, one thread, a linear model of {STATE // 4:,} parameters, batches of {BATCH}\n"
+    )
     parts = {
         "longer_runs": lambda: longer_runs(scale),
         "larger_sets": larger_sets,
@@ -134,18 +183,35 @@ def row(*cells: object) -> None:
 
 
 def longer_runs(scale: float) -> None:
-    head("T", "states kept", "recorded, us a step", "retraced, us a step", "peak, MB", "disk, MB", "disk by the formula, MB")
+    head(
+        "T",
+        "states kept",
+        "recorded, us a step",
+        "retraced, us a step",
+        "peak, MB",
+        "disk, MB",
+        "disk by the formula, MB",
+    )
     for keep in ("Checkpoints(every=100)", "Checkpoints()", "EveryStep()"):
         for steps in (1_000, 10_000, 100_000):
             steps = int(steps * scale)
             if keep == "EveryStep()" and steps > 10_000:
                 continue
             found = measured(steps=steps, count=2000, keep=keep)
-            states = {"Checkpoints(every=100)": steps // 100, "Checkpoints()": round(steps**0.5), "EveryStep()": steps}[keep] + 1
+            states = {
+                "Checkpoints(every=100)": steps // 100,
+                "Checkpoints()": round(steps**0.5),
+                "EveryStep()": steps,
+            }[keep] + 1
             row(
-                f"{steps:,}", keep, f"{found['record'] / steps * 1e6:.0f}", f"{found['retrace'] / steps * 1e6:.0f}",
-                f"{found['memory'] / 1e6:.1f}", f"{found['disk'] / 1e6:.1f}", f"{(states * STATE + 4 * BATCH * steps) / 1e6:.1f}",
-            )  # fmt: skip
+                f"{steps:,}",
+                keep,
+                f"{found['record'] / steps * 1e6:.0f}",
+                f"{found['retrace'] / steps * 1e6:.0f}",
+                f"{found['memory'] / 1e6:.1f}",
+                f"{found['disk'] / 1e6:.1f}",
+                f"{(states * STATE + 4 * BATCH * steps) / 1e6:.1f}",
+            )
 
 
 def larger_sets() -> None:
@@ -156,21 +222,36 @@ def larger_sets() -> None:
 
 
 def smaller_budgets(steps: int) -> None:
-    head("budget on disk and in memory, KB", "retraced, times every step", "peak, MB", "disk, MB", "the same scores")
+    head(
+        "budget on disk and in memory, KB",
+        "retraced, times every step",
+        "peak, MB",
+        "disk, MB",
+        "the same scores",
+    )
     whole = measured(steps=steps, count=2000, keep="EveryStep()")
     least = 2 * 45_000 + steps * (16 + 4 * BATCH)
     for room in (1_000_000_000, 40_000_000, 4_000_000, 400_000, 160_000):
         found = measured(steps=steps, count=2000, keep=f"Budget({least + room}, in_memory={room})")
         row(
-            f"{(least + room) / 1e3:,.0f}, {room / 1e3:,.0f}", f"{found['retrace'] / whole['retrace']:.1f}", f"{found['memory'] / 1e6:.1f}",
-            f"{found['disk'] / 1e6:.1f}", found["sum"] == whole["sum"],
-        )  # fmt: skip
+            f"{(least + room) / 1e3:,.0f}, {room / 1e3:,.0f}",
+            f"{found['retrace'] / whole['retrace']:.1f}",
+            f"{found['memory'] / 1e6:.1f}",
+            f"{found['disk'] / 1e6:.1f}",
+            found["sum"] == whole["sum"],
+        )
 
 
 def large_states(device: str) -> None:
     """64 steps of 50 MB each."""
     form = {"steps": 64, "count": 500, "features": 12_500, "classes": 1_000, "device": device}
-    head("64 states of 50 MB each", "retraced, s", "peak of our own memory, MB", "disk, MB", "the same scores")
+    head(
+        "64 states of 50 MB each",
+        "retraced, s",
+        "peak of our own memory, MB",
+        "disk, MB",
+        "the same scores",
+    )
     every = measured(keep="EveryStep()", **form)
     for keep in (
         "EveryStep()",
@@ -180,7 +261,11 @@ def large_states(device: str) -> None:
     ):
         found = every if keep == "EveryStep()" else measured(keep=keep, **form)
         row(
-            keep, f"{found['retrace']:.1f}", f"{found['own'] / 1e6:.0f}", f"{found['disk'] / 1e6:.0f}", found["sum"] == every["sum"]
+            keep,
+            f"{found['retrace']:.1f}",
+            f"{found['own'] / 1e6:.0f}",
+            f"{found['disk'] / 1e6:.0f}",
+            found["sum"] == every["sum"],
         )
 
 
@@ -197,9 +282,16 @@ def large_table(count: int) -> None:
         table = Path(folder) / "table"
         write_table(table, count, 1000)
         keep = f"Budget({held}, in_memory={held})"
-        found = measured(steps=count // BATCH, count=count, keep=keep, features=1000, table=str(table))
+        found = measured(
+            steps=count // BATCH, count=count, keep=keep, features=1000, table=str(table)
+        )
     memory = f"{found['record own'] / 1e6:.0f}, {found['own'] / 1e6:.0f}"
-    row(f"Budget, {held / 1e6:.0f} MB in memory", f"{found['record']:.0f}", f"{found['retrace']:.0f}", memory)
+    row(
+        f"Budget, {held / 1e6:.0f} MB in memory",
+        f"{found['record']:.0f}",
+        f"{found['retrace']:.0f}",
+        memory,
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ class Texts(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(words, width)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
-        self.encoder, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 10)
+        self.encoder, self.out = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(width, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.encoder(self.embedding(x)).mean(1))
@@ -48,11 +51,25 @@ class Case:
     def recorded(self, folder: Path, steps: int, keep) -> tuple[dross.Run, float]:
         torch.manual_seed(0)
         y = torch.randint(0, 10, (len(self.x),))
-        optimizer = (torch.optim.AdamW if self.adam else torch.optim.SGD)(self.model.parameters(), lr=0.001)
-        batches = [np.random.default_rng(t).choice(len(self.x), self.batch, replace=False) for t in range(steps)]
+        optimizer = (torch.optim.AdamW if self.adam else torch.optim.SGD)(
+            self.model.parameters(), lr=0.001
+        )
+        batches = [
+            np.random.default_rng(t).choice(len(self.x), self.batch, replace=False)
+            for t in range(steps)
+        ]
         start = time.perf_counter()
-        run = dross.train(self.model, (self.x, y), "cross_entropy", optimizer, tape=folder, batches=batches, keep=keep, progress=False,
-                          overwrite=True)  # fmt: skip
+        run = dross.train(
+            self.model,
+            (self.x, y),
+            "cross_entropy",
+            optimizer,
+            tape=folder,
+            batches=batches,
+            keep=keep,
+            progress=False,
+            overwrite=True,
+        )
         return run, (time.perf_counter() - start) / steps
 
 
@@ -93,20 +110,35 @@ def fitted(case: Case, folder: Path) -> tuple[float, float, float]:
         tau = median(lambda: objective.gradient(state.theta, state.buffers, batch), 40)
         pulls = []
         for count in QUERIES:
-            a_g = torch.randn(count, len(state.theta), generator=torch.Generator().manual_seed(count))
-            pulls.append(median(lambda a_g=a_g: objective.pull(state.theta, state.buffers, batch, a_g, {}), 20))
+            a_g = torch.randn(
+                count, len(state.theta), generator=torch.Generator().manual_seed(count)
+            )
+            pulls.append(
+                median(
+                    lambda a_g=a_g: objective.pull(state.theta, state.buffers, batch, a_g, {}), 20
+                )
+            )
     weights = 1 / np.array(pulls)  # relative errors count
     matrix = np.stack([np.ones(len(QUERIES)), np.array(QUERIES)], axis=1)
-    (h0, h1), *_ = np.linalg.lstsq(matrix * weights[:, None], np.array(pulls) / tau * weights, rcond=None)
-    print(f"| {case.name} | {tau * 1e3:.2f} | {h0:.2f} | {h1:.2f} | {', '.join(f'{p / tau:.2f}' for p in pulls)} |", flush=True)
+    (h0, h1), *_ = np.linalg.lstsq(
+        matrix * weights[:, None], np.array(pulls) / tau * weights, rcond=None
+    )
+    print(
+        f"| {case.name} | {tau * 1e3:.2f} | {h0:.2f} | {h1:.2f} | {', '.join(f'{p / tau:.2f}' for p in pulls)} |",
+        flush=True,
+    )
     return tau, float(h0), float(h1)
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread\n")
-    print(f"| model | tau, ms | h0 | h1 | measured h of {', '.join(map(str, QUERIES))} queries |\n| --- | --- | --- | --- | --- |")
+    print(
+        f"| model | tau, ms | h0 | h1 | measured h of {', '.join(map(str, QUERIES))} queries |\n| --- | --- | --- | --- | --- |"
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = [(case, *fitted(case, Path(folder) / "fit")) for case in cases()]
         print()
@@ -119,7 +151,10 @@ def main() -> None:
                     query = dross.losses((case.x[:count], torch.zeros(count, dtype=torch.int64)))
                     start = time.perf_counter()
                     run.influence(query)
-                    seconds, passes = (time.perf_counter() - start) / steps, tau * (taken + h0 + h1 * count)
+                    seconds, passes = (
+                        (time.perf_counter() - start) / steps,
+                        tau * (taken + h0 + h1 * count),
+                    )
                     if around is None:
                         around = seconds - passes
                         print(
@@ -127,7 +162,10 @@ def main() -> None:
                         )
                         continue
                     says = f"{(around + passes) * 1e3:.2f} | {seconds * 1e3:.2f}"
-                    print(f"| {case.name.split(',')[0]} | {steps}, {keep}, {count} | {says} |", flush=True)
+                    print(
+                        f"| {case.name.split(',')[0]} | {steps}, {keep}, {count} | {says} |",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

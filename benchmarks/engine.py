@@ -27,9 +27,9 @@ from dross.influence.retrace import reverse_step
 
 def data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, *shape, generator=generator).to(device), torch.randint(0, 10, (count,), generator=generator).to(
-        device
-    )
+    return torch.randn(count, *shape, generator=generator).to(device), torch.randint(
+        0, 10, (count,), generator=generator
+    ).to(device)
 
 
 def medians(device: str, rounds: int, *functions) -> list[float]:
@@ -58,11 +58,21 @@ def recorded(model, pair, folder: Path, *, steps: int, batch: int = 64, **option
     batches = [rng.permutation(len(pair[0]))[:batch] for _ in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return dross.train(
-        model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True, **options
+        model,
+        pair,
+        "cross_entropy",
+        optimizer,
+        tape=folder,
+        batches=batches,
+        progress=False,
+        overwrite=True,
+        **options,
     )
 
 
-def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -> tuple[float, float, float, str]:
+def retrace_over_training(
+    make, shape, rounds: int, device: str, folder: Path
+) -> tuple[float, float, float, str]:
     """Seconds of a training step, of a retrace step, and of one where the adjoint of BatchNorm's statistics has died out."""
     pair = data(shape, 64, device)
     model = make().to(device)
@@ -81,9 +91,18 @@ def retrace_over_training(make, shape, rounds: int, device: str, folder: Path) -
 
     with recording.objective.training():
         training, retracing, retracing_early = medians(
-            device, rounds, lambda: plain_step(trained, optimizer, *pair), lambda: retrace(adjoint), lambda: retrace(early)
+            device,
+            rounds,
+            lambda: plain_step(trained, optimizer, *pair),
+            lambda: retrace(adjoint),
+            lambda: retrace(early),
         )
-    return training, retracing, retracing_early, "forward" if recording.objective.uses_forward_mode else "reverse"
+    return (
+        training,
+        retracing,
+        retracing_early,
+        "forward" if recording.objective.uses_forward_mode else "reverse",
+    )
 
 
 def recording_over_training(rounds: int, steps: int, device: str, folder: Path) -> float:
@@ -98,7 +117,16 @@ def recording_over_training(rounds: int, steps: int, device: str, folder: Path) 
             plain_step(model, optimizer, pair[0][at], pair[1][at])
 
     def record() -> None:
-        dross.train(model, pair, "cross_entropy", optimizer, tape=folder, batches=batches, progress=False, overwrite=True)
+        dross.train(
+            model,
+            pair,
+            "cross_entropy",
+            optimizer,
+            tape=folder,
+            batches=batches,
+            progress=False,
+            overwrite=True,
+        )
 
     training, recorded_time = medians(device, rounds, plain, record)
     return recorded_time / training
@@ -111,7 +139,9 @@ def checkpoints_over_every_step(rounds: int, steps: int, device: str, folder: Pa
         for name, keep in (("every", dross.EveryStep()), ("checkpoints", dross.Checkpoints()))
     ]
     query = dross.mean_loss((pair[0][:64], pair[1][:64]))
-    every, checkpoints = medians(device, rounds, *(lambda run=run: run.influence(query) for run in runs))
+    every, checkpoints = medians(
+        device, rounds, *(lambda run=run: run.influence(query) for run in runs)
+    )
     return checkpoints / every
 
 
@@ -122,8 +152,17 @@ def bytes_of_checkpoints(steps: int, folder: Path) -> float:
         x = torch.randn(4000, 1)
         model = _Stand(13_750)
         batches = [np.random.default_rng(t).integers(0, 4000, 64) for t in range(steps)]
-        run = dross.train(model, (x, x[:, 0]), "squared_error", torch.optim.SGD(model.parameters(), lr=1e-6), tape=folder,
-                          batches=batches, keep=keep, progress=False, overwrite=True)  # fmt: skip
+        run = dross.train(
+            model,
+            (x, x[:, 0]),
+            "squared_error",
+            torch.optim.SGD(model.parameters(), lr=1e-6),
+            tape=folder,
+            batches=batches,
+            keep=keep,
+            progress=False,
+            overwrite=True,
+        )
         sizes.append(run.recording.tape.nbytes)
     return sizes[1] / sizes[0]
 
@@ -140,13 +179,27 @@ class _Stand(nn.Module):
 def many_over_one(rounds: int, device: str, folder: Path, outputs: int) -> float:
     """200 counterfactual runs of 200 steps at batch 20, over one plain run of them."""
     x, y = data((64,), 400, device)
-    pair, loss = ((x, y), "cross_entropy") if outputs > 1 else ((x, (y > 4).float()), "binary_cross_entropy")
+    pair, loss = (
+        ((x, y), "cross_entropy") if outputs > 1 else ((x, (y > 4).float()), "binary_cross_entropy")
+    )
     batches = [np.random.default_rng(t).permutation(400)[:20] for t in range(200)]
     model, trained = dense(64, 8, 8, outputs).to(device), dense(64, 8, 8, outputs).to(device)
-    run = dross.train(model, pair, loss, torch.optim.SGD(model.parameters(), lr=0.01), tape=folder, batches=batches,
-                      progress=False, overwrite=True)  # fmt: skip
+    run = dross.train(
+        model,
+        pair,
+        loss,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        tape=folder,
+        batches=batches,
+        progress=False,
+        overwrite=True,
+    )
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
-    mean_loss = F.cross_entropy if outputs > 1 else (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y))
+    mean_loss = (
+        F.cross_entropy
+        if outputs > 1
+        else (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y))
+    )
 
     def one() -> None:
         for ids in batches:
@@ -165,12 +218,16 @@ def queries_over_one(rounds: int, device: str, folder: Path) -> float:
     run = recorded(mnist_cnn().to(device), pair, folder, steps=10, keep=dross.EveryStep())
     one = dross.losses((pair[0][:1], pair[1][:1]))
     many = dross.losses((pair[0][:32], pair[1][:32]))
-    single, several = medians(device, rounds, lambda: run.influence(one), lambda: run.influence(many))
+    single, several = medians(
+        device, rounds, lambda: run.influence(one), lambda: run.influence(many)
+    )
     return several / single
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20, help="timings per figure (default 20)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1)
@@ -193,10 +250,20 @@ def main() -> None:
         print(f"{what:58} {value:10.3g} {aim:>8}  {note}", flush=True)
 
     try:
-        for name, make, shape, aim in (("MNIST", mnist_cnn, (1, 28, 28), "1.7"), ("CIFAR10", cifar10_cnn, (3, 32, 32), "3.0")):
-            training, retracing, early, mode = retrace_over_training(make, shape, rounds, device, folder / "step")
+        for name, make, shape, aim in (
+            ("MNIST", mnist_cnn, (1, 28, 28), "1.7"),
+            ("CIFAR10", cifar10_cnn, (3, 32, 32), "3.0"),
+        ):
+            training, retracing, early, mode = retrace_over_training(
+                make, shape, rounds, device, folder / "step"
+            )
             note = f"{training * 1e3:.2f} ms and {retracing * 1e3:.2f} ms, {mode} mode"
-            row(f"retrace step / training step, {name} CNN, batch 64", retracing / training, aim, note)
+            row(
+                f"retrace step / training step, {name} CNN, batch 64",
+                retracing / training,
+                aim,
+                note,
+            )
             if name == "CIFAR10":
                 row("  the same, once the adjoint of the statistics is gone", early / training, aim)
         row(
@@ -209,14 +276,22 @@ def main() -> None:
             checkpoints_over_every_step(max(3, rounds // 4), 60, device, folder / "c"),
             "1.5",
         )
-        row("checkpoints / every step: bytes, 2,000 steps", bytes_of_checkpoints(2000, folder / "b"), "0.03")
+        row(
+            "checkpoints / every step: bytes, 2,000 steps",
+            bytes_of_checkpoints(2000, folder / "b"),
+            "0.03",
+        )
         for outputs, name in ((1, "two classes"), (10, "ten classes")):
             row(
                 f"200 leave-one-out runs / 1 run, 8-8 MLP, {name}",
                 many_over_one(max(3, rounds // 4), device, folder / "m", outputs),
                 "5",
             )
-        row("32 queries / 1 query, MNIST CNN", queries_over_one(max(3, rounds // 4), device, folder / "q"), "")
+        row(
+            "32 queries / 1 query, MNIST CNN",
+            queries_over_one(max(3, rounds // 4), device, folder / "q"),
+            "",
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -42,9 +42,19 @@ def recorded(name: str, data, epochs: int, folder: Path, keep) -> dross.Run:
     torch.manual_seed(0)
     model = task.model()
     return dross.train(
-        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.01), tape=folder, epochs=epochs, batch_size=64,
-        augment=task.augment, device="cuda", keep=keep, progress=False, overwrite=True,
-    )  # fmt: skip
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        tape=folder,
+        epochs=epochs,
+        batch_size=64,
+        augment=task.augment,
+        device="cuda",
+        keep=keep,
+        progress=False,
+        overwrite=True,
+    )
 
 
 KEEPS = {"every-step": dross.EveryStep(), "checkpoints": dross.Checkpoints()}
@@ -86,7 +96,9 @@ def counterfactuals(name: str, run: dross.Run, instances: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(SHAPES))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument(
@@ -96,7 +108,9 @@ def main() -> None:
         help=f"some of {', '.join(PARTS)}; the first two record the run",
     )
     given = parser.parse_args()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.epochs} epochs\n\n| what | time |\n| --- | --- |")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.epochs} epochs\n\n| what | time |\n| --- | --- |"
+    )
     for name in [given.only] if given.only else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             full_size(name, given.epochs, Path(folder), given.parts)

@@ -21,11 +21,17 @@ def table(rows: int) -> pd.DataFrame:
     x, kind = rng.normal(size=(rows, 8)), rng.choice(list("abcdef"), rows)
     label = x[:, 0] + x[:, 1] * x[:, 2] + (kind == "a") + rng.normal(size=rows) > 0.3
     when = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, rows), "D")
-    return pd.DataFrame(x.round(4)).add_prefix("x").assign(kind=kind, when=when, label=np.where(label, "yes", "no"))
+    return (
+        pd.DataFrame(x.round(4))
+        .add_prefix("x")
+        .assign(kind=kind, when=when, label=np.where(label, "yes", "no"))
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--model", default="linear")
     given = parser.parse_args()
@@ -33,7 +39,13 @@ def main() -> None:
         path, out = Path(folder) / "table.csv", Path(folder) / "run"
         table(given.rows).to_csv(path, index=False)
         start = time.perf_counter()
-        dross.clean(path, "label", out=out, model=given.model, say=lambda line: print(f"{time.perf_counter() - start:6.1f} {line}"))
+        dross.clean(
+            path,
+            "label",
+            out=out,
+            model=given.model,
+            say=lambda line: print(f"{time.perf_counter() - start:6.1f} {line}"),
+        )
         cleaned = time.perf_counter() - start
         verdict = dross.judge(out, remove=given.rows // 200, quick=True)
         judged = time.perf_counter() - start - cleaned

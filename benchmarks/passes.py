@@ -73,10 +73,14 @@ def kernels(replay: Callable[[], object]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         replay()
         torch.cuda.synchronize()
-    return sum(event.count for event in seen.key_averages() if str(event.device_type).endswith("CUDA"))
+    return sum(
+        event.count for event in seen.key_averages() if str(event.device_type).endswith("CUDA")
+    )
 
 
-def show(name: str, graphs: Graphs, one_call: Callable[[], object], steps: int, ceilings: Ceilings) -> None:
+def show(
+    name: str, graphs: Graphs, one_call: Callable[[], object], steps: int, ceilings: Ceilings
+) -> None:
     """`one_call` makes one pass of so many steps (or models); the figures are per step."""
     one_call()  # what is decided once is not counted
     graphs.forget()
@@ -91,7 +95,10 @@ def show(name: str, graphs: Graphs, one_call: Callable[[], object], steps: int, 
     graph = captured[-1]
     replay = graph.graph.replay
     operations = counted.get_total_flops() / steps
-    moved = sum(t.nbytes for t in tree_leaves([graph.inputs, graph.outputs]) if isinstance(t, Tensor)) / steps
+    moved = (
+        sum(t.nbytes for t in tree_leaves([graph.inputs, graph.outputs]) if isinstance(t, Tensor))
+        / steps
+    )
     floor = max(operations / ceilings.operations, moved / ceilings.bytes)
     chain = kernels(replay) / steps
     took, used = timed(replay, REPLAYS) / steps, timed(one_call, REPLAYS) / steps
@@ -120,11 +127,27 @@ def passes(name: str, recording: Recording, models: int, ceilings: Ceilings) -> 
         }  # BatchNorm's statistics, which a query depends on
         a_buffers = {key: torch.randn(1, *b.shape, device="cuda") for key, b in moving.items()}
         adjoint = Derivative(seed, {}, a_buffers)
-        back = lambda: reverse_steps(recording, steps, batches, states, [None] * len(steps), adjoint, True, lambda _: None)
+        back = lambda: reverse_steps(
+            recording, steps, batches, states, [None] * len(steps), adjoint, True, lambda _: None
+        )
         graphs = objective.graphs
-        show(f"{name}: training step", graphs, lambda: objective.gradient(state.theta, state.buffers, fed), 1, ceilings)
-        show(f"{name}: {len(steps)} training steps, per step", graphs, several, len(steps), ceilings)
-        show(f"{name}: reverse step", graphs, lambda: objective.pull(state.theta, state.buffers, fed, seed, a_buffers), 1, ceilings)
+        show(
+            f"{name}: training step",
+            graphs,
+            lambda: objective.gradient(state.theta, state.buffers, fed),
+            1,
+            ceilings,
+        )
+        show(
+            f"{name}: {len(steps)} training steps, per step", graphs, several, len(steps), ceilings
+        )
+        show(
+            f"{name}: reverse step",
+            graphs,
+            lambda: objective.pull(state.theta, state.buffers, fed, seed, a_buffers),
+            1,
+            ceilings,
+        )
         show(f"{name}: {len(steps)} reverse steps, per step", graphs, back, len(steps), ceilings)
         many = lambda: objective.gradients(thetas, buffers, fed, w)
         show(f"{name}: step of {models} models, per model", graphs, many, models, ceilings)
@@ -135,7 +158,9 @@ def passes(name: str, recording: Recording, models: int, ceilings: Ceilings) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(SHAPES))
     parser.add_argument("--models", type=int, default=40)
     given = parser.parse_args()
@@ -149,7 +174,13 @@ def main() -> None:
     )
     for name in [given.only] if given.only else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            run = recorded(name, pair(SHAPES[name], 64 * 64), 1, Path(folder) / "tape", dross.Checkpoints(AT_ONCE))
+            run = recorded(
+                name,
+                pair(SHAPES[name], 64 * 64),
+                1,
+                Path(folder) / "tape",
+                dross.Checkpoints(AT_ONCE),
+            )
             passes(name, run.recording, given.models, ceilings)
 
 

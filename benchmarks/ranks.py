@@ -40,7 +40,16 @@ def record(given: argparse.Namespace, folder: Path) -> None:
     batches = [rng.choice(COUNT, BATCH, replace=False) for _ in range(STEPS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     keep = dross.Checkpoints()
-    run = dross.train(model, data, "cross_entropy", optimizer, tape=folder / "tape", batches=batches, keep=keep, progress=False)
+    run = dross.train(
+        model,
+        data,
+        "cross_entropy",
+        optimizer,
+        tape=folder / "tape",
+        batches=batches,
+        keep=keep,
+        progress=False,
+    )
     np.save(folder / "expected.npy", run.influence(query).values)
 
 
@@ -52,7 +61,9 @@ def retrace(rank: int, size: int, port: int, given: argparse.Namespace, folder: 
         torch.cuda.set_device(rank)
     dist.init_process_group(given.backend, rank=rank, world_size=size)
     run = dross.Run.open(folder / "tape", model, data, "cross_entropy")
-    run.influence(query, epochs=None, at=8, group=dist.group.WORLD)  # what is decided once is not counted
+    run.influence(
+        query, epochs=None, at=8, group=dist.group.WORLD
+    )  # what is decided once is not counted
     dist.barrier()
     start, used = time.perf_counter(), time.process_time()
     values = run.influence(query, group=dist.group.WORLD).values
@@ -65,7 +76,9 @@ def retrace(rank: int, size: int, port: int, given: argparse.Namespace, folder: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--device", choices=["cpu", "cuda"])

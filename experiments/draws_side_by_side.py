@@ -23,7 +23,9 @@ from dross.reproduce import cleansing
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--draws", default="0:30")
     parser.add_argument("--retrain", default="last")
@@ -60,11 +62,16 @@ def work(given: argparse.Namespace) -> None:
     for number in list(cleansing.numbers(given.draws))[given.worker :: given.workers]:
         start = time.perf_counter()
         try:
-            result = cleansing.compute(settings, number, methods, ways, given.out, device=given.device, progress=False)
+            result = cleansing.compute(
+                settings, number, methods, ways, given.out, device=given.device, progress=False
+            )
         except Exception:  # the other draws go on
             traceback.print_exc()
         else:
-            print(f"{given.data} {number}: {time.perf_counter() - start:.0f} s {result['seconds']}", flush=True)
+            print(
+                f"{given.data} {number}: {time.perf_counter() - start:.0f} s {result['seconds']}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -72,7 +79,10 @@ def main() -> None:
     if given.worker is not None:
         return work(given)
     until = time.monotonic() + given.seconds
-    workers = [subprocess.Popen([sys.executable, *sys.argv, "--worker", str(k)]) for k in range(given.workers)]
+    workers = [
+        subprocess.Popen([sys.executable, *sys.argv, "--worker", str(k)])
+        for k in range(given.workers)
+    ]
     while any(worker.poll() is None for worker in workers) and time.monotonic() < until:
         time.sleep(1)
     for worker in workers:

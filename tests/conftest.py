@@ -20,8 +20,15 @@ def record(tmp_path):
 
     def recorded(problem: Problem, **options) -> dross.Run:
         model, optimizer = problem.start()
-        options = {"tape": tmp_path / f"tape-{next(counter)}", "batches": problem.batches, "epochs": problem.epochs,
-                   "penalty": problem.penalty, "seed": problem.seed, "eta": problem.rate, "progress": False} | options  # fmt: skip
+        options = {
+            "tape": tmp_path / f"tape-{next(counter)}",
+            "batches": problem.batches,
+            "epochs": problem.epochs,
+            "penalty": problem.penalty,
+            "seed": problem.seed,
+            "eta": problem.rate,
+            "progress": False,
+        } | options
         if problem.clip_norm is not None:
             options["clip"] = dross.ClipNorm(problem.clip_norm)
         return dross.train(model, (problem.X, problem.Y), problem.loss, optimizer, **options)
@@ -35,5 +42,7 @@ def shared_oracle():
     data = os.environ.get("DROSS_DATA")
     folder = Path(data).parent / "oracle" if data else None
     if folder is None or not folder.exists():
-        pytest.skip("the oracle files are not on this machine (DROSS_DATA names the data folder beside them)")
+        pytest.skip(
+            "the oracle files are not on this machine (DROSS_DATA names the data folder beside them)"
+        )
     return folder

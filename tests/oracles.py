@@ -23,14 +23,18 @@ class Problem:
     Y_val: Tensor
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     batches: list[np.ndarray]
-    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.cross_entropy(out, y, reduction="none")
+    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.cross_entropy(
+        out, y, reduction="none"
+    )
     penalty: Callable[[dict[str, Tensor]], Tensor] | None = None
     rate: Callable[[int], float] | None = None
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
     clip_norm: float | None = None
     seed: int = 0
     epochs: int = 1
-    used: list[int] = field(default_factory=lambda: [0, 3])  # the instances whose derivative is checked
+    used: list[int] = field(
+        default_factory=lambda: [0, 3]
+    )  # the instances whose derivative is checked
 
     def start(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(1)
@@ -79,7 +83,9 @@ def derivative(problem: Problem, j: int, h: float = 2e-5) -> float:
 def literal_leave_one_out(problem: Problem, j: int) -> float:
     weights = torch.ones(len(problem.X), dtype=torch.float64)
     weights[j] = 0
-    return validation_loss(problem, literal_run(problem, weights)) - validation_loss(problem, literal_run(problem))
+    return validation_loss(problem, literal_run(problem, weights)) - validation_loss(
+        problem, literal_run(problem)
+    )
 
 
 def unrolled_scores(problem: Problem, options: dict) -> Tensor:
@@ -90,13 +96,19 @@ def unrolled_scores(problem: Problem, options: dict) -> Tensor:
     memory: dict[str, dict[str, Tensor]] = {name: {} for name in params}
     for t, ids in enumerate(problem.batches):
         ids = torch.as_tensor(ids)
-        losses = problem.loss(torch.func.functional_call(model, params, (problem.X[ids],)), problem.Y[ids])
+        losses = problem.loss(
+            torch.func.functional_call(model, params, (problem.X[ids],)), problem.Y[ids]
+        )
         if problem.penalty is not None:
             losses = losses + problem.penalty(params)
-        grads = torch.autograd.grad((losses * w[ids]).sum() / len(ids), list(params.values()), create_graph=True)
+        grads = torch.autograd.grad(
+            (losses * w[ids]).sum() / len(ids), list(params.values()), create_graph=True
+        )
         rate = options["lr"] if problem.rate is None else problem.rate(t)
         rule = _adam if "betas" in options else _sgd
-        params = {n: rule(p, g, memory[n], t, rate, options) for (n, p), g in zip(params.items(), grads)}
+        params = {
+            n: rule(p, g, memory[n], t, rate, options) for (n, p), g in zip(params.items(), grads)
+        }
     out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
     return -torch.autograd.grad(problem.loss(out, problem.Y_val).mean(), w)[0]
 
@@ -119,4 +131,6 @@ def _adam(p, g, memory, t, rate, o):
     v = memory["v"] = b2 * memory.get("v", 0) + (1 - b2) * g**2
     if o.get("amsgrad"):
         v = memory["x"] = torch.maximum(memory["x"], v) if "x" in memory else v
-    return p - rate * (m / (1 - b1 ** (t + 1))) / ((v / (1 - b2 ** (t + 1))).sqrt() + o.get("eps", 1e-8))
+    return p - rate * (m / (1 - b1 ** (t + 1))) / (
+        (v / (1 - b2 ** (t + 1))).sqrt() + o.get("eps", 1e-8)
+    )

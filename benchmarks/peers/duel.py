@@ -26,7 +26,10 @@ def duel(problem: Problem) -> dict:
         spent.setdefault(what, []).append(time.process_time() - start)
         return value
 
-    mean, ten = problem.query("mean"), dross.losses(asked := tuple(part[:10] for part in problem.validation))
+    mean, ten = (
+        problem.query("mean"),
+        dross.losses(asked := tuple(part[:10] for part in problem.validation)),
+    )
     measured_ten, ours, theirs = True, None, None
     for _ in range(problem.setting.rounds):
         if sum(map(sum, spent.values())) > ENOUGH:
@@ -41,7 +44,10 @@ def duel(problem: Problem) -> dict:
             theirs = timed("magic 1 query", magic.scores, *problem.validation)
             measured_ten = spent["magic 1 query"][0] < LONG
             if measured_ten:
-                timed("magic 10 queries", lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*asked)])
+                timed(
+                    "magic 10 queries",
+                    lambda magic=magic: [magic.scores(x[None], y[None]) for x, y in zip(*asked)],
+                )
             few = problem.record(Path(folder) / "few", keep=dross.Checkpoints())
             timed("training", problem.plain_training)
             timed("dross 1 query, checkpoints", few.influence, mean)
@@ -61,10 +67,20 @@ def equality(problem: Problem) -> dict:
     model, (x, y), (x_val, y_val) = problem.fresh_model().double(), problem.pair, problem.validation
     wide = lambda t: t.double() if t.is_floating_point() else t
     with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
-        run = dross.train(model, (wide(x), y), "cross_entropy", problem.optimizer(model), tape=f"{folder}/tape",
-                          batches=problem.batches(), epochs=problem.setting.epochs, progress=False)  # fmt: skip
+        run = dross.train(
+            model,
+            (wide(x), y),
+            "cross_entropy",
+            problem.optimizer(model),
+            tape=f"{folder}/tape",
+            batches=problem.batches(),
+            epochs=problem.setting.epochs,
+            progress=False,
+        )
         ours = run.influence(dross.mean_loss((wide(x_val), y_val))).values
-        theirs = Magic(problem, f"{folder}/magic", torch.float64, eps_root=1e-30).scores(x_val, y_val)
+        theirs = Magic(problem, f"{folder}/magic", torch.float64, eps_root=1e-30).scores(
+            x_val, y_val
+        )
     return {"difference": _difference(ours, theirs)}
 
 

@@ -55,7 +55,11 @@ class Problem:
 
     def batches(self, seed: int = 0) -> list[np.ndarray]:
         rng, s = np.random.default_rng(seed), self.setting
-        steps = [part for _ in range(s.epochs) for part in np.array_split(rng.permutation(s.train), s.train // s.batch)]
+        steps = [
+            part
+            for _ in range(s.epochs)
+            for part in np.array_split(rng.permutation(s.train), s.train // s.batch)
+        ]
         return steps
 
     def fresh_model(self, seed: int = 0) -> nn.Module:
@@ -67,12 +71,24 @@ class Problem:
 
     def record(self, tape: Path, seed: int = 0, **options) -> dross.Run:
         model = self.fresh_model(seed)
-        return dross.train(model, self.pair, "cross_entropy", self.optimizer(model), tape=tape, batches=self.batches(seed),
-                           epochs=self.setting.epochs, progress=False, overwrite=True, **options)  # fmt: skip
+        return dross.train(
+            model,
+            self.pair,
+            "cross_entropy",
+            self.optimizer(model),
+            tape=tape,
+            batches=self.batches(seed),
+            epochs=self.setting.epochs,
+            progress=False,
+            overwrite=True,
+            **options,
+        )
 
     @cached_property
     def run(self) -> dross.Run:
-        return dross.Run.open(self.folder / "tape", self.fresh_model(), self.pair, "cross_entropy", progress=False)
+        return dross.Run.open(
+            self.folder / "tape", self.fresh_model(), self.pair, "cross_entropy", progress=False
+        )
 
     @cached_property
     def checkpoints(self) -> list[Path]:
@@ -111,12 +127,20 @@ def make(problem: Problem) -> str:
     problem.folder.mkdir(parents=True, exist_ok=True)
     x, y, x_val, y_val = setting.data(setting)
     flipped = rng.choice(len(y), int(FLIPPED * len(y)), replace=False)
-    y[flipped] = (y[flipped] + torch.from_numpy(rng.integers(1, setting.classes, len(flipped)))) % setting.classes
-    torch.save({"x": x, "y": y, "x_val": x_val, "y_val": y_val, "flipped": torch.from_numpy(flipped)}, problem.folder / "data.pt")
+    y[flipped] = (
+        y[flipped] + torch.from_numpy(rng.integers(1, setting.classes, len(flipped)))
+    ) % setting.classes
+    torch.save(
+        {"x": x, "y": y, "x_val": x_val, "y_val": y_val, "flipped": torch.from_numpy(flipped)},
+        problem.folder / "data.pt",
+    )
     run = problem.record(problem.folder / "tape")
     steps = len(problem.batches()) // setting.epochs
     for epoch, path in enumerate(problem.checkpoints):
-        torch.save({name: value.clone() for name, value in run.parameters(at=(epoch + 1) * steps).items()}, path)
+        torch.save(
+            {name: value.clone() for name, value in run.parameters(at=(epoch + 1) * steps).items()},
+            path,
+        )
     model = problem.trained()
     with torch.no_grad():
         right = (model(x_val).argmax(1) == y_val).double().mean()

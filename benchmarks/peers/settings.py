@@ -84,7 +84,9 @@ def news(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     read = counter.build_analyzer()
     rows = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(rows, texts):
-        ids = [counter.vocabulary_[word] + 1 for word in read(text) if word in counter.vocabulary_][:LENGTH]
+        ids = [counter.vocabulary_[word] + 1 for word in read(text) if word in counter.vocabulary_][
+            :LENGTH
+        ]
         row[: len(ids)] = ids
     filled = (rows > 0).sum(1) >= 8
     return _split(rows[filled], np.array(labels)[filled], setting)
@@ -105,7 +107,10 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor, blocked: Tensor) -> Tensor:  # h [B, L, d], blocked [B, 1, 1, L]
         x = self.norm_1(h)
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + blocked).softmax(-1)
         h = h + self.out((weights @ v).transpose(1, 2).flatten(2))
         return h + self.down(nn.functional.gelu(self.up(self.norm_2(h))))
@@ -114,7 +119,15 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Blocks over word ids, the mean over the words that are there, one linear layer."""
 
-    def __init__(self, words: int, length: int, classes: int, width: int = 32, heads: int = 2, blocks: int = 1):
+    def __init__(
+        self,
+        words: int,
+        length: int,
+        classes: int,
+        width: int = 32,
+        heads: int = 2,
+        blocks: int = 1,
+    ):
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
@@ -136,13 +149,87 @@ def digits_mlp(activation: type[nn.Module]) -> nn.Sequential:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("digits-relu", "digits, MLP 64-32-10 with ReLU, SGD", digits, lambda: digits_mlp(nn.ReLU), "SGD", 0.1, 1000, 400, 25, 15, 200, 100, 3),
-        Setting("digits-gelu", "digits, MLP 64-32-10 with GELU, SGD", digits, lambda: digits_mlp(nn.GELU), "SGD", 0.1, 1000, 400, 25, 15, 200, 100, 3),
-        Setting("adult-adam", "Adult, MLP 62-16-16-2 with ReLU, Adam", adult_rows, lambda: dense(62, 16, 16, 2), "Adam", 2e-3, 2000, 500, 50, 8, 200, 100, 3),
-        Setting("news-adamw", "20 Newsgroups (3 groups), Transformer with one block, AdamW", news, lambda: Transformer(WORDS, LENGTH, len(GROUPS)), "AdamW", 4e-3, 600, 200, 30, 5, 60, 40, 2, 10, 512),
-        Setting("mnist-cnn", "MNIST, the paper's CNN, SGD", mnist, mnist_cnn, "SGD", 0.05, 5000, 500, 100, 3, 32, 24, 1, 4, 512),
+        Setting(
+            "digits-relu",
+            "digits, MLP 64-32-10 with ReLU, SGD",
+            digits,
+            lambda: digits_mlp(nn.ReLU),
+            "SGD",
+            0.1,
+            1000,
+            400,
+            25,
+            15,
+            200,
+            100,
+            3,
+        ),
+        Setting(
+            "digits-gelu",
+            "digits, MLP 64-32-10 with GELU, SGD",
+            digits,
+            lambda: digits_mlp(nn.GELU),
+            "SGD",
+            0.1,
+            1000,
+            400,
+            25,
+            15,
+            200,
+            100,
+            3,
+        ),
+        Setting(
+            "adult-adam",
+            "Adult, MLP 62-16-16-2 with ReLU, Adam",
+            adult_rows,
+            lambda: dense(62, 16, 16, 2),
+            "Adam",
+            2e-3,
+            2000,
+            500,
+            50,
+            8,
+            200,
+            100,
+            3,
+        ),
+        Setting(
+            "news-adamw",
+            "20 Newsgroups (3 groups), Transformer with one block, AdamW",
+            news,
+            lambda: Transformer(WORDS, LENGTH, len(GROUPS)),
+            "AdamW",
+            4e-3,
+            600,
+            200,
+            30,
+            5,
+            60,
+            40,
+            2,
+            10,
+            512,
+        ),
+        Setting(
+            "mnist-cnn",
+            "MNIST, the paper's CNN, SGD",
+            mnist,
+            mnist_cnn,
+            "SGD",
+            0.05,
+            5000,
+            500,
+            100,
+            3,
+            32,
+            24,
+            1,
+            4,
+            512,
+        ),
     )
-}  # fmt: skip
+}
 
 
 def quick(setting: Setting) -> Setting:

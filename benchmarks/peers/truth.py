@@ -13,7 +13,9 @@ def groups(problem: Problem) -> dict[str, list[np.ndarray]]:
     chosen = {"loo": [np.array([j]) for j in rng.choice(setting.train, setting.loo, replace=False)]}
     for share in SHARES:
         size = max(1, round(share * setting.train))
-        chosen[f"{share:g}"] = [rng.choice(setting.train, size, replace=False) for _ in range(setting.subsets)]
+        chosen[f"{share:g}"] = [
+            rng.choice(setting.train, size, replace=False) for _ in range(setting.subsets)
+        ]
     return chosen
 
 

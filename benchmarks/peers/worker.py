@@ -65,7 +65,9 @@ def run_method(problem: Problem, name: str) -> dict:
             break
     for kind, values in scores.items():
         if not np.isfinite(values).all():
-            raise ValueError(f"scores that are not finite ({(~np.isfinite(values)).mean():.0%} of those for the {kind} query)")
+            raise ValueError(
+                f"scores that are not finite ({(~np.isfinite(values)).mean():.0%} of those for the {kind} query)"
+            )
     np.savez(problem.folder / f"scores-{name}.npz", **scores)
     return {"seconds": spent, "memory": memory}
 

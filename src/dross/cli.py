@@ -34,16 +34,25 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole traceback of an error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where everything goes. What an earlier demo left there is replaced.")] = _DEMO,
-    seeds: Annotated[int, typer.Option(min=2, help="How many fresh seeds the verdict rests on.")] = 10,
+    out: Annotated[
+        Path,
+        typer.Option(help="Where everything goes. What an earlier demo left there is replaced."),
+    ] = _DEMO,
+    seeds: Annotated[
+        int, typer.Option(min=2, help="How many fresh seeds the verdict rests on.")
+    ] = 10,
 ) -> None:
     """The whole story on the digits inside scikit-learn, with 5 % of the training labels flipped.
 
@@ -52,7 +61,9 @@ def demo(
     """
     from . import demo as demonstration
 
-    console.print(f"{demonstration.TRAIN} digits to learn from, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose.")
+    console.print(
+        f"{demonstration.TRAIN} digits to learn from, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose."
+    )
     story = demonstration.tell(out, seeds=seeds, say=_say)
     by_chance = story.removed * story.flipped / demonstration.TRAIN
     console.print(
@@ -61,7 +72,10 @@ def demo(
     )
     _show(story.verdict)
     folder = story.project.folder
-    console.print(f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}", soft_wrap=True)
+    console.print(
+        f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}",
+        soft_wrap=True,
+    )
 
 
 def _say(line: str) -> None:
@@ -71,7 +85,9 @@ def _say(line: str) -> None:
 def _show(verdict: Any) -> None:
     """A verdict in the terminal."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
-    console.print(Text.assemble((f"{verdict.verdict.capitalize()}. ", f"bold {colour}"), verdict.sentence))
+    console.print(
+        Text.assemble((f"{verdict.verdict.capitalize()}. ", f"bold {colour}"), verdict.sentence)
+    )
     table = Table("on the test part")
     columns = []
     for name, m in verdict.metrics.items():
@@ -92,38 +108,79 @@ def _measured(m: Any, scale: int, digits: int) -> dict[str, str]:
     number = lambda v, sign="": f"{scale * v:{sign}.{digits}f}"
     mean = lambda values: sum(values) / len(values)
     return {
-        "everything kept": number(mean(m.before)), "after": number(mean(m.after)), "difference": number(m.difference, "+"),
-        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}", "t-test": _p(m.p_t),
-        "sign flips": _p(m.p_signs), "difference, as many at random": number(m.random_difference, "+"),
-    }  # fmt: skip
+        "everything kept": number(mean(m.before)),
+        "after": number(mean(m.after)),
+        "difference": number(m.difference, "+"),
+        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}",
+        "t-test": _p(m.p_t),
+        "sign flips": _p(m.p_signs),
+        "difference, as many at random": number(m.random_difference, "+"),
+    }
 
 
 @app.command()
 def clean(
     data: Annotated[
-        str, typer.Argument(help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, or module:function.")
+        str,
+        typer.Argument(
+            help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, or module:function."
+        ),
     ],
     label: Annotated[str | None, typer.Option(help="The column to be learnt.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column that holds a text to learn from.")] = None,
-    images: Annotated[str | None, typer.Option(help="The column that holds the paths of pictures.")] = None,
-    validation: Annotated[str | None, typer.Option(help="Validation data of your own: scores are computed on it.")] = None,
-    test: Annotated[str | None, typer.Option(help="Test data of your own: only dross judge reads it.")] = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression; otherwise inferred from the label.")] = None,
-    column: Annotated[
-        list[str] | None, typer.Option(help="What a column is: NAME=number, category, date or ignore. May be repeated.")
+    text: Annotated[
+        str | None, typer.Option(help="The column that holds a text to learn from.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="linear, mlp, cnn, or module:function that builds a torch model.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Independent runs to average the scores over.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="2 and more: remove what is suggested, train and score again.")] = 1,
-    rate: Annotated[float | None, typer.Option(help="The learning rate; otherwise searched for on the validation part.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; otherwise searched for.")] = None,
+    images: Annotated[
+        str | None, typer.Option(help="The column that holds the paths of pictures.")
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Validation data of your own: scores are computed on it.")
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Test data of your own: only dross judge reads it.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="classification or regression; otherwise inferred from the label."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a column is: NAME=number, category, date or ignore. May be repeated."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="linear, mlp, cnn, or module:function that builds a torch model."),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Independent runs to average the scores over.")
+    ] = 4,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="2 and more: remove what is suggested, train and score again."),
+    ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="The learning rate; otherwise searched for on the validation part."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs; otherwise searched for.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Instances per step.")] = None,
     verified: Annotated[
-        int, typer.Option(min=2, help="Suggestions, and as many at random, to check by retraining without each.")
+        int,
+        typer.Option(
+            min=2, help="Suggestions, and as many at random, to check by retraining without each."
+        ),
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of the split and of everything random.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The folder for what is found. Default: runs/NAME.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for what is found. Default: runs/NAME.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what the folder holds.")
+    ] = False,
 ) -> None:
     """Find the training instances that make a model worse.
 
@@ -146,9 +203,27 @@ def clean(
     columns = dict(_assignment(given) for given in column or [])
     make = model if model is not None and ":" in model else None
     project = start(
-        data, label, out=out, text=text, images=images, validation=validation, test=test, task=task, columns=columns, model=None if make else model,
-        make=make, runs=runs, rounds=rounds, rate=rate, epochs=epochs, batch_size=batch_size, verified=verified, seed=seed, overwrite=overwrite, say=_say,
-    )  # fmt: skip
+        data,
+        label,
+        out=out,
+        text=text,
+        images=images,
+        validation=validation,
+        test=test,
+        task=task,
+        columns=columns,
+        model=None if make else model,
+        make=make,
+        runs=runs,
+        rounds=rounds,
+        rate=rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        verified=verified,
+        seed=seed,
+        overwrite=overwrite,
+        say=_say,
+    )
     from .cleanse.report import findings
 
     console.print()
@@ -171,9 +246,14 @@ def _assignment(given: str) -> tuple[str, str]:
 @app.command()
 def review(
     run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
-    port: Annotated[int | None, typer.Option(help="The port to serve on. Default: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port to serve on. Default: a free one.")
+    ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link.")
+        str,
+        typer.Option(
+            help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link."
+        ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
@@ -186,13 +266,27 @@ def review(
 @app.command()
 def judge(
     run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
-    remove: Annotated[int | None, typer.Option(help="Judge the removal of the so many most harmful.")] = None,
-    relabel: Annotated[
-        int | None, typer.Option(help="Judge relabelling the so many most probably mislabelled as the models predict.")
+    remove: Annotated[
+        int | None, typer.Option(help="Judge the removal of the so many most harmful.")
     ] = None,
-    decisions: Annotated[bool, typer.Option("--decisions", help="Judge what was decided on the page.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained.")] = False,
+    relabel: Annotated[
+        int | None,
+        typer.Option(
+            help="Judge relabelling the so many most probably mislabelled as the models predict."
+        ),
+    ] = None,
+    decisions: Annotated[
+        bool, typer.Option("--decisions", help="Judge what was decided on the page.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A first look: 6 seeds, and the recorded run is not retrained."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 1,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on the test part.
@@ -202,7 +296,15 @@ def judge(
     """
     from .cleanse.judge import judge as start
 
-    verdict = start(run, remove=remove, relabel=relabel, decisions=decisions, seeds=seeds, quick=quick, n_jobs=jobs)
+    verdict = start(
+        run,
+        remove=remove,
+        relabel=relabel,
+        decisions=decisions,
+        seeds=seeds,
+        quick=quick,
+        n_jobs=jobs,
+    )
     _show(verdict)
     console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
 
@@ -210,14 +312,25 @@ def judge(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
-    to: Annotated[Path, typer.Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures.")],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."
+        ),
+    ],
     remove: Annotated[
-        int | None, typer.Option(help="Leave out the so many most harmful instead of what was decided on the page.")
+        int | None,
+        typer.Option(
+            help="Leave out the so many most harmful instead of what was decided on the page."
+        ),
     ] = None,
     relabel: Annotated[
-        int | None, typer.Option(help="Relabel the so many most probably mislabelled as the models predict.")
+        int | None,
+        typer.Option(help="Relabel the so many most probably mislabelled as the models predict."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the copy if it is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the copy if it is there.")
+    ] = False,
 ) -> None:
     """Write a cleaned copy of the data and the list of decisions. The input is never touched.
 
@@ -238,12 +351,21 @@ app.add_typer(reproduce, name="reproduce")
 
 @reproduce.command()
 def table1(
-    repetitions: Annotated[int, typer.Option(min=1, help="How many times to draw, train and compare. The paper has 100.")] = 10,
-    only: Annotated[str, typer.Option(help="Cells to compute, separated by commas: adult-dnn, 20news-logreg, ...")] = "",
-    out: Annotated[Path, typer.Option(help="Where results are kept. A run that was stopped goes on from there.")] = Path(
-        "runs/table1"
-    ),
-    jobs: Annotated[int, typer.Option(min=1, help="How many repetitions to compute at once.")] = os.cpu_count() or 1,
+    repetitions: Annotated[
+        int,
+        typer.Option(min=1, help="How many times to draw, train and compare. The paper has 100."),
+    ] = 10,
+    only: Annotated[
+        str,
+        typer.Option(help="Cells to compute, separated by commas: adult-dnn, 20news-logreg, ..."),
+    ] = "",
+    out: Annotated[
+        Path,
+        typer.Option(help="Where results are kept. A run that was stopped goes on from there."),
+    ] = Path("runs/table1"),
+    jobs: Annotated[
+        int, typer.Option(min=1, help="How many repetitions to compute at once.")
+    ] = os.cpu_count() or 1,
 ) -> None:
     """Table 1: how well the linear influence is estimated, against 200 counterfactual runs per repetition.
 
@@ -252,18 +374,29 @@ def table1(
     """
     from .reproduce import table1 as experiment
 
-    cells = experiment.check_cells([name.strip() for name in only.split(",") if name.strip()]) or list(experiment.CELLS)
+    cells = experiment.check_cells(
+        [name.strip() for name in only.split(",") if name.strip()]
+    ) or list(experiment.CELLS)
     results = experiment.run_all(out, cells, repetitions, n_jobs=jobs)
     rows = experiment.summarized(results)
-    table = Table(title=f"{repetitions} repetitions: mean (std), and the paper's mean", title_justify="left")
+    table = Table(
+        title=f"{repetitions} repetitions: mean (std), and the paper's mean", title_justify="left"
+    )
     for name in ("cell", "estimate", "tau", "paper", "Jaccard", "paper"):
         table.add_column(name, justify="left" if name in ("cell", "estimate") else "right")
     for row in rows:
         if row["truth"] == "change":
-            known = [experiment.paper_value(row["cell"], row["method"], metric) for metric in ("tau", "jaccard")]
-            shown = [f"{row[metric]:.2f} ({row[metric + '_std']:.2f})" for metric in ("tau", "jaccard")]
+            known = [
+                experiment.paper_value(row["cell"], row["method"], metric)
+                for metric in ("tau", "jaccard")
+            ]
+            shown = [
+                f"{row[metric]:.2f} ({row[metric + '_std']:.2f})" for metric in ("tau", "jaccard")
+            ]
             tau, jaccard = ("" if value is None else f"{value:.2f}" for value in known)
-            table.add_row(row["cell"], experiment.METHODS[row["method"]], shown[0], tau, shown[1], jaccard)
+            table.add_row(
+                row["cell"], experiment.METHODS[row["method"]], shown[0], tau, shown[1], jaccard
+            )
     console.print(table)
     written = experiment.write(out, rows, results)
     console.print(f"Written: {', '.join(str(path) for path in written)}")
@@ -272,15 +405,30 @@ def table1(
 @reproduce.command()
 def cleansing(
     data: Annotated[str, typer.Option(help="mnist, fashion-mnist or cifar10.")] = "mnist",
-    draws: Annotated[str, typer.Option(help="Which draws of validation data: 0:30 are the first thirty.")] = "0:3",
-    retrain: Annotated[str, typer.Option(help="How to train again, separated by commas: last, all, fresh.")] = "last",
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas. Default: all of them.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A small subset and few epochs: a few minutes on two cores.")] = False,
-    out: Annotated[Path, typer.Option(help="Where results are kept, draw by draw; a run that was stopped goes on.")] = Path(
-        "runs/cleansing"
-    ),
+    draws: Annotated[
+        str, typer.Option(help="Which draws of validation data: 0:30 are the first thirty.")
+    ] = "0:3",
+    retrain: Annotated[
+        str, typer.Option(help="How to train again, separated by commas: last, all, fresh.")
+    ] = "last",
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas. Default: all of them.")
+    ] = "",
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A small subset and few epochs: a few minutes on two cores."),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(help="Where results are kept, draw by draw; a run that was stopped goes on."),
+    ] = Path("runs/cleansing"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="How many draws to compute at once, each in a process of its own.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="How many draws to compute at once, each in a process of its own."
+        ),
+    ] = 1,
 ) -> None:
     """Section 7.2: remove what each method finds harmful, train again, and measure the test error.
 
@@ -292,11 +440,17 @@ def cleansing(
 
     settings = experiment.Settings.of(data, quick)
     split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
-    chosen = experiment.check("method", split(methods), experiment.METHODS) or list(experiment.METHODS)
+    chosen = experiment.check("method", split(methods), experiment.METHODS) or list(
+        experiment.METHODS
+    )
     ways = experiment.check("way to retrain", split(retrain), experiment.RETRAINED)
     wanted = experiment.numbers(draws)
-    console.print(f"Draws {draws}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ...")
-    for number in experiment.compute_all(settings, wanted, chosen, ways, out, device=device, n_jobs=jobs):
+    console.print(
+        f"Draws {draws}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ..."
+    )
+    for number in experiment.compute_all(
+        settings, wanted, chosen, ways, out, device=device, n_jobs=jobs
+    ):
         console.print(f"Draw {number} is done.")
     results = experiment.merged(out, settings)
     rows = [row for result in results for row in result["rows"]]
@@ -304,14 +458,22 @@ def cleansing(
         title=f"Test error after removing m, mean over draws; nothing removed: {_mean(rows, 'error_kept'):.2%}",
         title_justify="left",
     )
-    summary = [row for row in experiment.summarized(rows) if row["method"] in chosen and row["retrain"] in ways]
+    summary = [
+        row
+        for row in experiment.summarized(rows)
+        if row["method"] in chosen and row["retrain"] in ways
+    ]
     sizes = sorted({row["m"] for row in summary})
     for name in ("retrain", "method", *map(str, sizes)):
         table.add_column(name, justify="left" if name in ("retrain", "method") else "right")
     for way in ways:
         for method in chosen:
-            cells = {row["m"]: row for row in summary if (row["retrain"], row["method"]) == (way, method)}
-            table.add_row(way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes))
+            cells = {
+                row["m"]: row for row in summary if (row["retrain"], row["method"]) == (way, method)
+            }
+            table.add_row(
+                way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes)
+            )
     console.print(table)
     for sentence in cleansing_report.findings(experiment.summarized(rows)):
         console.print(sentence)
@@ -325,19 +487,32 @@ def _mean(rows: list[dict], name: str) -> float:
 
 
 @app.command()
-def info(tape: Annotated[str, typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")]) -> None:
+def info(
+    tape: Annotated[
+        str,
+        typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it."),
+    ],
+) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
     from .tape.reader import MANIFEST, Tape
     from .tape.storage import is_url
 
     folder = Path(tape)
-    if not is_url(tape) and not (folder / MANIFEST).exists() and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}"))):
+    if (
+        not is_url(tape)
+        and not (folder / MANIFEST).exists()
+        and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
+    ):
         raise BadInput(
             f"{tape} is a folder of dross clean; its recorded runs are {', '.join(str(path.parent) for path in inside)}."
         )
     opened = Tape(tape)
     made = opened.manifest
-    parameters = sum(_size(shape) for name, (shape, _) in made["model"]["parameters"].items() if name in made["layout"]["names"])
+    parameters = sum(
+        _size(shape)
+        for name, (shape, _) in made["model"]["parameters"].items()
+        if name in made["layout"]["names"]
+    )
     planned = "" if made["planned"] in (None, opened.steps) else f" of {made['planned']:,} planned"
     rows = {
         "model": f"{made['model']['class']}, {parameters:,} parameters in training",
@@ -373,10 +548,14 @@ def main() -> None:
     except DrossError as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/bold red] {error}", highlight=False)
+        Console(stderr=True).print(
+            f"[bold red]{type(error).__name__}:[/bold red] {error}", highlight=False
+        )
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
-        Console(stderr=True).print("Stopped. What was done is kept: give the same command again to go on.")
+        Console(stderr=True).print(
+            "Stopped. What was done is kept: give the same command again to go on."
+        )
         sys.exit(130)

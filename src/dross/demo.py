@@ -63,14 +63,22 @@ def as_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
     return folders
 
 
-def tell(folder: Path, *, seeds: int = 10, progress: bool = True, say: Callable[[str], None] = print) -> Story:
+def tell(
+    folder: Path, *, seeds: int = 10, progress: bool = True, say: Callable[[str], None] = print
+) -> Story:
     """Write the digits as pictures, clean, judge, and compare with what was flipped."""
     digits = flipped_digits()
     folders = as_pictures(digits, folder.with_name(f"{folder.name}-digits"))
     project = clean(
-        folders["train"], validation=str(folders["validation"]), test=str(folders["test"]), model="mlp", out=folder,
-        progress=progress, say=say, overwrite=True,
-    )  # fmt: skip
+        folders["train"],
+        validation=str(folders["validation"]),
+        test=str(folders["test"]),
+        model="mlp",
+        out=folder,
+        progress=progress,
+        say=say,
+        overwrite=True,
+    )
     suggested = project.about["suggested"]["m"] or round(FLIPPED * TRAIN)
     verdict = judge(project.folder, remove=suggested, seeds=seeds, progress=progress)
     instances = project.instances

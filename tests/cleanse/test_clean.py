@@ -37,7 +37,11 @@ def parts_of(frame: pandas.DataFrame, label: str, folder, share: float) -> np.nd
     cut = np.split(order, [int(0.6 * len(order)), int(0.8 * len(order))])
     train = frame.iloc[cut[0]].copy()
     train[label], bad = flipped(train[label].to_numpy(), share)
-    for name, part in (("train", train), ("validation", frame.iloc[cut[1]]), ("test", frame.iloc[cut[2]])):
+    for name, part in (
+        ("train", train),
+        ("validation", frame.iloc[cut[1]]),
+        ("test", frame.iloc[cut[2]]),
+    ):
         part.to_csv(folder / f"{name}.csv", index=False)
     return bad
 
@@ -69,7 +73,14 @@ def cancer(tmp_path_factory):
     frame = data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target])
     bad = parts_of(frame, "diagnosis", folder, 0.12)
     project = dross.clean(
-        folder / "train.csv", "diagnosis", out=folder / "run", runs=3, rate=0.02, epochs=12, progress=False, **files(folder)
+        folder / "train.csv",
+        "diagnosis",
+        out=folder / "run",
+        runs=3,
+        rate=0.02,
+        epochs=12,
+        progress=False,
+        **files(folder),
     )
     return folder, project, bad
 
@@ -85,8 +96,12 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
     assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
     both = edits.chosen(project, 20, 20, False)
-    assert "20 most harmful removed" in both.what and "in both lists only relabelled" in both.what  # flipped labels are in both
-    assert len(both.relabelled) == 20 > len(both.removed) and not set(both.removed) & set(both.relabelled)
+    assert (
+        "20 most harmful removed" in both.what and "in both lists only relabelled" in both.what
+    )  # flipped labels are in both
+    assert len(both.relabelled) == 20 > len(both.removed) and not set(both.removed) & set(
+        both.relabelled
+    )
     report = (folder / "run" / "report.html").read_text()
     assert "Most harmful" in report and report.count("<svg") == 4 and "<script" not in report
     assert len(project.verdicts()) == 2
@@ -97,7 +112,9 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
 
 def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeypatch):
     run = cancer[0] / "run"
-    ask = lambda **options: dross.judge(run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options)
+    ask = lambda **options: dross.judge(
+        run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
+    )
     whole, before = ask(), len(Project.open(run).verdicts())
     calls, train = [], judge.fit
 
@@ -111,7 +128,9 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         patched.setattr(judge, "fit", stopped)
         ask()
     (waiting,) = (run / "judging").glob("*/piece-*")
-    assert waiting.name == "piece-000000.safetensors" and len(Project.open(run).verdicts()) == before
+    assert (
+        waiting.name == "piece-000000.safetensors" and len(Project.open(run).verdicts()) == before
+    )
     again = ask(n_jobs=2)  # the second piece, in a worker
     assert again.metrics == whole.metrics and again.per_class == whole.per_class
     assert not (run / "judging").exists() and not (run / "judging.json").exists()
@@ -121,14 +140,18 @@ def test_the_project_shows_itself(cancer):
     _, project, _ = cancer
     assert "training instances" in repr(project) and "<table" in project._repr_html_()
     why = project.why(int(project.instances["harm_rank"].idxmin()))
-    assert len(why["similar"]) == 4 and why["hurts"] and all(verified for *_, verified in why["hurts"])
+    assert (
+        len(why["similar"]) == 4 and why["hurts"] and all(verified for *_, verified in why["hurts"])
+    )
 
 
 def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path):
     data = load_digits()
     frame = pandas.DataFrame(data.data[:900]).add_prefix("p").assign(digit=data.target[:900])
     frame.to_csv(tmp_path / "digits.csv", index=False)
-    project = dross.clean(tmp_path / "digits.csv", "digit", task="classification", out=tmp_path / "run", **QUICK)
+    project = dross.clean(
+        tmp_path / "digits.csv", "digit", task="classification", out=tmp_path / "run", **QUICK
+    )
     chance = np.random.default_rng(3).choice(len(project.instances), 30, replace=False)
     project.decisions.record({int(k): ("remove", None) for k in chance})
     verdict = dross.judge(tmp_path / "run", decisions=True, progress=False)
@@ -141,10 +164,20 @@ def test_pictures_in_folders(tmp_path):
     digits = flipped_digits()
     folders = as_pictures(digits, tmp_path / "digits")
     project = dross.clean(
-        folders["train"], validation=str(folders["validation"]), test=str(folders["test"]), model="cnn", out=tmp_path / "run",
-        runs=2, epochs=4, rate=0.05, verified=2, progress=False,
-    )  # fmt: skip
-    bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in project.instances["source"]])
+        folders["train"],
+        validation=str(folders["validation"]),
+        test=str(folders["test"]),
+        model="cnn",
+        out=tmp_path / "run",
+        runs=2,
+        epochs=4,
+        rate=0.05,
+        verified=2,
+        progress=False,
+    )
+    bad = np.array(
+        [digits.flipped[int(name.split("/")[1][:4])] for name in project.instances["source"]]
+    )
     assert enrichment(project, bad, "mislabel_rank") > 10
     assert (
         project.picture("train", 0)[:4] == b"\x89PNG"
@@ -154,11 +187,16 @@ def test_pictures_in_folders(tmp_path):
     first = int(project.instances.sort_values("harm_rank").index[0])
     project.decisions.record({first: ("remove", None), 5: ("relabel", "7")})
     done = dross.export(tmp_path / "run", tmp_path / "cleaned")
-    assert done.written == 899 and not (tmp_path / "cleaned" / project.instances["source"].loc[first]).exists()
+    assert (
+        done.written == 899
+        and not (tmp_path / "cleaned" / project.instances["source"].loc[first]).exists()
+    )
     assert (tmp_path / "cleaned" / "7" / project.instances["source"].loc[5].split("/")[1]).exists()
     project.decisions.record({6: ("remove", None)})
     assert dross.export(tmp_path / "run", tmp_path / "cleaned", overwrite=True).written == 898
-    assert len(list((tmp_path / "cleaned").rglob("*.png"))) == 898  # nothing of the earlier copy is left
+    assert (
+        len(list((tmp_path / "cleaned").rglob("*.png"))) == 898
+    )  # nothing of the earlier copy is left
     assert len(list(folders["train"].rglob("*.png"))) == 900  # the input is as it was
 
 
@@ -167,28 +205,52 @@ def test_two_newsgroups_as_text(tmp_path):
     texts, labels = news.train
     pair = [news.classes.index(name) for name in ("rec.sport.hockey", "sci.space")]
     chosen = [k for k in range(len(labels)) if labels[k] in pair][:800]
-    frame = pandas.DataFrame({"post": [texts[k] for k in chosen], "group": [news.classes[labels[k]] for k in chosen]})
+    frame = pandas.DataFrame(
+        {"post": [texts[k] for k in chosen], "group": [news.classes[labels[k]] for k in chosen]}
+    )
     bad = parts_of(frame, "group", tmp_path, 0.1)
     project = dross.clean(
-        tmp_path / "train.csv", "group", text="post", out=tmp_path / "run", runs=2, verified=4, progress=False, **files(tmp_path)
+        tmp_path / "train.csv",
+        "group",
+        text="post",
+        out=tmp_path / "run",
+        runs=2,
+        verified=4,
+        progress=False,
+        **files(tmp_path),
     )
     assert project.about["kind"] == "text" and enrichment(project, bad, "mislabel_rank") > 5
     verdict = dross.judge(tmp_path / "run", relabel=int(0.8 * bad.sum()), progress=False)
     assert verdict.verdict == "improved"
-    words = project.why(int(project.instances["mislabel_rank"].replace(-1, 10**6).idxmin()))["words"]
+    words = project.why(int(project.instances["mislabel_rank"].replace(-1, 10**6).idxmin()))[
+        "words"
+    ]
     assert words and isinstance(words[0][0], str)
 
 
 def test_a_sample_of_adult(tmp_path):
     adult = loaded_or_skip("adult")
     columns, labels = adult.train
-    frame = pandas.DataFrame(columns).assign(income=np.array(adult.classes)[labels]).sample(1500, random_state=0)
+    frame = (
+        pandas.DataFrame(columns)
+        .assign(income=np.array(adult.classes)[labels])
+        .sample(1500, random_state=0)
+    )
     bad = parts_of(frame, "income", tmp_path, 0.15)
     project = dross.clean(
-        tmp_path / "train.csv", "income", out=tmp_path / "run", runs=3, verified=4, progress=False, **files(tmp_path)
+        tmp_path / "train.csv",
+        "income",
+        out=tmp_path / "run",
+        runs=3,
+        verified=4,
+        progress=False,
+        **files(tmp_path),
     )
     assert enrichment(project, bad) > 1.5
-    assert dross.judge(tmp_path / "run", remove=int(0.6 * bad.sum()), progress=False).verdict == "improved"
+    assert (
+        dross.judge(tmp_path / "run", remove=int(0.6 * bad.sum()), progress=False).verdict
+        == "improved"
+    )
 
 
 def test_a_number_to_predict(tmp_path):
@@ -220,12 +282,23 @@ def made_model():
 
 
 def test_data_and_a_model_of_ones_own(tmp_path):
-    project = dross.clean("cleanse.test_clean:made_data", make="cleanse.test_clean:made_model", out=tmp_path / "run", **QUICK)
-    assert project.about["kind"] == "custom" and project.classes == ["no", "yes"] and len(project.instances) == 120
+    project = dross.clean(
+        "cleanse.test_clean:made_data",
+        make="cleanse.test_clean:made_model",
+        out=tmp_path / "run",
+        **QUICK,
+    )
+    assert (
+        project.about["kind"] == "custom"
+        and project.classes == ["no", "yes"]
+        and len(project.instances) == 120
+    )
     assert dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False).seeds == 2
     about = json.loads((tmp_path / "run" / "project.json").read_text())
-    (tmp_path / "run" / "project.json").write_text(json.dumps(about | {"model_source": "of another day"}))
-    with pytest.raises(TapeMismatch, match="cleanse.test_clean:made_model has changed"):
+    (tmp_path / "run" / "project.json").write_text(
+        json.dumps(about | {"model_source": "of another day"})
+    )
+    with pytest.raises(TapeMismatch, match=r"cleanse\.test_clean:made_model has changed"):
         dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False)
     with pytest.raises(BadInput, match="no file to copy"):
         dross.export(tmp_path / "run", tmp_path / "copy.csv", remove=5)
@@ -271,7 +344,10 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     with pytest.raises(TapeDamaged, match="has not finished"):
         Project.open(out)
     project = dross.clean(path, "kind", out=out, **QUICK)
-    assert json.loads((out / "runs" / "round-1" / "run-1" / "manifest.json").read_text())["id"] == tape["id"]  # not trained again
+    assert (
+        json.loads((out / "runs" / "round-1" / "run-1" / "manifest.json").read_text())["id"]
+        == tape["id"]
+    )  # not trained again
     made = project.about["made"], (out / "report.html").stat().st_mtime_ns
     project.decisions.record({3: ("keep", None)})
     again = dross.clean(path, "kind", out=out, **QUICK)
@@ -279,7 +355,9 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     with pytest.raises(BadInput, match="other data or with other settings"):
         dross.clean(path, "kind", out=out, **QUICK | {"runs": 1})
     dross.clean(path, "kind", out=out, overwrite=True, **QUICK | {"runs": 1})
-    assert list(out.glob("decisions-*.sqlite")) and not Project.open(out).decisions.current()  # set aside, not deleted
+    assert (
+        list(out.glob("decisions-*.sqlite")) and not Project.open(out).decisions.current()
+    )  # set aside, not deleted
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(BadInput, match="not made by dross"):
@@ -291,8 +369,13 @@ def test_rounds(tmp_path, monkeypatch):
 
     real = pipeline.curve
     monkeypatch.setattr(pipeline, "curve", lambda *a, **k: replace(real(*a, **k), m=7))
-    project = dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", rounds=2, **QUICK)
-    assert project.about["suggested"]["m"] == 14 and len(project.instances) == project.about["counts"]["train"]
+    project = dross.clean(
+        small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", rounds=2, **QUICK
+    )
+    assert (
+        project.about["suggested"]["m"] == 14
+        and len(project.instances) == project.about["counts"]["train"]
+    )
     first = project.instances.sort_values("harm_rank")
     assert (first["round"].head(7) == 1).all() and (first["round"].tail(len(first) - 7) == 2).all()
     assert sorted(project.instances["harm_rank"]) == list(range(len(first)))
@@ -318,8 +401,14 @@ def test_the_commands(tmp_path, monkeypatch):
         "--verified",
         4,
     )
-    assert said.exit_code == 0 and "Expected: about" in said.output and "dross review runs/people" in said.output
-    assert "'size2' is left aside: always '1.0'" in said.output and "Categories: colour" in said.output
+    assert (
+        said.exit_code == 0
+        and "Expected: about" in said.output
+        and "dross review runs/people" in said.output
+    )
+    assert (
+        "'size2' is left aside: always '1.0'" in said.output and "Categories: colour" in said.output
+    )
     assert all(len(line) <= 80 for line in said.output.splitlines())
     judged = run("judge", "runs/people", "--remove", 5, "--seeds", 3)
     assert judged.exit_code == 0 and "on the test part" in judged.output
@@ -354,11 +443,17 @@ def test_the_commands(tmp_path, monkeypatch):
 def test_the_copy_is_a_copy(tmp_path):
     """Types of a Parquet file, cells that look like missing ones, and rows that are not training rows all stay."""
     frame = pandas.DataFrame(
-        {"x": np.random.default_rng(0).normal(size=150), "n": np.arange(150), "note": ["None", "NA", "-"] * 50}
+        {
+            "x": np.random.default_rng(0).normal(size=150),
+            "n": np.arange(150),
+            "note": ["None", "NA", "-"] * 50,
+        }
     )
     frame["kind"] = np.where(frame["x"] > 0, 1, 0)
     frame.to_parquet(tmp_path / "t.parquet")
-    project = dross.clean(tmp_path / "t.parquet", "kind", task="classification", out=tmp_path / "run", **QUICK)
+    project = dross.clean(
+        tmp_path / "t.parquet", "kind", task="classification", out=tmp_path / "run", **QUICK
+    )
     project.decisions.record({0: ("relabel", "1"), 1: ("remove", None)})
     dross.export(tmp_path / "run", tmp_path / "out.parquet")
     copy = pandas.read_parquet(tmp_path / "out.parquet")
@@ -368,7 +463,11 @@ def test_the_copy_is_a_copy(tmp_path):
     expected.loc[first, "kind"] = 1
     pandas.testing.assert_frame_equal(copy, expected.drop(index=second).reset_index(drop=True))
     dross.export(tmp_path / "run", tmp_path / "out.csv")
-    assert set(pandas.read_csv(tmp_path / "out.csv", keep_default_na=False)["note"]) == {"None", "NA", "-"}
+    assert set(pandas.read_csv(tmp_path / "out.csv", keep_default_na=False)["note"]) == {
+        "None",
+        "NA",
+        "-",
+    }
 
 
 def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
@@ -379,7 +478,12 @@ def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
         for k in range(2):
             (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
     assert _folder(tmp_path / "in", tmp_path / "out", set(), {"a/0.png": "b", "a/1.png": "b"}) == 4
-    assert sorted(path.read_text() for path in (tmp_path / "out" / "b").iterdir()) == ["a0", "a1", "b0", "b1"]
+    assert sorted(path.read_text() for path in (tmp_path / "out" / "b").iterdir()) == [
+        "a0",
+        "a1",
+        "b0",
+        "b1",
+    ]
 
 
 def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
@@ -435,7 +539,10 @@ def test_a_hostile_cell_stays_text_in_the_report(tmp_path):
     hostile = "<img src=x onerror=alert(1)>"
     colours = np.where(np.arange(150) % 3 == 0, hostile, "\"quoted\" & 'so'")
     dross.clean(
-        small_table(tmp_path / "t.csv", colour=colours, **{"<b>name": np.arange(150) % 7}), "kind", out=tmp_path / "run", **QUICK
+        small_table(tmp_path / "t.csv", colour=colours, **{"<b>name": np.arange(150) % 7}),
+        "kind",
+        out=tmp_path / "run",
+        **QUICK,
     )
     report = (tmp_path / "run" / "report.html").read_text()
     assert hostile not in report and "&lt;img src=x" in report and "<b>name" not in report
@@ -446,7 +553,14 @@ def test_a_run_that_diverges_is_tried_once_more_at_a_third_of_the_rate(tmp_path)
     frame = pandas.DataFrame({"x": np.random.default_rng(0).normal(size=200)})
     frame.assign(y=3 * frame["x"] + 1).to_csv(tmp_path / "line.csv", index=False)
     with pytest.raises(dross.DrossError, match="diverge"):
-        dross.clean(tmp_path / "line.csv", "y", model="linear", out=tmp_path / "run", say=said.append, **QUICK | {"rate": 1e4})
+        dross.clean(
+            tmp_path / "line.csv",
+            "y",
+            model="linear",
+            out=tmp_path / "run",
+            say=said.append,
+            **QUICK | {"rate": 1e4},
+        )
     assert len(list(tmp_path.glob("line.csv"))) == 1
 
 
@@ -476,7 +590,11 @@ WRONG = {
     "not numbers": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"task": "regression"}, "is to be a number"),
     "longer than the header": (b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40, {}, "as many cells"),
     "ragged": (b"a,kind\n" + b"1,x\n2,y\n" * 40 + b"1,2,3,4\n", {}, "as many cells"),
-    "an unknown kind of column": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"columns": {"a": "numbr"}}, "Did you mean 'number'"),
+    "an unknown kind of column": (
+        b"a,kind\n" + b"1,x\n2,y\n" * 40,
+        {"columns": {"a": "numbr"}},
+        "Did you mean 'number'",
+    ),
     "an unknown model": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"model": "mpl"}, "Did you mean 'mlp'"),
     "no label given": (b"a,kind\n" + b"1,x\n2,y\n" * 40, {"label": None}, "--label"),
 }
@@ -497,24 +615,46 @@ def test_what_is_inferred_from_awkward_tables(tmp_path):
     rows = 120
     frame = pandas.DataFrame(
         {
-            "id": np.arange(rows), "all missing": None, "mostly numbers": ["n/k" if k % 43 == 3 else "?" if k == 7 else str(k) for k in range(rows)], "day": pandas.date_range("2020-03-01", periods=rows),
-            "yes or no": np.where(np.arange(rows) % 2, "y", "n"), "name": [f"person {k}" for k in range(rows)], "wild": np.r_[np.ones(rows - 1), 1e30],
-            "größe": np.random.default_rng(0).normal(size=rows), "kind": np.where(np.arange(rows) % 3 == 0, "a", "b"),
+            "id": np.arange(rows),
+            "all missing": None,
+            "mostly numbers": [
+                "n/k" if k % 43 == 3 else "?" if k == 7 else str(k) for k in range(rows)
+            ],
+            "day": pandas.date_range("2020-03-01", periods=rows),
+            "yes or no": np.where(np.arange(rows) % 2, "y", "n"),
+            "name": [f"person {k}" for k in range(rows)],
+            "wild": np.r_[np.ones(rows - 1), 1e30],
+            "größe": np.random.default_rng(0).normal(size=rows),
+            "kind": np.where(np.arange(rows) % 3 == 0, "a", "b"),
         }
-    )  # fmt: skip
+    )
     frame = pandas.concat([frame, frame.head(3)])
     path = tmp_path / "t.csv"
     path.write_bytes(frame.to_csv(index=False, sep=";").encode("cp1252"))
     prepared = inputs_load.prepare(inputs_load.Request(str(path), "kind"))
     kinds = {column.name: column.kind for column in prepared.columns}
     assert kinds == {
-        "id": "number", "all missing": "ignore", "mostly numbers": "number", "day": "date", "yes or no": "category", "name": "ignore", "wild": "number", "größe": "number",
-    }  # fmt: skip
+        "id": "number",
+        "all missing": "ignore",
+        "mostly numbers": "number",
+        "day": "date",
+        "yes or no": "category",
+        "name": "ignore",
+        "wild": "number",
+        "größe": "number",
+    }
     told = " ".join(prepared.notes)
-    assert "not UTF-8" in told and "separated by ';'" in told and "3 rows are exact copies" in told and "count as missing" in told
+    assert (
+        "not UTF-8" in told
+        and "separated by ';'" in told
+        and "3 rows are exact copies" in told
+        and "count as missing" in told
+    )
     assert all(torch.isfinite(x).all() and x.abs().max() <= 8 for x in prepared.x.values())
     sizes = {part: len(ids) for part, ids in prepared.parts.items()}
-    assert sum(sizes.values()) == rows + 3 and not set(prepared.parts["train"]) & set(prepared.parts["test"])
+    assert sum(sizes.values()) == rows + 3 and not set(prepared.parts["train"]) & set(
+        prepared.parts["test"]
+    )
     for part in source.PARTS:
         share = (prepared.part(part).labels == "a").mean()
         assert share == pytest.approx(1 / 3, abs=0.05)
@@ -522,12 +662,18 @@ def test_what_is_inferred_from_awkward_tables(tmp_path):
 
 def test_a_class_too_rare_for_every_part_is_used_for_training(tmp_path):
     labels = ["a"] * 60 + ["b"] * 60 + ["once"]
-    pandas.DataFrame({"x": np.arange(121) % 13, "kind": labels}).to_csv(tmp_path / "t.csv", index=False)
+    pandas.DataFrame({"x": np.arange(121) % 13, "kind": labels}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
     prepared = inputs_load.prepare(inputs_load.Request(str(tmp_path / "t.csv"), "kind"))
     assert "once" in prepared.part("train").labels and "Too rare" in " ".join(prepared.notes)
-    pandas.DataFrame({"x": [1, 2] * 30, "kind": ["a", "zebra"] * 30}).to_csv(tmp_path / "test.csv", index=False)
+    pandas.DataFrame({"x": [1, 2] * 30, "kind": ["a", "zebra"] * 30}).to_csv(
+        tmp_path / "test.csv", index=False
+    )
     with pytest.raises(BadInput, match="zebra"):
-        inputs_load.prepare(inputs_load.Request(str(tmp_path / "t.csv"), "kind", test=str(tmp_path / "test.csv")))
+        inputs_load.prepare(
+            inputs_load.Request(str(tmp_path / "t.csv"), "kind", test=str(tmp_path / "test.csv"))
+        )
 
 
 def test_pictures_that_cannot_be_opened(tmp_path):
@@ -537,7 +683,9 @@ def test_pictures_that_cannot_be_opened(tmp_path):
     for kind in ("cat", "dog"):
         (tmp_path / "pets" / kind).mkdir(parents=True)
         for k in range(30):
-            Image.fromarray(rng.integers(0, 255, (20 + k % 3, 24, 3), dtype=np.uint8)).save(tmp_path / "pets" / kind / f"{k}.png")
+            Image.fromarray(rng.integers(0, 255, (20 + k % 3, 24, 3), dtype=np.uint8)).save(
+                tmp_path / "pets" / kind / f"{k}.png"
+            )
     whole = (tmp_path / "pets" / "cat" / "0.png").read_bytes()
     (tmp_path / "pets" / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "pets" / "dog" / "1.png").write_bytes(b"")
@@ -551,7 +699,9 @@ def test_pictures_that_cannot_be_opened(tmp_path):
         }
     )
     listing.to_csv(tmp_path / "pets" / "list.csv", index=False)
-    table = inputs_load.prepare(inputs_load.Request(str(tmp_path / "pets" / "list.csv"), "pet", images="file"))
+    table = inputs_load.prepare(
+        inputs_load.Request(str(tmp_path / "pets" / "list.csv"), "pet", images="file")
+    )
     assert len(table.source) == 57 and table.source.kind == "images"
     (tmp_path / "none").mkdir()
     with pytest.raises(BadInput, match="no pictures under"):

@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from dross.cleanse.decisions import Decisions
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
 
-DECISION = st.sampled_from([("keep", None), ("remove", None), ("undecided", None), ("relabel", "cat"), ("relabel", "dog")])
+DECISION = st.sampled_from(
+    [("keep", None), ("remove", None), ("undecided", None), ("relabel", "cat"), ("relabel", "dog")]
+)
 PEOPLE = st.sampled_from(["", "ana", "ben"])
 STEP = st.one_of(
-    st.tuples(st.just("record"), PEOPLE, st.dictionaries(st.integers(0, 5), DECISION, min_size=1, max_size=4)),
+    st.tuples(
+        st.just("record"),
+        PEOPLE,
+        st.dictionaries(st.integers(0, 5), DECISION, min_size=1, max_size=4),
+    ),
     st.tuples(st.just("undo"), PEOPLE, st.none()),
     st.tuples(st.just("redo"), PEOPLE, st.none()),
 )
@@ -57,7 +63,11 @@ class ListModel:
 @given(st.lists(STEP, max_size=25))
 def test_the_log_is_the_list_also_for_a_second_reader_and_after_reopening(steps):
     with tempfile.TemporaryDirectory() as folder:
-        log, other, model = Decisions(Path(folder) / "d.sqlite"), Decisions(Path(folder) / "d.sqlite"), ListModel()
+        log, other, model = (
+            Decisions(Path(folder) / "d.sqlite"),
+            Decisions(Path(folder) / "d.sqlite"),
+            ListModel(),
+        )
         for place, (verb, who, changes) in enumerate(steps):
             writer = (log, other)[place % 2]
             writer.record(changes, who) if verb == "record" else getattr(writer, verb)(who)
@@ -66,7 +76,11 @@ def test_the_log_is_the_list_also_for_a_second_reader_and_after_reopening(steps)
             assert log.undoable("ana") == any(entry[0] == "ana" for entry in model.holding)
         again = Decisions(Path(folder) / "d.sqlite")
         assert again.current() == other.current() == model.current()
-        assert again.revision == log.revision and again.since(0) == log.since(0) and again.since(again.revision) == []
+        assert (
+            again.revision == log.revision
+            and again.since(0) == log.since(0)
+            and again.since(again.revision) == []
+        )
         for decisions in (log, other, again):
             decisions.close()
 
@@ -74,16 +88,23 @@ def test_the_log_is_the_list_also_for_a_second_reader_and_after_reopening(steps)
 def test_a_bulk_decision_is_one_event_and_is_undone_as_one(tmp_path):
     log = Decisions(tmp_path / "d.sqlite")
     log.record({3: ("keep", None)})
-    revision = log.record(dict.fromkeys(range(1000), ("remove", None)), who="ana", why="all of class 3")
+    revision = log.record(
+        dict.fromkeys(range(1000), ("remove", None)), who="ana", why="all of class 3"
+    )
     assert [event.revision for event in log.since(revision - 1)] == [revision]
     undone = log.undo()
-    assert undone is not None and set(undone.changes) == set(range(1000)) and undone.target == revision
+    assert (
+        undone is not None and set(undone.changes) == set(range(1000)) and undone.target == revision
+    )
     assert log.current() == {3: ("keep", None)}
     log.redo()
     assert len(log.current()) == 1000
     history = log.history()
     assert [entry["action"] for entry in history] == ["keep", "remove", "undo", "redo"]
-    assert history[1]["ids"] == list(range(1000)) and (history[1]["who"], history[1]["why"]) == ("ana", "all of class 3")
+    assert history[1]["ids"] == list(range(1000)) and (history[1]["who"], history[1]["why"]) == (
+        "ana",
+        "all of class 3",
+    )
     assert log.undo("nobody") is None and log.redo() is None
 
 
@@ -94,7 +115,10 @@ def test_a_person_takes_back_only_what_that_person_decided(tmp_path):
     log.undo(who="ana")
     assert log.current() == {1: ("remove", None), 2: ("remove", None)}
     log.redo(who="ana")
-    assert log.current() == {1: ("keep", None), 2: ("remove", None)}  # said again, later than what ben said
+    assert log.current() == {
+        1: ("keep", None),
+        2: ("remove", None),
+    }  # said again, later than what ben said
 
 
 def test_a_request_sent_twice_is_carried_out_once(tmp_path):
@@ -107,7 +131,15 @@ def test_a_request_sent_twice_is_carried_out_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {1: ("delete", None)}, {1: ("relabel", None)}, {1: ("keep", "cat")}, {-1: ("keep", None)}, {1: ("relabel", 3)}]
+    "changes",
+    [
+        {},
+        {1: ("delete", None)},
+        {1: ("relabel", None)},
+        {1: ("keep", "cat")},
+        {-1: ("keep", None)},
+        {1: ("relabel", 3)},
+    ],
 )
 def test_nonsense_is_refused_and_leaves_no_trace(tmp_path, changes):
     log = Decisions(tmp_path / "d.sqlite")
@@ -120,7 +152,9 @@ def test_rows_are_never_changed_or_deleted(tmp_path):
     log = Decisions(tmp_path / "d.sqlite")
     seen = []
     for step in range(12):
-        log.record({step: ("keep", None)}) if step % 3 == 0 else log.undo() if step % 3 == 1 else log.redo()
+        log.record(
+            {step: ("keep", None)}
+        ) if step % 3 == 0 else log.undo() if step % 3 == 1 else log.redo()
         rows = sqlite3.connect(tmp_path / "d.sqlite")
         now = rows.execute("SELECT * FROM events ORDER BY revision").fetchall()
         rows.close()
@@ -153,7 +187,11 @@ for id in range(first, first + count):
 
 
 def writer(path, first, count):
-    return subprocess.Popen([sys.executable, "-c", WRITER, path, str(first), str(count)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, path, str(first), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_two_processes_at_once_lose_nothing(tmp_path):
@@ -196,7 +234,12 @@ def test_a_foreign_or_damaged_file_is_refused_and_left_as_it_is(tmp_path):
     log.close()
     whole = cut.read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    for path, kind in ((text, TapeDamaged), (foreign, TapeDamaged), (newer, TapeMismatch), (cut, TapeDamaged)):
+    for path, kind in (
+        (text, TapeDamaged),
+        (foreign, TapeDamaged),
+        (newer, TapeMismatch),
+        (cut, TapeDamaged),
+    ):
         before = path.read_bytes()
         with pytest.raises(kind, match=str(path)):
             Decisions(path)

@@ -21,7 +21,8 @@ def needs(path: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "classes"), [("digits", (1797, 64), 10), ("breast_cancer", (569, 30), 2), ("wine", (178, 13), 3)]
+    ("name", "shape", "classes"),
+    [("digits", (1797, 64), 10), ("breast_cancer", (569, 30), 2), ("wine", (178, 13), 3)],
 )
 def test_inside_scikit_learn(name, shape, classes):
     loaded = datasets.load(name)
@@ -36,11 +37,14 @@ def test_names():
         datasets.load("zebra")
 
 
-@pytest.mark.parametrize(("cell", "name", "path"), [
-    ("adult_logreg", "adult", "adult.csv.gz"),
-    ("20news_logreg", "20news", "newsgroups/20news-bydate-all.jsonl.xz"),
-    ("mnist_logreg", "mnist", "mnist/train-images-idx3-ubyte.gz"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cell", "name", "path"),
+    [
+        ("adult_logreg", "adult", "adult.csv.gz"),
+        ("20news_logreg", "20news", "newsgroups/20news-bydate-all.jsonl.xz"),
+        ("mnist_logreg", "mnist", "mnist/train-images-idx3-ubyte.gz"),
+    ],
+)
 def test_the_papers_draws(shared_oracle, cell, name, path):
     """Repetition 0 of Section 7.1, number for number."""
     needs(path)
@@ -58,7 +62,9 @@ def test_cifar10_as_published():
     images, labels = sets._unpack_cifar(path)
     planes = images.transpose(0, 3, 1, 2).reshape(10_000, 3072)
     raw = np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1).tobytes()
-    assert hashlib.md5(raw).hexdigest() == "803d5f7f4d78ea53de84dbe85f74fb6d"  # the official test_batch.bin
+    assert (
+        hashlib.md5(raw).hexdigest() == "803d5f7f4d78ea53de84dbe85f74fb6d"
+    )  # the official test_batch.bin
 
 
 def test_adult_as_published(tmp_path, monkeypatch):
@@ -66,15 +72,18 @@ def test_adult_as_published(tmp_path, monkeypatch):
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path))
     (tmp_path / "adult").mkdir()
-    row = (
-        "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, "
+    row = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, "
+    (tmp_path / "adult" / "adult.data").write_text(
+        row + "<=50K\n" + row.replace("39", "50") + ">50K\n\n"
     )
-    (tmp_path / "adult" / "adult.data").write_text(row + "<=50K\n" + row.replace("39", "50") + ">50K\n\n")
     (tmp_path / "adult" / "adult.test").write_text("|1x3 Cross validator\n" + row + ">50K.\n")
     loaded = datasets.load("adult")
     assert loaded.test is not None
     assert loaded.train[1].tolist() == [0, 1] and loaded.test[1].tolist() == [1]
-    assert loaded.train[0]["age"].tolist() == [39, 50] and loaded.train[0]["race"].tolist() == ["White", "White"]
+    assert loaded.train[0]["age"].tolist() == [39, 50] and loaded.train[0]["race"].tolist() == [
+        "White",
+        "White",
+    ]
 
 
 @pytest.fixture
@@ -86,7 +95,9 @@ def home(tmp_path, monkeypatch):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             served = self.server.files.get(self.path)  # type: ignore[attr-defined]
-            content = served.pop(0) if served and len(served) > 1 else (served[0] if served else None)
+            content = (
+                served.pop(0) if served and len(served) > 1 else (served[0] if served else None)
+            )
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Length", str(len(content or b"")))
             self.end_headers()
@@ -106,13 +117,20 @@ def home(tmp_path, monkeypatch):
 
 
 def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        side.to_bytes(4, "big") for side in array.shape
+    )
     return gzip.compress(header + array.astype(np.uint8).tobytes(), mtime=0)
 
 
 def test_fetched_checked_and_kept(home, monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
-    arrays = [rng.integers(0, 256, (5, 28, 28)), rng.integers(0, 10, 5), rng.integers(0, 256, (3, 28, 28)), rng.integers(0, 10, 3)]
+    arrays = [
+        rng.integers(0, 256, (5, 28, 28)),
+        rng.integers(0, 10, 5),
+        rng.integers(0, 256, (3, 28, 28)),
+        rng.integers(0, 10, 3),
+    ]
     files = {f"/{name}.gz": idx(array) for name, array in zip(sets._IDX, arrays)}
     home.files = {path: [content] for path, content in files.items()}
     first = next(iter(files))
@@ -139,7 +157,9 @@ def test_damaged_for_good_missing_and_unreachable(home, monkeypatch, tmp_path):
     with pytest.raises(DataUnavailable, match="cannot be reached"):
         sources.get(sources.Remote("set/b", url + "b", "0" * 32))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    monkeypatch.setitem(sets._HOMES, "fashion-mnist", ("http://127.0.0.1:9/", ("0" * 32,) * 4))  # nobody listens there
+    monkeypatch.setitem(
+        sets._HOMES, "fashion-mnist", ("http://127.0.0.1:9/", ("0" * 32,) * 4)
+    )  # nobody listens there
     with pytest.raises(DataUnavailable, match=r"fashion-mnist/train-images.*DROSS_DATA"):
         datasets.load("fashion-mnist")
 
@@ -154,7 +174,9 @@ def test_shifts_and_flips():
     padded = torch.nn.functional.pad(x - fill, [2, 2, 2, 2]) + fill
     candidates = [padded[:, :, a : a + 6, b : b + 5] for a in range(5) for b in range(5)]
     candidates += [candidate.flip(3) for candidate in candidates]
-    hits = torch.stack([torch.isclose(candidate, one).flatten(1).all(1) for candidate in candidates])  # [50 moves, 50 pictures]
+    hits = torch.stack(
+        [torch.isclose(candidate, one).flatten(1).all(1) for candidate in candidates]
+    )  # [50 moves, 50 pictures]
     assert hits.any(0).all()  # every picture is one of the moves of its original
     assert len(hits.double().argmax(0).unique()) > 20  # and they are different ones
     assert torch.equal(ShiftAndFlip(0)(x, seeded(0)), x)

@@ -19,9 +19,18 @@ def convex(tmp_path_factory):
     X = torch.randn(40, 4, dtype=torch.float64, generator=rng)
     Y = (X[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=rng) > 0).double()
     model = nn.Linear(4, 1).double()
-    run = dross.train(model, (X, Y), "binary_cross_entropy", torch.optim.SGD(model.parameters(), lr=0.5), epochs=300, batch_size=40,
-                      tape=tmp_path_factory.mktemp("convex") / "t", progress=False, keep=dross.Checkpoints(),
-                      penalty=lambda p: 0.05 / 2 * sum((v**2).sum() for v in p.values()))  # fmt: skip
+    run = dross.train(
+        model,
+        (X, Y),
+        "binary_cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        epochs=300,
+        batch_size=40,
+        tape=tmp_path_factory.mktemp("convex") / "t",
+        progress=False,
+        keep=dross.Checkpoints(),
+        penalty=lambda p: 0.05 / 2 * sum((v**2).sum() for v in p.values()),
+    )
     X_val = torch.randn(30, 4, dtype=torch.float64, generator=rng)
     return run, dross.mean_loss((X_val, (X_val[:, 0] > 0).double()))
 
@@ -56,7 +65,9 @@ def test_influence_functions_against_a_dense_solve(convex):
 def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
     run, query = convex
     truth = run.leave_one_out(query)
-    exact = estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0, penalty=True).score(run, query)
+    exact = estimators.InfluenceFunction(
+        estimators.ConjugateGradients(), damping=0.0, penalty=True
+    ).score(run, query)
     for scores in (exact, estimators.Retrace().score(run, query)):
         check = np.corrcoef(scores.values, truth)[0, 1]
         assert check > 0.95, check
@@ -67,18 +78,26 @@ def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
 def test_solvers_that_cannot_succeed_say_so(convex):
     run, query = convex
     with pytest.raises(NotFinite, match="diverged"):
-        estimators.InfluenceFunction(estimators.LiSSA(steps=5000, batch_size=40, scale=0.01), damping=0.1).score(run, query)
+        estimators.InfluenceFunction(
+            estimators.LiSSA(steps=5000, batch_size=40, scale=0.01), damping=0.1
+        ).score(run, query)
     with pytest.raises(BadInput, match="negative"):
         estimators.InfluenceFunction(damping=-1.0).score(run, query)
     flipped = dross.query(lambda params, buffers: params["weight"].sum())
-    assert estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1).score(run, flipped).details["converged"]
+    assert (
+        estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1)
+        .score(run, flipped)
+        .details["converged"]
+    )
 
 
 def test_negative_curvature_is_named(record):
     p = problem("mlp", "maximize", epochs=6)
     run = record(p)
     with pytest.raises(NotFinite, match="negative curvature"):
-        estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0).score(run, dross.mean_loss((p.X_val, p.Y_val)))
+        estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0).score(
+            run, dross.mean_loss((p.X_val, p.Y_val))
+        )
 
 
 def test_tracin_by_hand(record):
@@ -101,17 +120,25 @@ def test_tracin_by_hand(record):
 def test_retrace_and_without_hessian_are_the_runs_own(record):
     p = problem("mlp", "sgd")
     run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
-    np.testing.assert_array_equal(estimators.Retrace(epochs=1).score(run, query).values, run.influence(query, epochs=1).values)
+    np.testing.assert_array_equal(
+        estimators.Retrace(epochs=1).score(run, query).values, run.influence(query, epochs=1).values
+    )
     without = estimators.WithoutHessian().score(run, query)
-    np.testing.assert_array_equal(without.by_epoch[-1], estimators.WithoutHessian(epochs=1).score(run, query).values)
+    np.testing.assert_array_equal(
+        without.by_epoch[-1], estimators.WithoutHessian(epochs=1).score(run, query).values
+    )
     assert not without.hessian
 
 
 def test_the_loss_is_the_loss(record):
-    p = problem("batchnorm", "sgd", penalty=lambda params: sum((v**2).sum() for v in params.values()))
+    p = problem(
+        "batchnorm", "sgd", penalty=lambda params: sum((v**2).sum() for v in params.values())
+    )
     run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
     np.testing.assert_allclose(
-        estimators.TrainingLoss().score(run, query).values, -run.evaluate(dross.losses((p.X, p.Y))), rtol=1e-12
+        estimators.TrainingLoss().score(run, query).values,
+        -run.evaluate(dross.losses((p.X, p.Y))),
+        rtol=1e-12,
     )
 
 
@@ -124,20 +151,34 @@ def with_strangers(tmp_path_factory):
     Y, Y_val = (X[:, 0] > 0).long(), (X_val[:, 0] > 0).long()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
-    run = dross.train(model, (X, Y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05), epochs=3, batch_size=20,
-                      tape=tmp_path_factory.mktemp("strangers") / "t", progress=False)  # fmt: skip
+    run = dross.train(
+        model,
+        (X, Y),
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        epochs=3,
+        batch_size=20,
+        tape=tmp_path_factory.mktemp("strangers") / "t",
+        progress=False,
+    )
     return run, dross.mean_loss((X_val, Y_val))
 
 
-@pytest.mark.parametrize("name", ["autoencoder", "isolation-forest", "local-outlier-factor", "one-class-svm"])
+@pytest.mark.parametrize(
+    "name", ["autoencoder", "isolation-forest", "local-outlier-factor", "one-class-svm"]
+)
 def test_outliers_come_first(with_strangers, name):
     run, query = with_strangers
     scores = estimators.named(name).score(run, query)
     found = set(scores.most_harmful(10)) & set(range(110, 120))
     assert len(found) >= (8 if name != "one-class-svm" else 5)
-    np.testing.assert_array_equal(scores.values, estimators.named(name).score(run, query).values)  # repeatable
+    np.testing.assert_array_equal(
+        scores.values, estimators.named(name).score(run, query).values
+    )  # repeatable
     with pytest.raises(BadInput, match="data of the query"):
-        estimators.named(name).score(run, dross.query(lambda params, buffers: params["0.bias"].sum()))
+        estimators.named(name).score(
+            run, dross.query(lambda params, buffers: params["0.bias"].sum())
+        )
 
 
 @pytest.mark.parametrize("name", estimators.NAMED)
@@ -145,9 +186,16 @@ def test_the_protocol(with_strangers, name):
     run, query = with_strangers
     before = [value.clone() for value in run.recording.objective.model.state_dict().values()]
     scores = estimators.named(name).score(run, query)
-    assert isinstance(scores, dross.Scores) and scores.values.shape == (120,) and scores.values.dtype == np.float64
+    assert (
+        isinstance(scores, dross.Scores)
+        and scores.values.shape == (120,)
+        and scores.values.dtype == np.float64
+    )
     assert np.isfinite(scores.values).all()
-    assert all(torch.equal(a, b) for a, b in zip(before, run.recording.objective.model.state_dict().values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, run.recording.objective.model.state_dict().values())
+    )
 
 
 def test_names_and_shapes():

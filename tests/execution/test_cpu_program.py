@@ -22,9 +22,16 @@ def results(p, folder, monkeypatch, switch: str):
     monkeypatch.setenv("DROSS_PROGRAMS", switch)
     model, optimizer = p.start()
     run = dross.train(
-        model, (p.X, p.Y), p.loss, optimizer, tape=folder / switch, batches=p.batches, epochs=p.epochs, progress=False,
+        model,
+        (p.X, p.Y),
+        p.loss,
+        optimizer,
+        tape=folder / switch,
+        batches=p.batches,
+        epochs=p.epochs,
+        progress=False,
         keep=dross.Checkpoints(every=3),
-    )  # fmt: skip
+    )
     one = dross.mean_loss((p.X_val, p.Y_val))
     found = {
         "theta": run.recording.state_at(run.steps).theta,
@@ -36,8 +43,12 @@ def results(p, folder, monkeypatch, switch: str):
     return found, run.recording.objective.graphs._programs._written
 
 
-@pytest.mark.filterwarnings("ignore::dross.errors.DrossWarning")  # some of them cannot be run many at once
-@pytest.mark.parametrize("model,optimizer", [(m, "momentum") for m in MODELS] + [("mlp", o) for o in OPTIMIZERS])
+@pytest.mark.filterwarnings(
+    "ignore::dross.errors.DrossWarning"
+)  # some of them cannot be run many at once
+@pytest.mark.parametrize(
+    "model,optimizer", [(m, "momentum") for m in MODELS] + [("mlp", o) for o in OPTIMIZERS]
+)
 def test_the_same_bits(model, optimizer, tmp_path, monkeypatch, soon):
     p = problem(model, optimizer)
     plain, none = results(p, tmp_path, monkeypatch, "0")
@@ -82,10 +93,21 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
         model = Peeks(WAYS[way])
         model.load_state_dict(start)
         run = dross.train(
-            model, (x, y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / switch, epochs=2, batch_size=4,
+            model,
+            (x, y),
+            "cross_entropy",
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tape=tmp_path / switch,
+            epochs=2,
+            batch_size=4,
             progress=False,
-        )  # fmt: skip
-        found.append((run.recording.state_at(run.steps).theta, torch.from_numpy(run.influence(dross.mean_loss((x, y))).values)))
+        )
+        found.append(
+            (
+                run.recording.state_at(run.steps).theta,
+                torch.from_numpy(run.influence(dross.mean_loss((x, y))).values),
+            )
+        )
         written = run.recording.objective.graphs._programs._written
     assert written and all(program is None for program in written.values())
     assert all(torch.equal(a, b) for a, b in zip(*found))
@@ -94,7 +116,16 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
 def recorded(model, folder):
     x, y = torch.randn(40, 3, dtype=next(model.parameters()).dtype), torch.randint(0, 2, (40,))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    return dross.train(model, (x, y), "cross_entropy", optimizer, tape=folder / "t", epochs=2, batch_size=4, progress=False)
+    return dross.train(
+        model,
+        (x, y),
+        "cross_entropy",
+        optimizer,
+        tape=folder / "t",
+        epochs=2,
+        batch_size=4,
+        progress=False,
+    )
 
 
 def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
@@ -107,7 +138,10 @@ def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     with objective.training():
         before, _, _ = objective.gradient(state.theta, state.buffers, batch)
-        assert any(program is not None and program.trusted for program in objective.graphs._programs._written.values())
+        assert any(
+            program is not None and program.trusted
+            for program in objective.graphs._programs._written.values()
+        )
         with torch.no_grad():
             model[0].weight.mul_(2)
         after, _, _ = objective.gradient(state.theta, state.buffers, batch)
@@ -140,7 +174,10 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(
-        nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32, 3)
+        nn.Embedding(20, 8),
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(32, 3),
     ).double()
     start, x, y = model.state_dict(), torch.randint(0, 20, (30, 4)), torch.randint(0, 3, (30,))
     start = {name: value.clone() for name, value in start.items()}
@@ -149,13 +186,21 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
         model.load_state_dict(start)
         run = dross.train(
-            model, (x, y), "cross_entropy", torch.optim.AdamW(model.parameters(), lr=0.01), tape=tmp_path / switch, epochs=4, batch_size=10,
+            model,
+            (x, y),
+            "cross_entropy",
+            torch.optim.AdamW(model.parameters(), lr=0.01),
+            tape=tmp_path / switch,
+            epochs=4,
+            batch_size=10,
             progress=False,
-        )  # fmt: skip
+        )
         scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
     assert run.recording.objective.uses_forward_mode
     programs_of = run.recording.objective.graphs._programs._written
-    assert {key[0][0] for key, program in programs_of.items() if program is not None and program.trusted} == {
+    assert {
+        key[0][0] for key, program in programs_of.items() if program is not None and program.trusted
+    } == {
         "training step",
         "reverse step",
     }
@@ -175,7 +220,11 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
 def test_pooling_with_the_channels_last_gives_the_same_bits(how):
     x = torch.randn(4, 16, 9, 9).relu()  # many of them 0, and so equal
     x[0, 0, 0, 1], x[1, 1, :2, :2] = float("nan"), -float("inf")
-    for found, wanted in zip(cpu_program._pooled(x, *how), torch.ops.aten.max_pool2d_with_indices.default(x, *how), strict=True):
+    for found, wanted in zip(
+        cpu_program._pooled(x, *how),
+        torch.ops.aten.max_pool2d_with_indices.default(x, *how),
+        strict=True,
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
         assert found.stride() == wanted.stride()
 
@@ -183,13 +232,26 @@ def test_pooling_with_the_channels_last_gives_the_same_bits(how):
 def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, soon):
     data, calls, scores = (torch.randn(40, 1, 8, 8), torch.randint(0, 3, (40,))), [], []
     pooled = cpu_program._pooled
-    monkeypatch.setattr(cpu_program, "_pooled", lambda *args, **more: calls.append(1) or pooled(*args, **more))
+    monkeypatch.setattr(
+        cpu_program, "_pooled", lambda *args, **more: calls.append(1) or pooled(*args, **more)
+    )
     for switch in ("0", "1"):
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 3))
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 3)
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = dross.train(model, data, "cross_entropy", optimizer, tape=tmp_path / switch, epochs=4, batch_size=8, progress=False)
+        run = dross.train(
+            model,
+            data,
+            "cross_entropy",
+            optimizer,
+            tape=tmp_path / switch,
+            epochs=4,
+            batch_size=8,
+            progress=False,
+        )
         scores.append(torch.from_numpy(run.influence(dross.mean_loss(data)).values))
         assert bool(calls) == (switch == "1")
     assert torch.equal(*scores)

@@ -21,12 +21,18 @@ from dross.execution.cuda_graph import Graphs, _agree, _Graph
 from dross.step.objective import Objective
 
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU here; benchmarks/on_cuda.py and this file are run on one by hand"
+    not torch.cuda.is_available(),
+    reason="no GPU here; benchmarks/on_cuda.py and this file are run on one by hand",
 )
 
 
-@pytest.mark.parametrize("how, channels", [({}, 3), ({"many": True}, 3), ({"wide": 8}, 3), ({"wide": 8}, 8)])
-@pytest.mark.parametrize("options", [{}, {"padding": 1}, {"stride": 2}, {"padding": (2, 1), "stride": (1, 2)}, {"bias": False}])
+@pytest.mark.parametrize(
+    "how, channels", [({}, 3), ({"many": True}, 3), ({"wide": 8}, 3), ({"wide": 8}, 8)]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding": 1}, {"stride": 2}, {"padding": (2, 1), "stride": (1, 2)}, {"bias": False}],
+)
 def test_a_convolution_as_a_product_is_the_convolution(options, how, channels):
     torch.manual_seed(0)
     layer = nn.Conv2d(channels, 2, (3, 2), dtype=torch.float64, **options)
@@ -36,10 +42,15 @@ def test_a_convolution_as_a_product_is_the_convolution(options, how, channels):
         product = layer(x)
     np.testing.assert_allclose(product.detach(), plain.detach(), rtol=1e-12, atol=1e-13)
     inputs = [x, *layer.parameters()]
-    ours, theirs = (torch.autograd.grad((y**2).sum(), inputs, create_graph=True) for y in (product, plain))
+    ours, theirs = (
+        torch.autograd.grad((y**2).sum(), inputs, create_graph=True) for y in (product, plain)
+    )
     for one, other in zip(ours, theirs):
         np.testing.assert_allclose(one.detach(), other.detach(), rtol=1e-11, atol=1e-12)
-    second = [torch.autograd.grad(sum(g.square().sum() for g in first), inputs) for first in (ours, theirs)]
+    second = [
+        torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+        for first in (ours, theirs)
+    ]
     for one, other in zip(*second):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
@@ -47,7 +58,10 @@ def test_a_convolution_as_a_product_is_the_convolution(options, how, channels):
 def test_a_product_for_many_directions_is_one_for_each(recwarn):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 2, 3, padding=1, stride=2, dtype=torch.float64)
-    x, directions = torch.randn(2, 3, 7, 6, dtype=torch.float64), torch.randn(4, 2, 3, 7, 6, dtype=torch.float64)
+    x, directions = (
+        torch.randn(2, 3, 7, 6, dtype=torch.float64),
+        torch.randn(4, 2, 3, 7, 6, dtype=torch.float64),
+    )
 
     def second(direction):
         """The derivative of a directional derivative: windows, and windows added up, of many at once."""
@@ -81,7 +95,12 @@ class Jitter(DrawsApart):
 
 @pytest.mark.parametrize(
     "augment",
-    [ShiftAndFlip(1, flip=True), Sometimes(1), lambda x, g: x + torch.rand(len(x), generator=g)[:, None, None, None], None],
+    [
+        ShiftAndFlip(1, flip=True),
+        Sometimes(1),
+        lambda x, g: x + torch.rand(len(x), generator=g)[:, None, None, None],
+        None,
+    ],
 )
 def test_a_row_of_batches_is_what_each_batch_is_by_itself(augment):
     x, y = torch.randn(30, 1, 5, 5), torch.arange(30)
@@ -90,7 +109,9 @@ def test_a_row_of_batches_is_what_each_batch_is_by_itself(augment):
 
 def test_a_row_of_batches_of_several_tensors():
     x, y = {"a": torch.randn(30, 3), "b": torch.randn(30, 4)}, torch.arange(30)
-    assert_same_rows(lambda ids: ({name: value[ids] for name, value in x.items()}, y[ids]), Jitter())
+    assert_same_rows(
+        lambda ids: ({name: value[ids] for name, value in x.items()}, y[ids]), Jitter()
+    )
 
 
 def assert_same_rows(look_up, augment):
@@ -114,14 +135,20 @@ def test_what_is_no_plain_convolution_is_convolved_by_torch():
         given = x if isinstance(layer, nn.Conv2d) else x[..., 0]
         plain = layer.double()(given)
         with AsProducts():
-            np.testing.assert_allclose(layer(given).detach(), plain.detach(), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(
+                layer(given).detach(), plain.detach(), rtol=1e-12, atol=1e-14
+            )
 
 
 def test_values_come_back_in_their_form():
     a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
     tensors, form = flattened((a, {"z": b, "a": c}, None, True))
     assert [len(t) for t in tensors] == [1, 3, 2]  # dicts by name, whatever their order
-    assert flattened((a, {"a": c, "z": b}, None, True))[1] == form != flattened((a, {"a": c, "z": b}, None, False))[1]
+    assert (
+        flattened((a, {"a": c, "z": b}, None, True))[1]
+        == form
+        != flattened((a, {"a": c, "z": b}, None, False))[1]
+    )
     one, two, three, four = unflattened(tensors, form)
     assert one is a and two["z"] is b and two["a"] is c and three is None and four is True
 
@@ -145,11 +172,23 @@ def test_a_graph_is_forgotten_when_a_frozen_tensor_is_replaced():
 
 def recorded(folder, model, **options):
     generator = torch.Generator().manual_seed(0)
-    data = (torch.randn(700, 1, 28, 28, generator=generator), torch.randint(0, 10, (700,), generator=generator))
+    data = (
+        torch.randn(700, 1, 28, 28, generator=generator),
+        torch.randint(0, 10, (700,), generator=generator),
+    )
     run = dross.train(
-        model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5), tape=folder, epochs=2, batch_size=64,
-        device="cuda", progress=False, overwrite=True, **options,
-    )  # fmt: skip
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5),
+        tape=folder,
+        epochs=2,
+        batch_size=64,
+        device="cuda",
+        progress=False,
+        overwrite=True,
+        **options,
+    )
     return run, dross.mean_loss((data[0][:100], data[1][:100]))
 
 
@@ -163,7 +202,10 @@ def test_graphs_give_what_the_steps_give(tmp_path, monkeypatch):
         model = mnist_cnn()
         model.load_state_dict(start)
         run, query = recorded(tmp_path / graphs, model, augment=ShiftAndFlip(2, fill=-1.0))
-        scores, without = run.influence(query).values, run.counterfactual([[0, 1], [5]]).evaluate(query)
+        scores, without = (
+            run.influence(query).values,
+            run.counterfactual([[0, 1], [5]]).evaluate(query),
+        )
         trusted = [graph.trusted for graph in run.recording.objective.graphs._graphs.values()]
         assert (len(trusted) >= 3 and all(trusted)) == (graphs == "1")
         found.append((run.recording.state_at(run.steps).theta.cpu().numpy(), scores, without))
@@ -213,7 +255,9 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     assert set(objective.plans.values()) == {(True, 256)}
     objective.graphs.give_back()
     room = torch.cuda.memory_reserved() + (1 << 30)
-    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    torch.cuda.set_per_process_memory_fraction(
+        room / torch.cuda.get_device_properties(0).total_memory
+    )
     try:
         with pytest.warns(dross.DrossWarning, match="Out of memory: going on with"):
             found = run.influence(queries).values
@@ -253,7 +297,9 @@ def rehearse(monkeypatch, graph=Rehearsed):
         init(self)
         Rehearsed.owner = self
 
-    monkeypatch.setattr(Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused)
+    monkeypatch.setattr(
+        Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused
+    )
     monkeypatch.setattr("dross.execution.cuda_graph._Graph", graph)
     monkeypatch.setattr(Graphs, "__init__", owning)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
@@ -263,7 +309,9 @@ def rehearse(monkeypatch, graph=Rehearsed):
 
 @pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])
 @pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=40)])
-def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypatch, keep, looked_up_at_once):
+def test_several_steps_at_once_give_what_they_give_one_by_one(
+    tmp_path, monkeypatch, keep, looked_up_at_once
+):
     """The logic of it: which steps are put together, with which instances, seeds and rates. test_graphs_give_what_the_steps_give does it on a GPU."""
     data = (torch.randn(90, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (90,)))
     monkeypatch.setattr("dross.data.batch._AT_ONCE", looked_up_at_once)
@@ -272,20 +320,42 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(tmp_path, monkeypa
         if together:
             rehearse(monkeypatch)
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double()
+        model = nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
+        ).double()
         run = dross.train(
-            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), tape=tmp_path / str(together), epochs=21,
-            batch_size=9, augment=ShiftAndFlip(1, flip=True), eta=[0.05] * 150 + [0.01] * 60, keep=keep, progress=False,
-        )  # fmt: skip
+            model,
+            data,
+            "cross_entropy",
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),
+            tape=tmp_path / str(together),
+            epochs=21,
+            batch_size=9,
+            augment=ShiftAndFlip(1, flip=True),
+            eta=[0.05] * 150 + [0.01] * 60,
+            keep=keep,
+            progress=False,
+        )
         query = dross.mean_loss((data[0][:30], data[1][:30]))
-        found.append((run.recording.state_at(run.steps).theta, run.influence(query).values, run.influence(query, epochs=7).values))
-        names = {key[0] for key, graph in run.recording.objective.graphs._graphs.items() if graph.trusted}
+        found.append(
+            (
+                run.recording.state_at(run.steps).theta,
+                run.influence(query).values,
+                run.influence(query, epochs=7).values,
+            )
+        )
+        names = {
+            key[0] for key, graph in run.recording.objective.graphs._graphs.items() if graph.trusted
+        }
         assert {"training steps", "reverse steps"} <= names if together else not names, names
     for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-15)
 
 
-LINEAR_DATA = (torch.randn(90, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3)
+LINEAR_DATA = (
+    torch.randn(90, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    torch.arange(90) % 3,
+)
 
 
 def linear_run(folder, epochs=5, **options):
@@ -294,20 +364,32 @@ def linear_run(folder, epochs=5, **options):
     model = nn.Linear(5, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return dross.train(
-        model, LINEAR_DATA, "cross_entropy", optimizer, tape=folder, epochs=epochs, batch_size=9, progress=False, **options
+        model,
+        LINEAR_DATA,
+        "cross_entropy",
+        optimizer,
+        tape=folder,
+        epochs=epochs,
+        batch_size=9,
+        progress=False,
+        **options,
     )
 
 
 class Uncapturable(Rehearsed):
     def __init__(self, *args):
-        raise RuntimeError("operation not permitted when stream is capturing\nand more that nobody wants to read")
+        raise RuntimeError(
+            "operation not permitted when stream is capturing\nand more that nobody wants to read"
+        )
 
 
 class Otherwise(Rehearsed):
     """Was captured, and computes something else."""
 
     def replay(self, inputs, batch):
-        return tree_map(lambda t: t * 1.01 if t.is_floating_point() else t, super().replay(inputs, batch))
+        return tree_map(
+            lambda t: t * 1.01 if t.is_floating_point() else t, super().replay(inputs, batch)
+        )
 
 
 class NoRoomToCompare(Rehearsed):
@@ -331,28 +413,43 @@ class NoRoomToCapture(Rehearsed):
         (NoRoomToCapture, "no room for a pool", False),
     ],
 )
-def test_what_cannot_be_captured_is_told_and_goes_on(tmp_path, monkeypatch, graph, reason, suspected):
+def test_what_cannot_be_captured_is_told_and_goes_on(
+    tmp_path, monkeypatch, graph, reason, suspected
+):
     """suspected: the fault was looked for in the augmentation, too; where memory is missing, it is not."""
     found = []
     for told in (False, True):
         if told:
             rehearse(monkeypatch, graph)
-        with pytest.warns(dross.DrossWarning, match=f"cannot be captured as a CUDA graph .{reason}") if told else nullcontext():
+        with (
+            pytest.warns(dross.DrossWarning, match=f"cannot be captured as a CUDA graph .{reason}")
+            if told
+            else nullcontext()
+        ):
             run = linear_run(tmp_path / str(told), augment=Wobble())
             found.append(run.influence(dross.mean_loss(LINEAR_DATA)).values)
     assert run.recording.objective.graphs.refused >= {"training step", "reverse step"}
-    assert run.recording.batches(0, run.recording.segment(0).steps[:1])[0][0].feed.capturable != suspected
+    assert (
+        run.recording.batches(0, run.recording.segment(0).steps[:1])[0][0].feed.capturable
+        != suspected
+    )
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("queries, told", [(1, "no memory for it"), (8, "going on with 4 of the queries")])
+@pytest.mark.parametrize(
+    "queries, told", [(1, "no memory for it"), (8, "going on with 4 of the queries")]
+)
 def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatch, queries, told):
     """Here a pass of all queries does not fit beside a graph of them; that the memory of a graph is then free is seen on a GPU."""
     found = []
     pull = Objective._pull_reverse
 
     def limited(self, theta, buffers, batch, a_g, *rest):
-        if len(a_g) == queries and not self.graphs.capturing and any(key[0] == "reverse step" for key in self.graphs._graphs):
+        if (
+            len(a_g) == queries
+            and not self.graphs.capturing
+            and any(key[0] == "reverse step" for key in self.graphs._graphs)
+        ):
             raise torch.OutOfMemoryError("the graph has it")
         return pull(self, theta, buffers, batch, a_g, *rest)
 
@@ -362,11 +459,17 @@ def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatc
             monkeypatch.setattr(Objective, "_pull_reverse", limited)
         run = linear_run(tmp_path / str(full), epochs=2, augment=Wobble())
         with pytest.warns(dross.DrossWarning, match=told) if full else nullcontext():
-            found.append(run.influence(dross.losses((LINEAR_DATA[0][:queries], LINEAR_DATA[1][:queries]))).values)
+            found.append(
+                run.influence(
+                    dross.losses((LINEAR_DATA[0][:queries], LINEAR_DATA[1][:queries]))
+                ).values
+            )
     np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-15)
     graphs = run.recording.objective.graphs
     assert ("reverse step" in graphs.refused) == (queries == 1)
-    assert any(key[0] == "reverse step" and graph.trusted for key, graph in graphs._graphs.items()) == (queries > 1)
+    assert any(
+        key[0] == "reverse step" and graph.trusted for key, graph in graphs._graphs.items()
+    ) == (queries > 1)
 
 
 @pytest.mark.parametrize("why", ["refused", "large"])
@@ -383,7 +486,9 @@ def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch,
             rehearse(monkeypatch)
             monkeypatch.setattr(Objective, "_pull_reverse", limited)
             monkeypatch.setenv("DROSS_PROGRAMS", "0")  # there are none on a GPU
-            monkeypatch.setattr("dross.execution.cuda_graph._LARGEST", 18 * 8 + 8 if why == "large" else 1 << 30)
+            monkeypatch.setattr(
+                "dross.execution.cuda_graph._LARGEST", 18 * 8 + 8 if why == "large" else 1 << 30
+            )
         run = linear_run(tmp_path / str(full), keep=dross.Checkpoints(every=10))
         if full and why == "refused":
             run.recording.objective.graphs.refused |= {"reverse step", "reverse steps"}
@@ -395,12 +500,18 @@ def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch,
 def test_what_was_compiled_is_compiled_once(monkeypatch):
     """Also where the graphs have given their memory back."""
     made = []
-    monkeypatch.setattr("dross.execution.compiled.compiled", lambda function, inputs: made.append(1) or function)
+    monkeypatch.setattr(
+        "dross.execution.compiled.compiled", lambda function, inputs: made.append(1) or function
+    )
     graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
     for _ in range(2):
-        quick = graphs._compiled("pass", lambda batch, x: (batch.x * x,), batch, (torch.full((2,), 3.0),))
+        quick = graphs._compiled(
+            "pass", lambda batch, x: (batch.x * x,), batch, (torch.full((2,), 3.0),)
+        )
         graphs.give_back()
-    assert made == [1] and torch.equal(quick(batch, torch.full((2,), 5.0))[0], torch.full((2,), 5.0))
+    assert made == [1] and torch.equal(
+        quick(batch, torch.full((2,), 5.0))[0], torch.full((2,), 5.0)
+    )
 
 
 class Wobble:
@@ -408,12 +519,19 @@ class Wobble:
         return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
     """A reverse step through convolutions (as products) and BatchNorm, forward over reverse, through torch's compiler."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(18, 3),
     ).double()
     data = (torch.randn(32, 1, 8, 8, dtype=torch.float64), torch.randint(0, 3, (32,)))
     run = dross.train(

@@ -33,8 +33,16 @@ def trained(folder, width, seen=None, fail=False):
 
     data = (torch.randn(64, 20), torch.arange(64) % 3)
     return dross.train(
-        model, data, loss, torch.optim.SGD(model.parameters(), lr=0.1), tape=folder, epochs=1, batch_size=32, progress=False, overwrite=True
-    )  # fmt: skip
+        model,
+        data,
+        loss,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=folder,
+        epochs=1,
+        batch_size=32,
+        progress=False,
+        overwrite=True,
+    )
 
 
 def test_a_small_pass_takes_one_thread_and_a_large_one_all(tmp_path, two_threads):
@@ -70,5 +78,11 @@ def test_idle_threads_let_go_of_their_cores_unless_the_user_has_said_otherwise()
     said = "import os, dross; print(os.environ['GOMP_SPINCOUNT'])"
     for given, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         clean = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"}
-        out = subprocess.run([sys.executable, "-c", said], env={**clean, **given}, capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, "-c", said],
+            env={**clean, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert out.stdout.strip() == expected

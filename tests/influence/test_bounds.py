@@ -22,8 +22,18 @@ def logistic_run(tmp_path, epochs: int, optimizer=None):
     smooth = ALPHA + float((X**2).sum(1).max()) / 4
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1 / smooth)
     optimizer.param_groups[0]["params"] = list(model.parameters())
-    run = dross.train(model, (X, Y), "binary_cross_entropy", optimizer, tape=tmp_path / "t", epochs=epochs, batch_size=4,
-                      penalty=lambda p: ALPHA / 2 * p["weight"].pow(2).sum(), progress=False, overwrite=True)  # fmt: skip
+    run = dross.train(
+        model,
+        (X, Y),
+        "binary_cross_entropy",
+        optimizer,
+        tape=tmp_path / "t",
+        epochs=epochs,
+        batch_size=4,
+        penalty=lambda p: ALPHA / 2 * p["weight"].pow(2).sum(),
+        progress=False,
+        overwrite=True,
+    )
     return run, smooth
 
 
@@ -33,7 +43,10 @@ def test_the_actual_error_is_below_theorem_1(tmp_path, epochs):
     everyone = np.arange(len(run))
     estimated = run.parameter_influence(everyone)["weight"].flatten(1)
     cf = run.counterfactual([[j] for j in everyone])
-    actual = torch.stack([cf.parameters(j)["weight"].flatten() for j in everyone]) - run.parameters()["weight"].flatten()
+    actual = (
+        torch.stack([cf.parameters(j)["weight"].flatten() for j in everyone])
+        - run.parameters()["weight"].flatten()
+    )
     found = dross.bounds.theorem1(run, ALPHA, smooth)
     error = (actual - estimated).norm(dim=1).numpy()
     assert (found.visits == epochs).all()
@@ -58,12 +71,18 @@ def test_theorem_1_by_hand(tmp_path):
 def test_theorem_2_is_the_sum_in_the_proof():
     eta, steps, smooth, gradient, lipschitz = 0.01, 50, 3.0, 2.0, 1.5
     by_hand = sum(
-        (1 + eta * smooth) ** (steps - s - 1) * eta * lipschitz * (2 * eta * gradient * steps) ** 2 for s in range(1, steps)
+        (1 + eta * smooth) ** (steps - s - 1) * eta * lipschitz * (2 * eta * gradient * steps) ** 2
+        for s in range(1, steps)
     )
-    np.testing.assert_allclose(dross.bounds.theorem2(eta, steps, smooth, gradient, lipschitz), by_hand, rtol=1e-12)
+    np.testing.assert_allclose(
+        dross.bounds.theorem2(eta, steps, smooth, gradient, lipschitz), by_hand, rtol=1e-12
+    )
     assert dross.bounds.theorem2(eta, 2 * steps, smooth, gradient, lipschitz) > 4 * by_hand
     assert dross.bounds.theorem2(1.0, 10**6, 10.0, 1.0, 1.0) == float("inf")
-    np.testing.assert_allclose(dross.bounds.theorem2(eta, steps, 0, gradient, lipschitz), 4 * eta**3 * 49 * steps**2 * 4 * 1.5)
+    np.testing.assert_allclose(
+        dross.bounds.theorem2(eta, steps, 0, gradient, lipschitz),
+        4 * eta**3 * 49 * steps**2 * 4 * 1.5,
+    )
     with pytest.raises(BadInput):
         dross.bounds.theorem2(-1, 5, 1, 1, 1)
 
@@ -76,8 +95,18 @@ def test_several_rates_weights_or_clipping_are_refused(tmp_path):
         (torch.optim.SGD(groups), {}),
         (torch.optim.SGD(model.parameters(), lr=0.1), {"clip": dross.ClipNorm(0.1)}),
     ):
-        run = dross.train(model, (X, Y), "binary_cross_entropy", optimizer, tape=tmp_path / "t", epochs=1, batch_size=4,
-                          progress=False, overwrite=True, **options)  # fmt: skip
+        run = dross.train(
+            model,
+            (X, Y),
+            "binary_cross_entropy",
+            optimizer,
+            tape=tmp_path / "t",
+            epochs=1,
+            batch_size=4,
+            progress=False,
+            overwrite=True,
+            **options,
+        )
         with pytest.raises(NotSupported, match="one rate and the plain mean"):
             dross.bounds.theorem1(run, 0.1, 2.0)
 

@@ -35,7 +35,10 @@ def test_groups_side_by_side(record, model, optimizer):
             if name in cf.parameters(k):
                 # a bias in front of BatchNorm has no gradient but rounding, which Adam and RMSprop blow up by 1/eps
                 np.testing.assert_allclose(
-                    cf.parameters(k)[name], value.detach(), rtol=1e-9, atol=1e-8 if model == "batchnorm" else 1e-12
+                    cf.parameters(k)[name],
+                    value.detach(),
+                    rtol=1e-9,
+                    atol=1e-8 if model == "batchnorm" else 1e-12,
                 )
     assert cf.evaluate(dross.losses((p.X_val, p.Y_val))).shape == (9, 4)
     assert cf.changes(query(p))[1] == 0.0
@@ -71,7 +74,9 @@ class Centred(torch.nn.Module):
 
 def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), Centred(), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), Centred(), torch.nn.Tanh(), torch.nn.Linear(6, 3)
+    )
     data = (torch.randn(128, 4), torch.randint(0, 3, (128,)))
     run = dross.train(
         model,
@@ -109,7 +114,9 @@ def test_a_batch_left_empty_is_a_step_with_zero_gradient(record):
     emptied = p.batches[2]
     for absent in ("weight", "batch"):
         cf = run.counterfactual([emptied], absent=absent)
-        np.testing.assert_allclose(cf.evaluate(query(p))[0], validation_loss(p, without(p, emptied)), rtol=1e-11)
+        np.testing.assert_allclose(
+            cf.evaluate(query(p))[0], validation_loss(p, without(p, emptied)), rtol=1e-11
+        )
 
 
 def test_the_divisor_stays(record):
@@ -117,20 +124,31 @@ def test_the_divisor_stays(record):
     p = problem("linear", "sgd", epochs=1)
     p.batches = [np.array([0, 1, 2, 3])]
     run = record(p)
-    g = [torch.autograd.grad(p.loss(m(p.X[[i]]), p.Y[[i]]).sum(), m.weight)[0] for i in (0, 1, 2) for m in [p.start()[0]]]
+    g = [
+        torch.autograd.grad(p.loss(m(p.X[[i]]), p.Y[[i]]).sum(), m.weight)[0]
+        for i in (0, 1, 2)
+        for m in [p.start()[0]]
+    ]
     start = p.start()[0].weight.detach()
-    np.testing.assert_allclose(run.counterfactual([[3]]).parameters(0)["weight"], start - 0.1 / 4 * sum(g), rtol=1e-12)
+    np.testing.assert_allclose(
+        run.counterfactual([[3]]).parameters(0)["weight"], start - 0.1 / 4 * sum(g), rtol=1e-12
+    )
 
 
 def test_two_ways_to_be_absent_differ_with_batchnorm_only(record):
     for model, same in (("mlp", True), ("batchnorm", False)):
         p = problem(model, "sgd")
         run = record(p)
-        values = [run.counterfactual([[0, 3]], absent=absent).evaluate(query(p))[0] for absent in ("weight", "batch")]
+        values = [
+            run.counterfactual([[0, 3]], absent=absent).evaluate(query(p))[0]
+            for absent in ("weight", "batch")
+        ]
         assert np.isclose(*values, rtol=1e-10) == same
     p = problem("batchnorm", "sgd", epochs=1)
     p.batches = [np.arange(6)]
-    smaller = problem("batchnorm", "sgd", epochs=1, rate=lambda t: 0.1 * 4 / 6)  # the divisor stays 6
+    smaller = problem(
+        "batchnorm", "sgd", epochs=1, rate=lambda t: 0.1 * 4 / 6
+    )  # the divisor stays 6
     smaller.batches = [np.arange(4)]
     found = record(p).counterfactual([[4, 5]], absent="batch").evaluate(query(p))[0]
     np.testing.assert_allclose(found, validation_loss(smaller, literal_run(smaller)), rtol=1e-11)
@@ -163,17 +181,23 @@ def test_chunks_give_the_same(record, monkeypatch):
     monkeypatch.setattr("dross.influence.counterfactual._MOST_AT_ONCE", 4)
     np.testing.assert_allclose(run.leave_one_out(query(p)), whole, rtol=1e-9, atol=1e-15)
     assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 3
-    assert run.counterfactual([[j] for j in range(10)]).parameters(9).keys() == run.parameters().keys()
+    assert (
+        run.counterfactual([[j] for j in range(10)]).parameters(9).keys() == run.parameters().keys()
+    )
 
 
 def test_a_budget_bounds_the_runs_side_by_side(record):
     p = problem("mlp", "momentum")
     run = record(p)
-    bounded = record(p, keep=dross.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes))
+    bounded = record(
+        p, keep=dross.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes)
+    )
     assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 1
     few = bounded.counterfactual([[j] for j in range(10)])
     assert 1 < len(few.chunks) < 10
-    np.testing.assert_allclose(few.changes(query(p)), run.leave_one_out(query(p), np.arange(10)), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(
+        few.changes(query(p)), run.leave_one_out(query(p), np.arange(10)), rtol=1e-9, atol=1e-15
+    )
 
 
 def test_out_of_memory_halves_the_chunk_and_goes_on(record, monkeypatch):
@@ -201,7 +225,9 @@ def test_verification(record):
     assert len(check.instances) == 20
     assert set(scores.most_harmful(5)) | set(scores.most_helpful(5)) <= set(check.instances)
     np.testing.assert_array_equal(check.estimated, scores.values[check.instances])
-    np.testing.assert_allclose(check.actual, run.leave_one_out(query(p), check.instances), rtol=1e-12)
+    np.testing.assert_allclose(
+        check.actual, run.leave_one_out(query(p), check.instances), rtol=1e-12
+    )
     assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
     assert list(check.to_frame()) == ["id", "estimated", "actual"]
     wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
@@ -280,7 +306,14 @@ def test_a_run_that_diverges_without_an_instance(tmp_path):
         return (1e200 * out[:, 0] ** 4) * y
 
     X, Y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
-    run = dross.train(model, (X, Y), loss, torch.optim.SGD(model.parameters(), lr=1.0), tape=tmp_path / "t",
-                      batches=[[0, 1]] * 4, progress=False)  # fmt: skip
+    run = dross.train(
+        model,
+        (X, Y),
+        loss,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        tape=tmp_path / "t",
+        batches=[[0, 1]] * 4,
+        progress=False,
+    )
     with pytest.raises(NotFinite, match="diverged"):
         run.counterfactual([[1]])

@@ -32,13 +32,19 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
     run = record(p, keep=keep)
     expected = run.influence(query(p))
     folder = tmp_path / "progress"
-    (died,) = launched(1, rank_jobs.dying, tmp_path / "job", name, str(run.tape), str(folder), strike, True)
+    (died,) = launched(
+        1, rank_jobs.dying, tmp_path / "job", name, str(run.tape), str(folder), strike, True
+    )
     assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
 
     taken, pull = [], run.recording.objective.pull
-    monkeypatch.setattr(run.recording.objective, "pull", lambda *args: taken.append(1) or pull(*args))
+    monkeypatch.setattr(
+        run.recording.objective, "pull", lambda *args: taken.append(1) or pull(*args)
+    )
     found = run.influence(query(p), resume=folder)
-    assert run.steps - strike < len(taken) < run.steps  # what was left, and what was done since the last bookmark
+    assert (
+        run.steps - strike < len(taken) < run.steps
+    )  # what was left, and what was done since the last bookmark
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
     assert list(folder.iterdir()) == []
@@ -54,15 +60,25 @@ def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypa
         monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", before)
         interrupted(run, query(p), tmp_path / "progress", monkeypatch)
         monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", after)
-        np.testing.assert_array_equal(run.influence(query(p), resume=tmp_path / "progress").values, expected.values)
+        np.testing.assert_array_equal(
+            run.influence(query(p), resume=tmp_path / "progress").values, expected.values
+        )
 
 
-def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(record, tmp_path, monkeypatch):
+def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
+    record, tmp_path, monkeypatch
+):
     p = problem("mlp", "momentum", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=1000))
-    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 5 * run.recording.state_at(0).nbytes)
+    monkeypatch.setattr(
+        "dross.replay.recording._STATES_AT_ONCE", 5 * run.recording.state_at(0).nbytes
+    )
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
-    monkeypatch.setattr(run.recording.objective, "penalty", lambda params: sum(value.square().sum() for value in params.values()))
+    monkeypatch.setattr(
+        run.recording.objective,
+        "penalty",
+        lambda params: sum(value.square().sum() for value in params.values()),
+    )
     with pytest.raises(TapeMismatch, match="replayed to a different theta"):
         run.influence(query(p), resume=tmp_path / "progress")
 
@@ -92,7 +108,10 @@ def interrupted(run, asked, folder, monkeypatch, **options):
 def test_another_question_is_another_bookmark(record, tmp_path, monkeypatch):
     """Another query, another window, other data of the same query, another tape: none takes this one's progress, none removes it."""
     p = problem("mlp", "sgd", epochs=10)
-    run, twin = record(p, keep=dross.Checkpoints(every=4)), record(p, keep=dross.Checkpoints(every=4))
+    run, twin = (
+        record(p, keep=dross.Checkpoints(every=4)),
+        record(p, keep=dross.Checkpoints(every=4)),
+    )
     interrupted(run, query(p), run.tape, monkeypatch)  # the tape's own folder will do
     kept = list(run.tape.glob("retrace-*"))
     assert len(kept) == 1
@@ -107,19 +126,27 @@ def test_another_question_is_another_bookmark(record, tmp_path, monkeypatch):
     ]
     for other, asked, options in others:
         expected = other.influence(asked, **options)
-        np.testing.assert_array_equal(other.influence(asked, resume=run.tape, **options).values, expected.values)
+        np.testing.assert_array_equal(
+            other.influence(asked, resume=run.tape, **options).values, expected.values
+        )
         assert list(run.tape.glob("retrace-*")) == kept
-    np.testing.assert_array_equal(run.influence(query(p), resume=run.tape).values, run.influence(query(p)).values)
+    np.testing.assert_array_equal(
+        run.influence(query(p), resume=run.tape).values, run.influence(query(p)).values
+    )
     assert list(run.tape.glob("retrace-*")) == []
 
 
-@pytest.mark.parametrize("keep", [dross.Checkpoints(every=4), dross.LastEpochs(4, dross.EveryStep())])
+@pytest.mark.parametrize(
+    "keep", [dross.Checkpoints(every=4), dross.LastEpochs(4, dross.EveryStep())]
+)
 def test_many_queries_go_on_together(record, tmp_path, monkeypatch, keep):
     p = problem("batchnorm", "adam", epochs=10)
     run = record(p, keep=keep)
     asked = dross.losses((p.X_val, p.Y_val))
     interrupted(run, asked, tmp_path / "progress", monkeypatch)
-    np.testing.assert_array_equal(run.influence(asked, resume=tmp_path / "progress").values, run.influence(asked).values)
+    np.testing.assert_array_equal(
+        run.influence(asked, resume=tmp_path / "progress").values, run.influence(asked).values
+    )
 
 
 def test_a_damaged_bookmark_and_a_folder_that_is_a_file(record, tmp_path, monkeypatch):
@@ -133,7 +160,9 @@ def test_a_damaged_bookmark_and_a_folder_that_is_a_file(record, tmp_path, monkey
         with pytest.raises(TapeDamaged, match="Remove it to retrace from the beginning"):
             run.influence(query(p), resume=kept.parent)
     kept.unlink()
-    np.testing.assert_array_equal(run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values)
+    np.testing.assert_array_equal(
+        run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values
+    )
     monkeypatch.setattr(progress_file, "_SECONDS", 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed):

@@ -26,9 +26,15 @@ def test_values_are_those_of_the_model(case):
     np.testing.assert_allclose(run.evaluate(dross.mean_loss(data)), losses.mean(), rtol=1e-12)
     np.testing.assert_allclose(run.evaluate(dross.losses(data)), losses, rtol=1e-12)
     np.testing.assert_allclose(run.evaluate(dross.outputs(p.X_val)), outputs.flatten(), rtol=1e-12)
-    np.testing.assert_allclose(run.evaluate(dross.outputs(data, index=1)), outputs[:, 1], rtol=1e-12)
-    norm = dross.query(lambda params, buffers: params["0.weight"].norm() + buffers["1.running_var"].sum())
-    np.testing.assert_allclose(run.evaluate(norm), (model[0].weight.norm() + model[1].running_var.sum()).item(), rtol=1e-12)
+    np.testing.assert_allclose(
+        run.evaluate(dross.outputs(data, index=1)), outputs[:, 1], rtol=1e-12
+    )
+    norm = dross.query(
+        lambda params, buffers: params["0.weight"].norm() + buffers["1.running_var"].sum()
+    )
+    np.testing.assert_allclose(
+        run.evaluate(norm), (model[0].weight.norm() + model[1].running_var.sum()).item(), rtol=1e-12
+    )
 
 
 def test_a_vector_query_is_its_rows(case):
@@ -56,11 +62,15 @@ def test_many_queries_at_once_are_the_same_as_in_chunks(case, monkeypatch):
 
 def test_functions_of_parameters_and_buffers(case):
     p, run, _ = case
-    scalar = dross.query(lambda params, buffers: params["0.weight"].pow(2).sum() + buffers["1.running_mean"].sum())
+    scalar = dross.query(
+        lambda params, buffers: params["0.weight"].pow(2).sum() + buffers["1.running_mean"].sum()
+    )
     scores = run.influence(scalar)
     assert scores.values.shape == (len(p.X),)
     delta = run.parameter_influence([0, 3])
-    by_hand = 2 * (run.parameters()["0.weight"] * delta["0.weight"]).sum((1, 2)) + delta.buffers["1.running_mean"].sum(1)
+    by_hand = 2 * (run.parameters()["0.weight"] * delta["0.weight"]).sum((1, 2)) + delta.buffers[
+        "1.running_mean"
+    ].sum(1)
     np.testing.assert_allclose(scores.values[[0, 3]], by_hand, rtol=1e-8)
     vector = run.influence(dross.query(lambda params, buffers: params["3.bias"]))
     np.testing.assert_allclose(vector.values[:, [0, 3]], delta["3.bias"].T, rtol=1e-8, atol=1e-12)
@@ -74,10 +84,18 @@ def test_the_model_after_a_step(case, record):
         shorter = problem("batchnorm", "momentum")
         shorter.batches, shorter.epochs = p.batches[:at], 1
         expected = record(shorter)
-        np.testing.assert_allclose(run.influence(query, at=at).values, expected.influence(query).values, rtol=1e-10, atol=1e-15)
+        np.testing.assert_allclose(
+            run.influence(query, at=at).values,
+            expected.influence(query).values,
+            rtol=1e-10,
+            atol=1e-15,
+        )
         np.testing.assert_allclose(run.evaluate(query, at=at), expected.evaluate(query), rtol=1e-12)
         np.testing.assert_allclose(
-            run.leave_one_out(query, [0, 3], at=at), expected.leave_one_out(query, [0, 3]), rtol=1e-8, atol=1e-15
+            run.leave_one_out(query, [0, 3], at=at),
+            expected.leave_one_out(query, [0, 3]),
+            rtol=1e-8,
+            atol=1e-15,
         )
     assert not run.influence(query, at=0).values.any()
     with pytest.raises(BadInput, match="at=99"):
@@ -100,11 +118,15 @@ def test_epochs_restrict_the_work_and_add_up(case):
 def test_a_map_style_data_set_is_as_good_as_tensors(case, record):
     p, run, _ = case
     query = dross.mean_loss(TensorDataset(p.X_val, p.Y_val))
-    np.testing.assert_array_equal(run.influence(query).values, run.influence(dross.mean_loss((p.X_val, p.Y_val))).values)
+    np.testing.assert_array_equal(
+        run.influence(query).values, run.influence(dross.mean_loss((p.X_val, p.Y_val))).values
+    )
 
 
 def test_loss_queries_measure_the_plain_loss(record):
-    p = problem("mlp", "sgd", penalty=lambda params: sum((value**2).sum() for value in params.values()))
+    p = problem(
+        "mlp", "sgd", penalty=lambda params: sum((value**2).sum() for value in params.values())
+    )
     run, model = record(p), literal_run(p)
     plain = p.loss(model(p.X_val), p.Y_val).mean().item()
     np.testing.assert_allclose(run.evaluate(dross.mean_loss((p.X_val, p.Y_val))), plain, rtol=1e-12)
@@ -133,6 +155,14 @@ def test_bad_queries(case):
 def test_labels_of_a_query_out_of_range(record, tmp_path):
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
-    run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    run = dross.train(
+        model,
+        (p.X, p.Y),
+        "cross_entropy",
+        optimizer,
+        tape=tmp_path / "t",
+        batches=p.batches,
+        progress=False,
+    )
     with pytest.raises(BadInput, match=r"Labels run from \d to 9, but the model has 3 outputs"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val + 7)))

@@ -9,8 +9,12 @@ import dross
 from oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
 from zoo import MODELS, OPTIMIZERS, problem
 
-KEEPS = {"every": dross.EveryStep(), "checkpoints": dross.Checkpoints(every=3), "default": dross.Checkpoints(),
-         "budget": dross.Budget(40_000)}  # fmt: skip
+KEEPS = {
+    "every": dross.EveryStep(),
+    "checkpoints": dross.Checkpoints(every=3),
+    "default": dross.Checkpoints(),
+    "budget": dross.Budget(40_000),
+}
 
 
 def close(found, expected, relative=1e-8, scale=None):
@@ -82,7 +86,9 @@ def test_penalty_schedule_and_clipping(record):
     def penalty(params):
         return 0.05 * sum((value**2).sum() for value in params.values())
 
-    p = problem("mlp", "momentum", penalty=penalty, rate=lambda t: 0.1 / (t + 1) ** 0.5, clip_norm=0.7)
+    p = problem(
+        "mlp", "momentum", penalty=penalty, rate=lambda t: 0.1 / (t + 1) ** 0.5, clip_norm=0.7
+    )
     scores = record(p).influence(query(p)).values
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
@@ -107,13 +113,17 @@ def test_parameter_groups_with_their_own_rates(record):
         p.groups = (
             groups
             if optimizer == "momentum"
-            else lambda m: [{"params": g["params"], "lr": 0.01 * (k + 1)} for k, g in enumerate(groups(m))]
+            else lambda m: [
+                {"params": g["params"], "lr": 0.01 * (k + 1)} for k, g in enumerate(groups(m))
+            ]
         )
         scores = record(p).influence(query(p)).values
         close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"]
+)
 def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
     """Inputs that are always 0 give gradients and second moments of exactly 0, where a square root has no derivative."""
     p = problem("mlp", optimizer)
@@ -123,7 +133,9 @@ def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
 
-@pytest.mark.parametrize("model", ["mlp", "batchnorm", "batchnorm_cnn", "groupnorm", "dropout", "attention"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "batchnorm", "batchnorm_cnn", "groupnorm", "dropout", "attention"]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "amsgrad", "rmsprop"])
 def test_forwards_and_backwards_agree(record, model, optimizer):
     """<u, delta_j> = score_j, with delta from parameter_influence and u from the query."""
@@ -134,17 +146,23 @@ def test_forwards_and_backwards_agree(record, model, optimizer):
     seed, _ = query(p).seed(run.recording.objective, run.recording.state_at(run.steps))
     u = run.recording.objective.layout.unflatten(seed.theta[0])
     products = sum((delta[name] * u[name]).flatten(1).sum(1) for name in delta)
-    products = products + sum((delta.buffers[name] * seed.buffers[name][0]).flatten(1).sum(1) for name in delta.buffers)
+    products = products + sum(
+        (delta.buffers[name] * seed.buffers[name][0]).flatten(1).sum(1) for name in delta.buffers
+    )
     scores = run.influence(query(p)).values
     close(products.numpy(), scores[ids], 1e-9, scale=np.abs(scores).max())
     assert float(delta.flat[-1].abs().max()) == 0.0
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp", "cnn", "batchnorm", "dropout", "attention", "partly_used"])
+@pytest.mark.parametrize(
+    "model", ["linear", "mlp", "cnn", "batchnorm", "dropout", "attention", "partly_used"]
+)
 def test_true_leave_one_out(record, model):
     p = problem(model, "momentum")
     run = record(p)
-    if model == "attention":  # its dropout draws other numbers inside vmap; dross notices and says so
+    if (
+        model == "attention"
+    ):  # its dropout draws other numbers inside vmap; dross notices and says so
         with pytest.warns(dross.DrossWarning, match="one after the other"):
             found = run.leave_one_out(query(p), p.used)
     else:
@@ -153,7 +171,10 @@ def test_true_leave_one_out(record, model):
     assert found[-1] == 0.0  # never used
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm", "batchnorm_cnn", "dropout", "embedding", "groupnorm", "attention"])
+@pytest.mark.parametrize(
+    "model",
+    ["mlp", "cnn", "batchnorm", "batchnorm_cnn", "dropout", "embedding", "groupnorm", "attention"],
+)
 def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     """Forward mode (where it is right) and reverse over reverse, for one query and for several."""
     p = problem(model, "sgd")
@@ -161,9 +182,14 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     for threshold in (0, 2**60):
         monkeypatch.setattr("dross.step.objective._WORTH_FORWARD_MODE", threshold)
         run = record(p)
-        results += [run.influence(query(p)).values, run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0)]
+        results += [
+            run.influence(query(p)).values,
+            run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0),
+        ]
         # attention's dropout draws other numbers inside torch.func: forward mode is tried, found out and left alone
-        assert run.recording.objective.uses_forward_mode == (threshold == 0 and model != "attention")
+        assert run.recording.objective.uses_forward_mode == (
+            threshold == 0 and model != "attention"
+        )
     for other in results[1:]:
         close(other, results[0], 1e-10)
 
@@ -204,8 +230,15 @@ def test_accumulating_in_float64_from_float32(tmp_path):
     p = problem("mlp", "sgd")
     torch.manual_seed(1)
     model = MODELS["mlp"]()
-    run = dross.train(model, (p.X.float(), p.Y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1),
-                      tape=tmp_path / "tape", batches=p.batches, progress=False)  # fmt: skip
+    run = dross.train(
+        model,
+        (p.X.float(), p.Y),
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path / "tape",
+        batches=p.batches,
+        progress=False,
+    )
     scores = run.influence(query(p))
     assert scores.values.dtype == np.float64
     assert run.recording.state_at(run.steps).theta.dtype == torch.float32

@@ -18,11 +18,18 @@ def scores(by_epoch: np.ndarray, **about) -> dross.Scores:
 @settings(max_examples=25, deadline=None)
 @given(by_epoch=arrays(np.float64, SHAPES, elements=st.floats(-1e9, 1e9)), scalar=st.booleans())
 def test_saved_and_loaded_to_the_last_digit(tmp_path_factory, suffix, by_epoch, scalar):
-    original = scores(by_epoch[0] if scalar else by_epoch, query="mean_loss", first_epoch=2, at=17, hessian=False)
+    original = scores(
+        by_epoch[0] if scalar else by_epoch, query="mean_loss", first_epoch=2, at=17, hessian=False
+    )
     loaded = dross.Scores.load(original.save(tmp_path_factory.mktemp("scores") / f"s{suffix}"))
     np.testing.assert_array_equal(loaded.values, original.values)
     np.testing.assert_array_equal(loaded.by_epoch, original.by_epoch)
-    assert (loaded.query, loaded.first_epoch, loaded.at, loaded.hessian) == ("mean_loss", 2, 17, False)
+    assert (loaded.query, loaded.first_epoch, loaded.at, loaded.hessian) == (
+        "mean_loss",
+        2,
+        17,
+        False,
+    )
 
 
 def test_ranking():
@@ -33,8 +40,13 @@ def test_ranking():
     assert "most harmful 1 (-2.00e+00)" in repr(s)
     several = scores(np.stack([s.by_epoch, -s.by_epoch]))
     np.testing.assert_array_equal(several.most_harmful(1, query=1), [2])
-    for bad in (lambda: several.most_harmful(1), lambda: several.most_harmful(1, query=2), lambda: s.most_harmful(-1),
-                lambda: s.last_epochs(2), lambda: dross.Scores(np.zeros(3), np.zeros(3))):  # fmt: skip
+    for bad in (
+        lambda: several.most_harmful(1),
+        lambda: several.most_harmful(1, query=2),
+        lambda: s.most_harmful(-1),
+        lambda: s.last_epochs(2),
+        lambda: dross.Scores(np.zeros(3), np.zeros(3)),
+    ):
         with pytest.raises(BadInput):
             bad()
 

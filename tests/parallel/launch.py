@@ -13,8 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")  # torch is imported once, and no thread of pytest's is forked
-_CONTEXT.set_forkserver_preload(["parallel.rank_jobs", "torch._dynamo"])  # DDP imports the latter, in each process anew
+_CONTEXT = multiprocessing.get_context(
+    "forkserver"
+)  # torch is imported once, and no thread of pytest's is forked
+_CONTEXT.set_forkserver_preload(
+    ["parallel.rank_jobs", "torch._dynamo"]
+)  # DDP imports the latter, in each process anew
 
 
 def free_port() -> int:
@@ -27,7 +31,10 @@ def launched(size: int, job: Callable, folder: Path, *args: Any, timeout: float 
     """job(rank, *args) on every rank. What each returned, or what it died of: an exception, or minus the number of a signal."""
     folder.mkdir(exist_ok=True)
     port, results = free_port(), [folder / f"rank-{rank}" for rank in range(size)]
-    processes = [_CONTEXT.Process(target=_rank, args=(rank, size, port, results[rank], job, args)) for rank in range(size)]
+    processes = [
+        _CONTEXT.Process(target=_rank, args=(rank, size, port, results[rank], job, args))
+        for rank in range(size)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -45,7 +52,9 @@ def _rank(rank: int, size: int, port: int, result: Path, job: Callable, args: tu
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     where = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
     try:
         found = job(rank, *args)
     except Exception as error:

@@ -111,7 +111,11 @@ def disagreeing(rank: int, tapes: list[str]) -> list[str]:
     return said
 
 
-KINDS = {1: ("plain",), 2: ("plain", "accumulated", "dropout", "continued"), 4: ("plain", "dropout")}
+KINDS = {
+    1: ("plain",),
+    2: ("plain", "accumulated", "dropout", "continued"),
+    4: ("plain", "dropout"),
+}
 
 
 def trained(rank: int, folder: str) -> dict:
@@ -129,7 +133,9 @@ def trained(rank: int, folder: str) -> dict:
     return found
 
 
-def loop(p: Problem, rank: int, size: int, group, kind: str, tape: str, stop_at: int | None = None) -> dross.Recorder:
+def loop(
+    p: Problem, rank: int, size: int, group, kind: str, tape: str, stop_at: int | None = None
+) -> dross.Recorder:
     model, optimizer = p.start()
     model = DistributedDataParallel(model, process_group=group)
     sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
@@ -227,4 +233,6 @@ def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool 
         return pull(*args)
 
     run.recording.objective.pull = counting
-    return run.influence(queries(p)[0], group=None if alone else dist.group.WORLD, resume=folder).values, len(taken)
+    return run.influence(
+        queries(p)[0], group=None if alone else dist.group.WORLD, resume=folder
+    ).values, len(taken)

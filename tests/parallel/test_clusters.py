@@ -12,7 +12,9 @@ from dross.parallel.result_store import Pieces
 from parallel import test_job_pool
 from parallel.test_job_pool import Doubling, swept
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the clusters' own: sockets and processes that they leave to the end
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # the clusters' own: sockets and processes that they leave to the end
 cloudpickle.register_pickle_by_value(test_job_pool)  # their workers do not know this folder
 
 
@@ -20,7 +22,9 @@ cloudpickle.register_pickle_by_value(test_job_pool)  # their workers do not know
 def dask():
     distributed = pytest.importorskip("distributed", reason="Dask is not installed: make clusters")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield lambda: client.wait_for_workers(2, timeout=60) or joblib.parallel_config("dask")
@@ -29,7 +33,9 @@ def dask():
 @pytest.fixture(scope="module")
 def ray():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # this machine only: it listens on 127.0.0.1
+        patched.setenv(
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+        )  # this machine only: it listens on 127.0.0.1
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         library = pytest.importorskip("ray", reason="Ray is not installed: make clusters")
         from ray.util.joblib import register_ray
@@ -49,27 +55,50 @@ def cluster(request):
 def test_a_cluster_gives_what_this_process_gives(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("dross.influence.counterfactual._FEWEST_IN_A_PIECE", 8)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3)
+    )
     data = (torch.randn(40, 5), torch.randint(0, 3, (40,)))
     run = dross.train(
-        model, data, "cross_entropy", torch.optim.Adam(model.parameters()), tape=tmp_path / "tape", epochs=3, batch_size=8,
-        penalty=lambda parameters: 1e-3 * sum(p.square().sum() for p in parameters.values()), progress=False,
-    )  # fmt: skip
+        model,
+        data,
+        "cross_entropy",
+        torch.optim.Adam(model.parameters()),
+        tape=tmp_path / "tape",
+        epochs=3,
+        batch_size=8,
+        penalty=lambda parameters: 1e-3 * sum(p.square().sum() for p in parameters.values()),
+        progress=False,
+    )
     query, groups = dross.mean_loss(data), [[j] for j in range(20)]
     with cluster():
         there = run.counterfactual(groups)
         changes = run.leave_one_out(query, folder=tmp_path / "kept")
     here = run.counterfactual(groups, folder=tmp_path / "here", n_jobs=1)
     for ours, theirs in zip(here.chunks, there.chunks, strict=True):
-        assert all(torch.equal(ours.tensors()[name], tensor) for name, tensor in theirs.tensors().items())
-    np.testing.assert_array_equal(changes, run.leave_one_out(query, folder=tmp_path / "loo", n_jobs=1))
+        assert all(
+            torch.equal(ours.tensors()[name], tensor) for name, tensor in theirs.tensors().items()
+        )
+    np.testing.assert_array_equal(
+        changes, run.leave_one_out(query, folder=tmp_path / "loo", n_jobs=1)
+    )
     assert len(list((tmp_path / "kept").glob("piece-*"))) == 5
 
 
 def test_a_verdict_by_a_cluster_is_the_one_of_this_process(cluster, tmp_path):
     data = load_breast_cancer(as_frame=True)
-    data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target]).to_csv(tmp_path / "cancer.csv", index=False)
-    dross.clean(tmp_path / "cancer.csv", "diagnosis", out=tmp_path / "run", runs=2, rate=0.02, epochs=4, progress=False)
+    data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target]).to_csv(
+        tmp_path / "cancer.csv", index=False
+    )
+    dross.clean(
+        tmp_path / "cancer.csv",
+        "diagnosis",
+        out=tmp_path / "run",
+        runs=2,
+        rate=0.02,
+        epochs=4,
+        progress=False,
+    )
     ask = lambda: dross.judge(tmp_path / "run", remove=15, seeds=4, quick=True, progress=False)
     here = ask()
     with cluster():

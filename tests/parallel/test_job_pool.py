@@ -39,11 +39,18 @@ class Doubling:
     def __call__(self, piece):
         if piece == 3 and self.kills and not (self.notes / "died").exists():
             until = time.monotonic() + 60
-            while self.count("kept/piece-00000[012]*" if (self.notes / "kept").is_dir() else "[012]-*") < 3:
+            while (
+                self.count(
+                    "kept/piece-00000[012]*" if (self.notes / "kept").is_dir() else "[012]-*"
+                )
+                < 3
+            ):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             (self.notes / "died").touch()
-            workers = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {os.getpid()}
+            workers = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {
+                os.getpid()
+            }
             for pid in [*workers, os.getpid()] if self.kills == "all" else [os.getpid()]:
                 os.kill(pid, signal.SIGKILL)
         (self.notes / f"{piece}-{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -77,12 +84,16 @@ def test_spread_runs_are_the_serial_ones_bit_for_bit(record, small_pieces, tmp_p
             assert torch.equal(ours.tensors()[name], tensor), name
     np.testing.assert_array_equal(here.changes(query(p)), there.changes(query(p)))
     plain = run.counterfactual(groups)
-    np.testing.assert_allclose(plain.changes(query(p)), there.changes(query(p)), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(
+        plain.changes(query(p)), there.changes(query(p)), rtol=1e-9, atol=1e-15
+    )
     losses = dross.losses((p.X_val, p.Y_val))
     with joblib.parallel_config("loky", n_jobs=2):
         spread = run.leave_one_out(losses, epochs=1)
         check = run.verify(run.influence(query(p)), query(p), np.arange(9))
-    np.testing.assert_array_equal(spread, run.leave_one_out(losses, epochs=1, n_jobs=1, folder=tmp_path / "loo"))
+    np.testing.assert_array_equal(
+        spread, run.leave_one_out(losses, epochs=1, n_jobs=1, folder=tmp_path / "loo")
+    )
     np.testing.assert_allclose(spread, run.leave_one_out(losses, epochs=1), rtol=1e-9, atol=1e-15)
     assert check.actual.shape == (9,)
 
@@ -97,7 +108,11 @@ def test_a_run_kept_in_a_folder_goes_on(record, small_pieces, tmp_path, monkeypa
     files[2].write_bytes(b"half a fi")
     counted = []
     replayed = dross.influence.counterfactual.replayed
-    monkeypatch.setattr(dross.influence.counterfactual, "replayed", lambda *a, **k: counted.append(len(a[1])) or replayed(*a, **k))
+    monkeypatch.setattr(
+        dross.influence.counterfactual,
+        "replayed",
+        lambda *a, **k: counted.append(len(a[1])) or replayed(*a, **k),
+    )
     np.testing.assert_array_equal(run.leave_one_out(query(p), folder=tmp_path / "kept"), whole)
     assert counted == [4, 4]
 
@@ -110,10 +125,14 @@ def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
         lambda: run.leave_one_out(query(p), range(7), folder=folder),
         lambda: run.leave_one_out(query(p), range(8), epochs=1, folder=folder),
         lambda: run.leave_one_out(query(p), range(8), absent="batch", folder=folder),
-        lambda: run.leave_one_out(dross.mean_loss((p.X_val[1:], p.Y_val[1:])), range(8), folder=folder),
+        lambda: run.leave_one_out(
+            dross.mean_loss((p.X_val[1:], p.Y_val[1:])), range(8), folder=folder
+        ),
         lambda: run.leave_one_out(dross.losses((p.X_val, p.Y_val)), range(8), folder=folder),
         lambda: run.counterfactual([[j] for j in range(8)], folder=folder),
-        lambda: record(p).leave_one_out(query(p), range(8), folder=folder),  # the same settings, another tape
+        lambda: record(p).leave_one_out(
+            query(p), range(8), folder=folder
+        ),  # the same settings, another tape
     ):
         with pytest.raises(TapeMismatch, match="other settings, which must not be mixed"):
             other()
@@ -136,9 +155,16 @@ def test_what_travels_is_lean(tmp_path):
     """The model, the data set as it was given and the name of the tape; neither states nor copies of the data."""
     model = torch.nn.Linear(32, 3)
     run = dross.train(
-        model, Drawn(), "cross_entropy", torch.optim.Adam(model.parameters()), tape=tmp_path / "tape", epochs=1, batch_size=500,
-        keep=dross.EveryStep(), progress=False,
-    )  # fmt: skip
+        model,
+        Drawn(),
+        "cross_entropy",
+        torch.optim.Adam(model.parameters()),
+        tape=tmp_path / "tape",
+        epochs=1,
+        batch_size=500,
+        keep=dross.EveryStep(),
+        progress=False,
+    )
     raw = pickle.dumps(run)
     assert run.recording.instances.stored is not None and len(raw) < 5_000
     again, asked = pickle.loads(raw), dross.mean_loss([Drawn()[k] for k in range(9)])
@@ -165,7 +191,9 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
 def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
     work = Doubling(tmp_path, "own")
     pieces = Pieces(tmp_path / "kept", {"of": "this"}) if in_folder else None
-    with pytest.warns(dross.DrossWarning, match=r"A worker died .* pieces are done.*going on with the rest"):
+    with pytest.warns(
+        dross.DrossWarning, match=r"A worker died .* pieces are done.*going on with the rest"
+    ):
         assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10]
     assert (tmp_path / "died").exists() and work.times(3) == 1
     if in_folder:
@@ -179,7 +207,9 @@ def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
     sweep = job_pool.sweep(work, range(4), what="doubling", n_jobs=1, kept=pieces)
     next(sweep), next(sweep)
     sweep.close()
-    assert swept(work, 4, kept=pieces, n_jobs=2) == [0, 2, 4, 6] and [work.times(k) for k in range(4)] == [1, 1, 1, 1]
+    assert swept(work, 4, kept=pieces, n_jobs=2) == [0, 2, 4, 6] and [
+        work.times(k) for k in range(4)
+    ] == [1, 1, 1, 1]
 
 
 def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
@@ -191,7 +221,10 @@ def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
         return {"value": torch.tensor([2.0 * piece])}
 
     pieces = Pieces(tmp_path / "kept", {})
-    with pytest.warns(dross.DrossWarning), pytest.raises(WorkerLost, match=r"again and again.* of 3 pieces are done and kept in"):
+    with (
+        pytest.warns(dross.DrossWarning),
+        pytest.raises(WorkerLost, match=r"again and again.* of 3 pieces are done and kept in"),
+    ):
         swept(deadly, 3, kept=pieces, n_jobs=2)
 
 

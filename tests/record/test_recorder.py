@@ -17,7 +17,9 @@ def recorded_loop(p, folder, **options):
     """The problem's run as a user would write it, through a Recorder."""
     model, optimizer = p.start()
     model.train()
-    recorder = dross.Recorder(model, optimizer, p.loss, folder, penalty=p.penalty, seed=p.seed, **options)
+    recorder = dross.Recorder(
+        model, optimizer, p.loss, folder, penalty=p.penalty, seed=p.seed, **options
+    )
     for t, ids in enumerate(p.batches):
         if p.rate is not None:
             for group in optimizer.param_groups:
@@ -32,7 +34,9 @@ def recorded_loop(p, folder, **options):
 
 
 def close(found, expected, relative=1e-9):
-    np.testing.assert_allclose(found, expected, rtol=relative, atol=relative * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found, expected, rtol=relative, atol=relative * np.abs(expected).max()
+    )
 
 
 def query(p):
@@ -56,20 +60,30 @@ def test_every_model(record, tmp_path, model):
     close(run.influence(query(p)).values, record(p).influence(query(p)).values)
 
 
-@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(), dross.LastEpochs(2), dross.Budget(14_000)])
+@pytest.mark.parametrize(
+    "keep", [dross.EveryStep(), dross.Checkpoints(), dross.LastEpochs(2), dross.Budget(14_000)]
+)
 def test_every_storage_policy(record, tmp_path, keep):
     p = problem("batchnorm", "nesterov", epochs=40)
     run = recorded_loop(p, tmp_path / "mine", keep=keep)[0].run((p.X, p.Y))
     expected = record(p).influence(query(p))
-    close(run.influence(query(p)).values, expected.last_epochs(2).values if isinstance(keep, dross.LastEpochs) else expected.values)
+    close(
+        run.influence(query(p)).values,
+        expected.last_epochs(2).values if isinstance(keep, dross.LastEpochs) else expected.values,
+    )
     if isinstance(keep, dross.Budget):
         assert run.recording.tape.nbytes <= keep.bytes
         assert len(run.recording.tape.entries) < len(p.batches) / 16  # thinned out on the way
 
 
 def test_clipping_schedule_and_penalty(tmp_path):
-    p = problem("mlp", "momentum", rate=lambda t: 0.1 / (t + 1), clip_norm=0.5,
-                penalty=lambda params: 0.01 * sum((v**2).sum() for v in params.values()))  # fmt: skip
+    p = problem(
+        "mlp",
+        "momentum",
+        rate=lambda t: 0.1 / (t + 1),
+        clip_norm=0.5,
+        penalty=lambda params: 0.01 * sum((v**2).sum() for v in params.values()),
+    )
     scores = recorded_loop(p, tmp_path / "mine")[0].run((p.X, p.Y)).influence(query(p)).values
     expected = np.array([derivative(p, j) for j in p.used])
     np.testing.assert_allclose(-scores[p.used], expected, atol=1e-8 * np.abs(scores).max())
@@ -110,7 +124,9 @@ def test_gradient_accumulation_and_instance_weights(tmp_path):
     seed, _ = query(p).seed(run.recording.objective, run.recording.state_at(run.steps))
     u = run.recording.objective.layout.unflatten(seed.theta[0])
     products = sum((delta[name] * u[name]).flatten(1).sum(1) for name in delta)
-    products = products + sum((delta.buffers[name] * seed.buffers[name][0]).flatten(1).sum(1) for name in delta.buffers)
+    products = products + sum(
+        (delta.buffers[name] * seed.buffers[name][0]).flatten(1).sum(1) for name in delta.buffers
+    )
     close(products.numpy(), scores[[2, 5]])
     h = 1e-4
     for j in (2, 5):
@@ -132,10 +148,16 @@ def test_a_loader_with_workers_and_a_scheduler_that_moves_the_betas(tmp_path):
     model, optimizer = p.start()
     train_set = TensorDataset(p.X, p.Y)
     loader = DataLoader(
-        dross.indexed(train_set), batch_size=4, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(3)
+        dross.indexed(train_set),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        generator=torch.Generator().manual_seed(3),
     )
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)
-    with dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "mine", train_set=train_set) as recorder:
+    with dross.Recorder(
+        model, optimizer, "cross_entropy", tmp_path / "mine", train_set=train_set
+    ) as recorder:
         for epoch in range(3):
             for ids, x, y in loader:
                 with recorder.step(ids, x, y, epoch=epoch) as losses:
@@ -170,7 +192,10 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     _, finished = recorded_loop(p, tmp_path / "whole")
     model, optimizer = p.start()
     model.train()
-    with pytest.raises(ZeroDivisionError), dross.Recorder(model, optimizer, p.loss, tmp_path / "mine") as recorder:
+    with (
+        pytest.raises(ZeroDivisionError),
+        dross.Recorder(model, optimizer, p.loss, tmp_path / "mine") as recorder,
+    ):
         for t, ids in enumerate(p.batches):
             with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
                 if t == 7:
@@ -181,7 +206,9 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     assert Tape(tmp_path / "mine").steps == 7 and not Tape(tmp_path / "mine").complete
     with pytest.warns(dross.DrossWarning, match="7 steps"):
         part = dross.Run.open(tmp_path / "mine", model, (p.X, p.Y), p.loss, progress=False)
-    assert part.influence(query(p)).values.any()  # the forward pass that had moved BatchNorm's statistics is undone
+    assert part.influence(
+        query(p)
+    ).values.any()  # the forward pass that had moved BatchNorm's statistics is undone
 
     model, optimizer = p.start()
     model.train()
@@ -204,7 +231,9 @@ def test_a_crash_in_the_middle_continues(tmp_path):
             pass
     with pytest.raises(TapeMismatch, match="Continue it with the same"):
         model, _ = p.start()
-        dross.Recorder(model, torch.optim.SGD(model.parameters(), lr=1), p.loss, tmp_path / "mine", resume=True)
+        dross.Recorder(
+            model, torch.optim.SGD(model.parameters(), lr=1), p.loss, tmp_path / "mine", resume=True
+        )
 
 
 def test_only_the_head_is_in_the_optimizer(tmp_path):
@@ -230,10 +259,14 @@ def test_an_abandoned_recorder_does_no_harm(tmp_path):
 
     first = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
     steps(first, optimizer, 2)
-    second = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", overwrite=True)  # on the same optimizer
+    second = dross.Recorder(
+        model, optimizer, p.loss, tmp_path / "mine", overwrite=True
+    )  # on the same optimizer
     steps(second, optimizer, 5)
     other, other_optimizer = p.start()
-    third = dross.Recorder(other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True)  # on another, in the same folder
+    third = dross.Recorder(
+        other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True
+    )  # on another, in the same folder
     steps(third, other_optimizer, 4)
     third.close()
     with pytest.raises(TapeExists, match="Another run"):
@@ -275,7 +308,10 @@ class TestRefusals:
             self.optimizer.zero_grad()
 
     def test_clipping_behind_its_back(self, loop):
-        with pytest.raises(NotReplayable, match=r"changed between backward\(\) and optimizer.step\(\) at step 0.*clip_grad_norm_"):
+        with pytest.raises(
+            NotReplayable,
+            match=r"changed between backward\(\) and optimizer.step\(\) at step 0.*clip_grad_norm_",
+        ):
             with self.recorder.step(*self.batch) as losses:
                 losses.mean().backward()
                 nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -292,14 +328,20 @@ class TestRefusals:
         with self.recorder.step(*self.batch) as losses:
             losses.mean().backward()  # a GradScaler that finds an infinity does not step
             self.optimizer.zero_grad()
-        with pytest.raises(NotReplayable, match="cleared without a step"), self.recorder.step(*self.batch) as losses:
+        with (
+            pytest.raises(NotReplayable, match="cleared without a step"),
+            self.recorder.step(*self.batch) as losses,
+        ):
             losses.mean().backward()
 
     def test_gradients_left_over(self, loop):
         with self.recorder.step(*self.batch) as losses:
             losses.mean().backward()
             self.optimizer.step()
-        with pytest.raises(NotReplayable, match="left over"), self.recorder.step(*self.batch) as losses:
+        with (
+            pytest.raises(NotReplayable, match="left over"),
+            self.recorder.step(*self.batch) as losses,
+        ):
             losses.mean().backward()
 
     def test_a_step_outside_and_twice(self, loop):
@@ -337,7 +379,10 @@ class TestRefusals:
         with pytest.raises(ZeroDivisionError), self.recorder.step(*self.batch) as losses:
             (losses.mean() / 2).backward()
             1 / 0  # noqa: B018
-        with pytest.raises(NotReplayable, match="left over"), self.recorder.step(*self.batch) as losses:
+        with (
+            pytest.raises(NotReplayable, match="left over"),
+            self.recorder.step(*self.batch) as losses,
+        ):
             losses.mean().backward()
         self.optimizer.zero_grad()
         self.good_step()
@@ -353,9 +398,14 @@ class TestRefusals:
     def test_last_epochs_without_epochs(self, tmp_path):
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
-        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "other", keep=dross.LastEpochs(1))
+        recorder = dross.Recorder(
+            model, optimizer, p.loss, tmp_path / "other", keep=dross.LastEpochs(1)
+        )
         ids = p.batches[0]
-        with pytest.raises(BadInput, match="has to know the epochs"), recorder.step(ids, p.X[ids], p.Y[ids]):
+        with (
+            pytest.raises(BadInput, match="has to know the epochs"),
+            recorder.step(ids, p.X[ids], p.Y[ids]),
+        ):
             pass
 
     def test_ids_beyond_the_data_set(self, loop):
@@ -364,7 +414,9 @@ class TestRefusals:
             losses.mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        with pytest.raises(TapeMismatch, match=r"used instance 10\d\d, but the data set has only 15"):
+        with pytest.raises(
+            TapeMismatch, match=r"used instance 10\d\d, but the data set has only 15"
+        ):
             self.recorder.run((self.p.X, self.p.Y)).influence(query(self.p))
 
     def test_epochs_count_up(self, loop):
@@ -373,25 +425,41 @@ class TestRefusals:
             losses.mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        with pytest.raises(BadInput, match="Epoch 0 came after epoch 3"), self.recorder.step(ids, x, y, epoch=0):
+        with (
+            pytest.raises(BadInput, match="Epoch 0 came after epoch 3"),
+            self.recorder.step(ids, x, y, epoch=0),
+        ):
             pass
 
     def test_a_closure(self, loop):
-        with pytest.raises(NotSupported, match="closure"), self.recorder.step(*self.batch) as losses:
+        with (
+            pytest.raises(NotSupported, match="closure"),
+            self.recorder.step(*self.batch) as losses,
+        ):
             losses.mean().backward()
             self.optimizer.step(lambda: losses.mean())
 
     def test_no_backward(self, loop):
-        with pytest.raises(NotReplayable, match=r"backward\(\) was not called"), self.recorder.step(*self.batch):
+        with (
+            pytest.raises(NotReplayable, match=r"backward\(\) was not called"),
+            self.recorder.step(*self.batch),
+        ):
             pass
 
     def test_autocast(self, loop):
-        with torch.autocast("cpu"), pytest.raises(NotSupported, match="Autocast"), self.recorder.step(*self.batch):
+        with (
+            torch.autocast("cpu"),
+            pytest.raises(NotSupported, match="Autocast"),
+            self.recorder.step(*self.batch),
+        ):
             pass
 
     def test_a_nan(self, loop):
         ids, x, y = self.batch
-        with pytest.raises(NotFinite, match="Step 0"), self.recorder.step(ids, x * float("nan"), y) as losses:
+        with (
+            pytest.raises(NotFinite, match="Step 0"),
+            self.recorder.step(ids, x * float("nan"), y) as losses,
+        ):
             losses.mean().backward()
             self.optimizer.step()
 
@@ -418,11 +486,19 @@ class TestRefusals:
     def test_inputs_that_are_not_the_data_sets(self, tmp_path):
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
-        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "other", train_set=(p.X, p.Y))
+        recorder = dross.Recorder(
+            model, optimizer, p.loss, tmp_path / "other", train_set=(p.X, p.Y)
+        )
         ids = p.batches[0]
-        with pytest.raises(NotReplayable, match="augment="), recorder.step(ids, p.X[ids] + 1, p.Y[ids]):
+        with (
+            pytest.raises(NotReplayable, match="augment="),
+            recorder.step(ids, p.X[ids] + 1, p.Y[ids]),
+        ):
             pass
-        with pytest.raises(BadInput, match=r"must lie in 0\.\.14"), recorder.step(ids + 100, p.X[ids], p.Y[ids]):
+        with (
+            pytest.raises(BadInput, match=r"must lie in 0\.\.14"),
+            recorder.step(ids + 100, p.X[ids], p.Y[ids]),
+        ):
             pass
 
     @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam", "Adafactor"])
@@ -432,7 +508,10 @@ class TestRefusals:
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
         recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
         ids = p.batches[0]
-        with pytest.raises(NotSupported, match=f"{name} is not supported yet.*AdamW"), recorder.step(ids, p.X[ids], p.Y[ids]):
+        with (
+            pytest.raises(NotSupported, match=f"{name} is not supported yet.*AdamW"),
+            recorder.step(ids, p.X[ids], p.Y[ids]),
+        ):
             pass
 
     def test_compiled_inside(self, tmp_path):

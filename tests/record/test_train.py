@@ -19,10 +19,22 @@ def trained(tmp_path):
     def train(**changes):
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
-        if "model" in changes and "optimizer" not in changes and isinstance(changes["model"], nn.Module):
+        if (
+            "model" in changes
+            and "optimizer" not in changes
+            and isinstance(changes["model"], nn.Module)
+        ):
             optimizer = torch.optim.SGD(changes["model"].parameters(), lr=0.1)
-        arguments = {"model": model, "train_set": (p.X, p.Y), "loss": "cross_entropy", "optimizer": optimizer,
-                     "tape": tmp_path / "t", "batches": p.batches, "progress": False, "overwrite": True} | changes  # fmt: skip
+        arguments = {
+            "model": model,
+            "train_set": (p.X, p.Y),
+            "loss": "cross_entropy",
+            "optimizer": optimizer,
+            "tape": tmp_path / "t",
+            "batches": p.batches,
+            "progress": False,
+            "overwrite": True,
+        } | changes
         return dross.train(**arguments)
 
     return train
@@ -33,7 +45,15 @@ def test_model_and_optimizer_end_up_as_after_the_loop(record, tmp_path, optimize
     """So that their owner can go on: one more literal step from either place leads to the same parameters."""
     p = problem("batchnorm", optimizer)
     model, torch_optimizer = p.start()
-    dross.train(model, (p.X, p.Y), p.loss, torch_optimizer, tape=tmp_path / "t", batches=p.batches[:-1], progress=False)
+    dross.train(
+        model,
+        (p.X, p.Y),
+        p.loss,
+        torch_optimizer,
+        tape=tmp_path / "t",
+        batches=p.batches[:-1],
+        progress=False,
+    )
     ids = p.batches[-1]
     p.loss(model(p.X[ids]), p.Y[ids]).mean().backward()
     torch_optimizer.step()
@@ -48,7 +68,14 @@ def test_an_optimizer_that_has_stepped_before(tmp_path):
         model, optimizer = p.start()
         for part in (p.batches[:3], p.batches[3:]):
             run = dross.train(
-                model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=part, progress=False, overwrite=True
+                model,
+                (p.X, p.Y),
+                p.loss,
+                optimizer,
+                tape=tmp_path / "t",
+                batches=part,
+                progress=False,
+                overwrite=True,
             )
         for one, other in zip(model.parameters(), literal_run(p).parameters()):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -80,7 +107,16 @@ def test_a_scheduler_is_stepped_once_per_step(tmp_path):
     p = problem("mlp", "sgd", rate=lambda t: 0.1 / (t + 1))
     model, optimizer = p.start()
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (t + 1))
-    dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, eta=scheduler, progress=False)
+    dross.train(
+        model,
+        (p.X, p.Y),
+        p.loss,
+        optimizer,
+        tape=tmp_path / "t",
+        batches=p.batches,
+        eta=scheduler,
+        progress=False,
+    )
     for one, other in zip(model.parameters(), literal_run(p).parameters()):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
@@ -92,7 +128,8 @@ def test_augmentation_is_replayed(trained):
     p = problem("mlp", "sgd")
     query = dross.mean_loss((p.X_val, p.Y_val))
     every, replayed = (
-        trained(augment=augment, keep=keep).influence(query).values for keep in (dross.EveryStep(), dross.Checkpoints(every=3))
+        trained(augment=augment, keep=keep).influence(query).values
+        for keep in (dross.EveryStep(), dross.Checkpoints(every=3))
     )
     np.testing.assert_array_equal(every, replayed)
     assert (every != trained().influence(query).values).any()
@@ -104,7 +141,10 @@ def test_empty_batches_are_steps(trained):
         model, _ = p.start()
         optimizer = OPTIMIZERS[name](model.parameters())
         run = trained(
-            model=model, optimizer=optimizer, batches=[[], *p.batches[:3], [], p.batches[4], []], keep=dross.Checkpoints(every=2)
+            model=model,
+            optimizer=optimizer,
+            batches=[[], *p.batches[:3], [], p.batches[4], []],
+            keep=dross.Checkpoints(every=2),
         )
         assert run.steps == 7
         query = dross.mean_loss((p.X_val, p.Y_val))
@@ -112,7 +152,9 @@ def test_empty_batches_are_steps(trained):
         delta = run.parameter_influence([2])
         seed, _ = query.seed(run.recording.objective, run.recording.state_at(7))
         np.testing.assert_allclose(
-            scores.values[2], float(run.recording.objective.layout.flatten(delta.parameters)[0] @ seed.theta[0]), rtol=1e-9
+            scores.values[2],
+            float(run.recording.objective.layout.flatten(delta.parameters)[0] @ seed.theta[0]),
+            rtol=1e-9,
         )
 
 
@@ -125,10 +167,18 @@ def test_the_dtype_is_kept(trained):
 
 def test_other_losses(trained):
     p = problem("mlp", "sgd")
-    for loss, outputs, targets in (("squared_error", 1, p.X[:, 0]), ("binary_cross_entropy", 1, (p.Y > 0).long()),
-                                   ("squared_error", 2, p.X[:, :2])):  # fmt: skip
+    for loss, outputs, targets in (
+        ("squared_error", 1, p.X[:, 0]),
+        ("binary_cross_entropy", 1, (p.Y > 0).long()),
+        ("squared_error", 2, p.X[:, :2]),
+    ):
         model = nn.Linear(6, outputs).double()
-        run = trained(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), loss=loss, train_set=(p.X, targets))
+        run = trained(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            loss=loss,
+            train_set=(p.X, targets),
+        )
         query = dross.mean_loss((p.X[:5], targets[:5]))
         assert run.verify(run.influence(query), query).tau > 0.7
 
@@ -152,8 +202,22 @@ def test_other_losses(trained):
         ({"clip": 1.0}, "ClipNorm"),
         ({"train_set": torch.utils.data.DataLoader([1, 2])}, "map-style"),
         ({"train_set": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
-        ({"model": type("Two", (nn.Linear,), {"forward": lambda self, x: (x, x)})(6, 3).double()}, "a tuple"),
-        ({"loss": "binary_cross_entropy", "model": nn.Linear(6, 1).double(), "train_set": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
+        (
+            {
+                "model": type("Two", (nn.Linear,), {"forward": lambda self, x: (x, x)})(
+                    6, 3
+                ).double()
+            },
+            "a tuple",
+        ),
+        (
+            {
+                "loss": "binary_cross_entropy",
+                "model": nn.Linear(6, 1).double(),
+                "train_set": (torch.zeros(15, 6), torch.full((15,), 2)),
+            },
+            "takes 0 to 1",
+        ),
         ({"eta": [0.1, 0.1]}, "2 rates for 8 steps"),
         ({"eta": -1.0}, "not negative"),
         ({"eta": float("nan")}, "finite"),
@@ -161,7 +225,10 @@ def test_other_losses(trained):
         ({"train_set": (torch.zeros(4, 6), torch.zeros(3).long())}, "same number of instances"),
         ({"train_set": iter([1, 2])}, "map-style"),
         ({"train_set": [1, 2, 3]}, "pairs"),
-        ({"train_set": (torch.zeros(15, 9).double(), torch.zeros(15).long())}, "does not take the training inputs"),
+        (
+            {"train_set": (torch.zeros(15, 9).double(), torch.zeros(15).long())},
+            "does not take the training inputs",
+        ),
         ({"model": lambda x: x}, "torch.nn.Module"),
         ({"optimizer": "sgd"}, "torch.optim optimizer"),
         ({"device": "cuda:7"}, "'cuda:7' is not there"),
@@ -170,7 +237,7 @@ def test_other_losses(trained):
         ({"penalty": lambda params: 3.0}, "one number as a tensor"),
     ],
     ids=range(32),
-)  # fmt: skip
+)
 def test_bad_input(trained, changes, message, tmp_path):
     with pytest.raises(BadInput, match=f"(?s){message}"):
         trained(**changes)
@@ -192,7 +259,9 @@ def test_other_refusals(trained):
         trained(optimizer=stranger)
     plateau = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(NotSupported, match="ReduceLROnPlateau"):
-        trained(model=model, optimizer=plateau, eta=torch.optim.lr_scheduler.ReduceLROnPlateau(plateau))
+        trained(
+            model=model, optimizer=plateau, eta=torch.optim.lr_scheduler.ReduceLROnPlateau(plateau)
+        )
     with pytest.raises(NotSupported, match="LBFGS"):
         trained(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
     sparse = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Flatten()).double()
@@ -227,7 +296,9 @@ def test_rates_of_zero(record):
         p = problem("mlp", optimizer, rate=lambda t: 0.0 if t in (0, 7) else 0.05)
         run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
         scores = run.influence(query).values
-        np.testing.assert_allclose(-scores[p.used], [derivative(p, j) for j in p.used], atol=1e-8 * np.abs(scores).max())
+        np.testing.assert_allclose(
+            -scores[p.used], [derivative(p, j) for j in p.used], atol=1e-8 * np.abs(scores).max()
+        )
         assert run.parameter_influence([2]).flat.abs().max() > 0
 
 
@@ -235,7 +306,10 @@ def test_losses_that_are_objects(trained):
     import functools
 
     p = problem("mlp", "sgd")
-    for loss in (nn.CrossEntropyLoss(reduction="none"), functools.partial(F.cross_entropy, reduction="none")):
+    for loss in (
+        nn.CrossEntropyLoss(reduction="none"),
+        functools.partial(F.cross_entropy, reduction="none"),
+    ):
         assert trained(loss=loss).influence(dross.mean_loss((p.X_val, p.Y_val))).values.any()
 
 
@@ -282,7 +356,9 @@ def test_operators_and_types_that_cannot_be_retraced(trained):
     p = problem("embedding", "sgd")
     bag = nn.Sequential(nn.EmbeddingBag(12, 4, mode="max"), nn.Linear(4, 3)).double()
     with pytest.raises(NotSupported, match="second derivative"):
-        trained(model=bag, optimizer=torch.optim.SGD(bag.parameters(), lr=0.1), train_set=(p.X, p.Y))
+        trained(
+            model=bag, optimizer=torch.optim.SGD(bag.parameters(), lr=0.1), train_set=(p.X, p.Y)
+        )
     half = nn.Linear(6, 3).bfloat16()
     with pytest.raises(NotSupported, match="bfloat16 are not supported"):
         trained(model=half, optimizer=torch.optim.SGD(half.parameters(), lr=0.1))
@@ -299,10 +375,17 @@ def test_structured_inputs_and_labels_scalars_and_foreign_keys(tmp_path):
 
     p = problem("mlp", "sgd")
     model = Model().double()
-    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr_scale": 0.1, "name": "all"}], lr=0.02)
-    data = [({"a": p.X[i], "b": p.X[i] ** 2}, {"left": p.X[i, 0], "right": p.X[i, 1]}) for i in range(len(p.X))]
+    optimizer = torch.optim.Adam(
+        [{"params": model.parameters(), "lr_scale": 0.1, "name": "all"}], lr=0.02
+    )
+    data = [
+        ({"a": p.X[i], "b": p.X[i] ** 2}, {"left": p.X[i, 0], "right": p.X[i, 1]})
+        for i in range(len(p.X))
+    ]
     loss = lambda out, y: (out[:, 0] - y["left"]) ** 2 + (out[:, 1] - y["right"]) ** 2
-    run = dross.train(model, data, loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    run = dross.train(
+        model, data, loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False
+    )
     query = dross.mean_loss(data[:5])
     scores = run.influence(query)
     assert run.verify(scores, query).tau > 0.5
@@ -324,7 +407,11 @@ def test_a_data_set_with_random_transforms(trained):
 def test_a_single_instance_and_batchnorm(trained):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     with pytest.raises(BadInput, match=r"Step 1 cannot be taken.*single instance"):
-        trained(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batches=[[0, 1], [2]])
+        trained(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            batches=[[0, 1], [2]],
+        )
 
 
 def test_an_interrupt_tells_how_to_go_on(trained):
@@ -343,7 +430,9 @@ def test_a_nan_names_its_step_and_its_instances(trained, tmp_path):
     bad = int(p.batches[2][1])
     p.X[bad] = float("nan")
     first = next(t for t, ids in enumerate(p.batches) if bad in ids)
-    with pytest.raises(NotFinite, match=f"Step {first}: the loss of instance {bad} is not finite") as caught:
+    with pytest.raises(
+        NotFinite, match=f"Step {first}: the loss of instance {bad} is not finite"
+    ) as caught:
         trained(train_set=(p.X, p.Y))
     assert caught.value.step == first
     assert dross.tape.reader.Tape(tmp_path / "t").steps == first  # what went well is kept
@@ -360,8 +449,15 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
     with torch.no_grad():
         model.weight.zero_()
     X, Y = torch.ones(2, 1) * 1e3, torch.zeros(2)
-    run = dross.train(model, (X, Y), "squared_error", torch.optim.SGD(model.parameters(), lr=1e3), tape=tmp_path / "t",
-                      batches=[[0, 1]] * 8, progress=False)  # fmt: skip
+    run = dross.train(
+        model,
+        (X, Y),
+        "squared_error",
+        torch.optim.SGD(model.parameters(), lr=1e3),
+        tape=tmp_path / "t",
+        batches=[[0, 1]] * 8,
+        progress=False,
+    )
     with pytest.raises(NotFinite, match=r"no longer finite at step \d"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))
 
@@ -375,7 +471,12 @@ def test_quicker_arithmetic_is_asked_for_written_down_and_used_again(tmp_path):
         model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
         options = {"epochs": 4, "batch_size": 10, "progress": False, "arithmetic": kind}
         run = dross.train(
-            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / kind, **options
+            model,
+            data,
+            "cross_entropy",
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tape=tmp_path / kind,
+            **options,
         )
         query = dross.mean_loss(data)
         found[kind] = run.influence(query).values
@@ -392,9 +493,15 @@ def test_quicker_arithmetic_is_asked_for_written_down_and_used_again(tmp_path):
         model = nn.Linear(5, 3, dtype=dtype)
         with pytest.raises(BadInput, match=message):
             dross.train(
-                model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / "no", epochs=1, batch_size=9,
+                model,
+                data,
+                "cross_entropy",
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                tape=tmp_path / "no",
+                epochs=1,
+                batch_size=9,
                 arithmetic=kind,
-            )  # fmt: skip
+            )
     assert not (tmp_path / "no").exists()
 
 
@@ -404,4 +511,13 @@ def test_a_tensor_that_is_a_parameter_and_a_buffer_is_refused(tmp_path):
     data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
     with pytest.raises(BadInput, match=r"'0\.weight' and '1\.again' are one tensor"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        dross.train(model, data, "cross_entropy", optimizer, tape=tmp_path, epochs=1, batch_size=4, progress=False)
+        dross.train(
+            model,
+            data,
+            "cross_entropy",
+            optimizer,
+            tape=tmp_path,
+            epochs=1,
+            batch_size=4,
+            progress=False,
+        )

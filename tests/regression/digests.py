@@ -53,7 +53,9 @@ def machine() -> dict[str, str]:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor()
 
@@ -63,10 +65,22 @@ def _processor() -> str:
 
 def _train(problem: Any, folder: Path, keep: Any, **options: Any) -> dross.Run:
     model, optimizer = problem.start()
-    options = {"batches": problem.batches, "epochs": problem.epochs, "penalty": problem.penalty} | options
+    options = {
+        "batches": problem.batches,
+        "epochs": problem.epochs,
+        "penalty": problem.penalty,
+    } | options
     data = (problem.X, problem.Y)
     return dross.train(
-        model, data, problem.loss, optimizer, tape=folder / "tape", keep=keep, eta=problem.rate, progress=False, **options
+        model,
+        data,
+        problem.loss,
+        optimizer,
+        tape=folder / "tape",
+        keep=keep,
+        eta=problem.rate,
+        progress=False,
+        **options,
     )
 
 
@@ -86,7 +100,12 @@ def zoo_case(model: str, optimizer: str, keep: str, *, eager: bool = False) -> C
     def compute(folder: Path) -> dict[str, np.ndarray]:
         problem = zoo.problem(model, optimizer, epochs=6)
         with _executor("eager" if eager else "auto"):
-            run = _train(problem, folder, KEEP[keep], clip=dross.ClipNorm(0.8) if optimizer == "adam" else None)
+            run = _train(
+                problem,
+                folder,
+                KEEP[keep],
+                clip=dross.ClipNorm(0.8) if optimizer == "adam" else None,
+            )
             return _everything(run, problem, forward=keep != "last")
 
     return compute
@@ -97,15 +116,29 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
 
     def compute(folder: Path) -> dict[str, np.ndarray]:
         torch.manual_seed(0)
-        layers = [nn.Conv2d(1, 16, 3, padding=1), norm(), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU()]
+        layers = [
+            nn.Conv2d(1, 16, 3, padding=1),
+            norm(),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 3),
+            nn.ReLU(),
+        ]
         model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 25, 10))
         X, y = torch.randn(64, 1, 14, 14), torch.randint(0, 10, (64,))
         data = (torch.randn(24, 1, 14, 14), torch.randint(0, 10, (24,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         run = dross.train(
-            model, (X, y), "cross_entropy", optimizer, tape=folder / "tape", epochs=3, batch_size=16, progress=False,
+            model,
+            (X, y),
+            "cross_entropy",
+            optimizer,
+            tape=folder / "tape",
+            epochs=3,
+            batch_size=16,
+            progress=False,
             keep=dross.Checkpoints(every=4),
-        )  # fmt: skip
+        )
         query = dross.mean_loss(data) if queries == 1 else dross.losses(data)
         groups = [[0], [1, 2, 3]]
         without = run.counterfactual(groups, absent="batch").evaluate(dross.mean_loss(data))
@@ -185,7 +218,9 @@ def cases() -> dict[str, Case]:
     for model, optimizer in (("mlp", "momentum"), ("batchnorm", "adamw"), ("attention", "adam")):
         for keep in KEEP:
             every[f"{model}, {optimizer}, {keep}"] = zoo_case(model, optimizer, keep)
-            every[f"{model}, {optimizer}, {keep}, eager"] = zoo_case(model, optimizer, keep, eager=True)
+            every[f"{model}, {optimizer}, {keep}, eager"] = zoo_case(
+                model, optimizer, keep, eager=True
+            )
     every["forward mode, batch norm"] = wide_case(lambda: nn.BatchNorm2d(16), 1)
     every["forward mode, group norm, many queries"] = wide_case(lambda: nn.GroupNorm(4, 16), 24)
     every["recorder, adamw"] = recorder_case("adamw", dropout=False)
@@ -221,7 +256,9 @@ def digest(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """For each array: a digest of its bits, and its size, which survives rounding."""
     return {
         name: {
-            "sha256": hashlib.sha256(f"{array.shape} {array.dtype}".encode() + np.ascontiguousarray(array).tobytes()).hexdigest(),
+            "sha256": hashlib.sha256(
+                f"{array.shape} {array.dtype}".encode() + np.ascontiguousarray(array).tobytes()
+            ).hexdigest(),
             "norm": float(np.linalg.norm(array.astype(np.float64))),
         }
         for name, array in arrays.items()
@@ -247,12 +284,16 @@ def differences(name: str, found: dict, listed: dict, same_machine: bool) -> Ite
             yield f"{name}: there is no {what}"
         elif same_machine and own["sha256"] != entry["sha256"]:
             yield f"{name}: {what} has other bits (size {own['norm']:.17g}, listed {entry['norm']:.17g})"
-        elif what != "scores.csv" and not np.isclose(own["norm"], entry["norm"], rtol=1e-3 if "forward" in name else 1e-6):
+        elif what != "scores.csv" and not np.isclose(
+            own["norm"], entry["norm"], rtol=1e-3 if "forward" in name else 1e-6
+        ):
             yield f"{name}: {what} has another size ({own['norm']:.9g}, listed {entry['norm']:.9g})"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="replace the list")
     if parser.parse_args().write:
         found = {name: compute(name, case) for name, case in cases().items()}
@@ -262,9 +303,15 @@ def main() -> None:
     listed = json.loads(LIST.read_text())
     same = listed["machine"] == machine()
     every = cases()
-    wrong = [line for name, entry in listed["cases"].items() for line in differences(name, compute(name, every[name]), entry, same)]
+    wrong = [
+        line
+        for name, entry in listed["cases"].items()
+        for line in differences(name, compute(name, every[name]), entry, same)
+    ]
     print(*wrong, sep="\n")
-    print(f"{len(listed['cases'])} cases compared {'bit for bit' if same else 'up to rounding'}, {len(wrong)} differences")
+    print(
+        f"{len(listed['cases'])} cases compared {'bit for bit' if same else 'up to rounding'}, {len(wrong)} differences"
+    )
     sys.exit(bool(wrong))
 
 

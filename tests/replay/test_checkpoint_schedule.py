@@ -13,7 +13,11 @@ def least(steps: int, room: int) -> float:
     """How often a step is taken at most, by trying every cut. A single step needs no room: its state is in hand."""
     if steps <= max(1, room):
         return 1
-    return min(max(1 + least(cut, room), least(steps - cut, room - 1)) for cut in range(1, steps)) if room else math.inf
+    return (
+        min(max(1 + least(cut, room), least(steps - cut, room - 1)) for cut in range(1, steps))
+        if room
+        else math.inf
+    )
 
 
 @cache

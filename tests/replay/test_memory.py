@@ -35,7 +35,11 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
         found = run.influence(query).values
     np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
 
-    monkeypatch.setattr(Objective, "_pull_reverse", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none at all")))
+    monkeypatch.setattr(
+        Objective,
+        "_pull_reverse",
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none at all")),
+    )
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
     assert "do not fit" in error.value.__notes__[0]
@@ -66,13 +70,22 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
     np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)[:] = X
     mapped = np.memmap(tmp_path / "x", dtype, "r", shape=X.shape)
     scores = []
-    for k, (data, keep) in enumerate([((mapped.copy(), Y), None), ((mapped, Y), dross.Budget(200_000, in_memory=1000))]):
+    for k, (data, keep) in enumerate(
+        [((mapped.copy(), Y), None), ((mapped, Y), dross.Budget(200_000, in_memory=1000))]
+    ):
         torch.manual_seed(0)
         model = nn.Linear(5, 2)
         run = dross.train(
-            model, data, "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / str(k), epochs=2, batch_size=16,
-            keep=keep, progress=False,
-        )  # fmt: skip
+            model,
+            data,
+            "cross_entropy",
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tape=tmp_path / str(k),
+            epochs=2,
+            batch_size=16,
+            keep=keep,
+            progress=False,
+        )
         query = dross.mean_loss((torch.from_numpy(X[:50]).float(), Y[:50]))
         opened = dross.Run.open(tmp_path / str(k), model, data, "cross_entropy")
         scores.append(opened.influence(query).values)

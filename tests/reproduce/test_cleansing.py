@@ -40,8 +40,12 @@ def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
     first = cleansing.compute(SMALL, 0, ["retrace", "random"], ["last"], tmp_path, progress=False)
     assert len(first["rows"]) == 4
     for row in first["rows"]:
-        assert 0 <= row["error"] <= 1 and row["error_kept"] == pytest.approx(first["rows"][0]["error_kept"])
-    more = cleansing.compute(SMALL, 0, ["retrace", "random", "loss"], ["last", "all"], tmp_path, progress=False)
+        assert 0 <= row["error"] <= 1 and row["error_kept"] == pytest.approx(
+            first["rows"][0]["error_kept"]
+        )
+    more = cleansing.compute(
+        SMALL, 0, ["retrace", "random", "loss"], ["last", "all"], tmp_path, progress=False
+    )
     assert more["rows"][:4] == first["rows"]  # what was there is kept as it was
     assert {(row["method"], row["retrain"]) for row in more["rows"]} == {
         (method, way) for method in ("retrace", "random", "loss") for way in ("last", "all")
@@ -50,7 +54,12 @@ def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
     results = cleansing.merged(tmp_path, SMALL)
     table = cleansing.summarized([row for result in results for row in result["rows"]])
     assert {result["draw"] for result in results} == {0, 1}
-    assert next(r for r in table if (r["method"], r["m"], r["retrain"]) == ("retrace", 5, "last"))["draws"] == 2
+    assert (
+        next(r for r in table if (r["method"], r["m"], r["retrain"]) == ("retrace", 5, "last"))[
+            "draws"
+        ]
+        == 2
+    )
     with pytest.raises(TapeMismatch, match="other settings"):
         cleansing.merged(tmp_path, replace(SMALL, epochs=3))
     (tmp_path / "mnist-001.json").write_text("{broken")
@@ -59,7 +68,9 @@ def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
 
 def test_the_report_shows_everything_in_one_file(pictures, tmp_path):
     for draw in range(3):
-        cleansing.compute(SMALL, draw, ["last-epoch", "random"], ["last", "all"], tmp_path, progress=False)
+        cleansing.compute(
+            SMALL, draw, ["last-epoch", "random"], ["last", "all"], tmp_path, progress=False
+        )
     results = cleansing.merged(tmp_path, SMALL)
     paths = cleansing_report.write(tmp_path, results, SMALL, "dross reproduce cleansing <now>")
     names = {path.name for path in paths}
@@ -72,8 +83,15 @@ def test_the_report_shows_everything_in_one_file(pictures, tmp_path):
     } < names
     page = (tmp_path / "mnist.html").read_text()
     assert page.count("<svg") == 4 and page.count("data:image/png;base64,") == 2 * cleansing.SHOWN
-    assert "Retrain Last" in page and "Retrain All" in page and "&lt;now&gt;" in page and "<script" not in page
-    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "").replace("https://matplotlib.org", "")
+    assert (
+        "Retrain Last" in page
+        and "Retrain All" in page
+        and "&lt;now&gt;" in page
+        and "<script" not in page
+    )
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "").replace(
+        "https://matplotlib.org", ""
+    )
     with open(tmp_path / "mnist-rows.csv") as file:
         assert len(list(csv.DictReader(file))) == 3 * 2 * 2 * 2
 
@@ -86,27 +104,49 @@ def test_without_the_pictures_there_is_a_report_all_the_same(pictures, tmp_path,
 
     monkeypatch.setattr(cleansing_report, "load", unavailable)
     *_, page = cleansing_report.write(tmp_path, cleansing.merged(tmp_path, SMALL), SMALL, "")
-    assert "1 draw can show a direction" in page.read_text() and "data:image" not in page.read_text()
+    assert (
+        "1 draw can show a direction" in page.read_text() and "data:image" not in page.read_text()
+    )
 
 
 def test_every_method_and_fresh_seeds(pictures, tmp_path):
-    result = cleansing.compute(SMALL, 2, list(cleansing.METHODS), ["fresh"], tmp_path, progress=False)
+    result = cleansing.compute(
+        SMALL, 2, list(cleansing.METHODS), ["fresh"], tmp_path, progress=False
+    )
     assert {row["method"] for row in result["rows"]} == set(cleansing.METHODS)
     assert all(np.isfinite(row["loss"]) for row in result["rows"])
 
 
 def test_removing_the_last_epoch_is_not_removing_all(pictures, tmp_path):
-    rows = cleansing.compute(SMALL, 0, ["random"], ["last", "all"], tmp_path, progress=False)["rows"]
-    last, everything = (next(r for r in rows if r["retrain"] == way and r["m"] == 60) for way in ("last", "all"))
-    assert last["loss"] != everything["loss"] and last["loss_kept"] == pytest.approx(everything["loss_kept"], rel=1e-3)
+    rows = cleansing.compute(SMALL, 0, ["random"], ["last", "all"], tmp_path, progress=False)[
+        "rows"
+    ]
+    last, everything = (
+        next(r for r in rows if r["retrain"] == way and r["m"] == 60) for way in ("last", "all")
+    )
+    assert last["loss"] != everything["loss"] and last["loss_kept"] == pytest.approx(
+        everything["loss_kept"], rel=1e-3
+    )
 
 
 def test_the_command(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(cleansing.Settings, "of", staticmethod(lambda data, quick: SMALL))
-    command = ["reproduce", "cleansing", "--quick", "--draws", "0", "--methods", "loss,random", "--out", str(tmp_path)]
+    command = [
+        "reproduce",
+        "cleansing",
+        "--quick",
+        "--draws",
+        "0",
+        "--methods",
+        "loss,random",
+        "--out",
+        str(tmp_path),
+    ]
     result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert (tmp_path / "mnist.html").exists()
-    assert result.exit_code == 0 and "nothing removed" in result.output and "random" in result.output
+    assert (
+        result.exit_code == 0 and "nothing removed" in result.output and "random" in result.output
+    )
     assert json.loads((tmp_path / "mnist-000.json").read_text())["draw"] == 0
 
 
@@ -115,8 +155,12 @@ def test_draws_in_two_processes_are_the_serial_ones(pictures, tmp_path, monkeypa
 
     for name, array in zip(sets._IDX, [*pictures.train, *pictures.test]):
         (tmp_path / "mnist").mkdir(exist_ok=True)
-        header = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
-        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+        header = bytes([0, 0, 8, array.ndim]) + b"".join(
+            side.to_bytes(4, "big") for side in array.shape
+        )
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(
+            gzip.compress(header + array.astype(np.uint8).tobytes())
+        )
     monkeypatch.setenv("DROSS_DATA", str(tmp_path))
     get_reusable_executor().shutdown()  # workers of earlier tests have an older environment
     chosen, rows = (["loss", "random"], ["last"]), {}
@@ -140,6 +184,8 @@ def test_bad_input(monkeypatch, tmp_path):
     assert list(cleansing.numbers("2:5")) == [2, 3, 4] and list(cleansing.numbers("7")) == [7]
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path))
-    monkeypatch.setattr("dross.datasets.sets._HOMES", {"mnist": ("http://127.0.0.1:9/", ("0" * 32,) * 4)})
+    monkeypatch.setattr(
+        "dross.datasets.sets._HOMES", {"mnist": ("http://127.0.0.1:9/", ("0" * 32,) * 4)}
+    )
     with pytest.raises(DataUnavailable, match="DROSS_DATA"):
         cleansing.Draw.of(SMALL, 0)

@@ -22,26 +22,45 @@ def test_cell(shared_oracle, tmp_path, cell):
         for k, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.from_numpy(known[f"init_{k}"]))
     alpha = float(known["alpha"])
-    data = [tuple(torch.from_numpy(known[f"{kind}_{part}"]).double() for kind in "xy") for part in ("tr", "val")]
+    data = [
+        tuple(torch.from_numpy(known[f"{kind}_{part}"]).double() for kind in "xy")
+        for part in ("tr", "val")
+    ]
     run = dross.train(
-        model, data[0], "binary_cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1), tape=tmp_path / "tape",
-        batches=list(known["batches"]), eta=known["lr"], progress=False,
+        model,
+        data[0],
+        "binary_cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=tmp_path / "tape",
+        batches=list(known["batches"]),
+        eta=known["lr"],
+        progress=False,
         penalty=lambda params: alpha / 2 * sum((value**2).sum() for value in params.values()),
-    )  # fmt: skip
+    )
     query = dross.mean_loss(data[1])
     for k, parameter in enumerate(model.parameters()):
         assert_close(parameter.detach().numpy(), known[f"f64_final_{k}"])
     assert_close(run.influence(query).values, known["f64_infl_sgd"])
     assert_close(dross.estimators.without_hessian(run, query).values, known["f64_infl_nohess"])
-    solver, damping = dross.estimators.MomentumSGD(100, 0.01, 0.9), alpha if cell.endswith("logreg") else 1.0
-    assert_close(dross.estimators.InfluenceFunction(solver, damping).score(run, query).values, known["f64_infl_icml"])
+    solver, damping = (
+        dross.estimators.MomentumSGD(100, 0.01, 0.9),
+        alpha if cell.endswith("logreg") else 1.0,
+    )
+    assert_close(
+        dross.estimators.InfluenceFunction(solver, damping).score(run, query).values,
+        known["f64_infl_icml"],
+    )
     assert_close(run.leave_one_out(query), known["f64_infl_true"])
     instances = np.arange(0, 200, 40)
     linear = run.counterfactual([[j] for j in instances])
     seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
     theta, layout = run.recording.state_at(run.steps).theta, run.recording.objective.layout
-    moved = torch.stack([layout.flatten(linear.parameters(k)) for k in range(len(instances))]) - theta
+    moved = (
+        torch.stack([layout.flatten(linear.parameters(k)) for k in range(len(instances))]) - theta
+    )
     np.testing.assert_allclose(
-        (moved @ seed.theta[0]).numpy(), known["f64_infl_true_linear"][instances], rtol=0,
+        (moved @ seed.theta[0]).numpy(),
+        known["f64_infl_true_linear"][instances],
+        rtol=0,
         atol=1e-9 * np.abs(known["f64_infl_true_linear"]).max(),
-    )  # fmt: skip
+    )

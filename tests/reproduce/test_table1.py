@@ -38,15 +38,32 @@ def test_a_repetition(made_up):
 
 
 def test_the_command(made_up, tmp_path):
-    command = ["reproduce", "table1", "--repetitions", "2", "--only", "adult-dnn", "--out", str(tmp_path), "--jobs", "1"]
+    command = [
+        "reproduce",
+        "table1",
+        "--repetitions",
+        "2",
+        "--only",
+        "adult-dnn",
+        "--out",
+        str(tmp_path),
+        "--jobs",
+        "1",
+    ]
     result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
-    assert result.exit_code == 0 and "retrace (proposed)" in result.output and "0.75" in result.output
+    assert (
+        result.exit_code == 0 and "retrace (proposed)" in result.output and "0.75" in result.output
+    )
     assert (tmp_path / "summary.md").read_text().count("adult-dnn") >= 3
     assert (tmp_path / "scatter.svg").read_text().startswith("<?xml")
-    (tmp_path / "adult-dnn-001.json").write_text('{"broken')  # an interrupted or damaged repetition is computed again
+    (tmp_path / "adult-dnn-001.json").write_text(
+        '{"broken'
+    )  # an interrupted or damaged repetition is computed again
     stamp = (tmp_path / "adult-dnn-000.json").stat().st_mtime_ns
     CliRunner().invoke(cli.app, command, catch_exceptions=False)
-    assert (tmp_path / "adult-dnn-000.json").stat().st_mtime_ns == stamp  # what is there is not computed again
+    assert (
+        tmp_path / "adult-dnn-000.json"
+    ).stat().st_mtime_ns == stamp  # what is there is not computed again
     assert json.loads((tmp_path / "adult-dnn-001.json").read_text())["seed"] == 1
     other = json.loads((tmp_path / "adult-dnn-000.json").read_text()) | {"settings": 0}
     (tmp_path / "adult-dnn-000.json").write_text(json.dumps(other))

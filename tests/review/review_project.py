@@ -27,10 +27,21 @@ _WORDS = (
 )
 
 
-def make_project(folder: Path, kind: str = "table", n: int = 60, *, hostile: bool = False, task: str = "classification") -> Project:
+def make_project(
+    folder: Path,
+    kind: str = "table",
+    n: int = 60,
+    *,
+    hostile: bool = False,
+    task: str = "classification",
+) -> Project:
     rng = np.random.default_rng(7)
     folder.mkdir(parents=True)
-    names = {"table": ["<=50K", ">50K"], "images": [str(digit) for digit in range(10)], "text": ["negative", "positive"]}
+    names = {
+        "table": ["<=50K", ">50K"],
+        "images": [str(digit) for digit in range(10)],
+        "text": ["negative", "positive"],
+    }
     classes = names[kind] if task == "classification" else []
     if hostile and classes:
         classes = [*classes, HOSTILE[0]]
@@ -40,44 +51,82 @@ def make_project(folder: Path, kind: str = "table", n: int = 60, *, hostile: boo
     _write(folder, "instances", instances)
     validation = _content(kind, held, rng, hostile)
     labels = rng.choice(classes, held) if classes else rng.normal(50, 9, held).round(1).astype(str)
-    _write(folder, "validation", validation.assign(**{" source": [f"row {n + i}" for i in range(held)], " label": labels}))
+    _write(
+        folder,
+        "validation",
+        validation.assign(**{" source": [f"row {n + i}" for i in range(held)], " label": labels}),
+    )
     if kind == "images":
         _draw(folder / "pictures", instances, labels)
     _json(
         folder / "why.json",
-        {str(id): _why(kind, id, n, held, validation, rng, hostile) for id in np.argsort(instances["harm_rank"])[:200].tolist()},
+        {
+            str(id): _why(kind, id, n, held, validation, rng, hostile)
+            for id in np.argsort(instances["harm_rank"])[:200].tolist()
+        },
     )
     _json(
         folder / "project.json",
         {
-            "made_by": "dross", "format": 1, "digest": "of the data", "name": HOSTILE[4] if hostile else {"table": "adult", "images": "digits", "text": "reviews"}[kind],
-            "kind": kind, "task": task, "label": "income", "classes": classes, "runs": 4,
+            "made_by": "dross",
+            "format": 1,
+            "digest": "of the data",
+            "name": HOSTILE[4]
+            if hostile
+            else {"table": "adult", "images": "digits", "text": "reviews"}[kind],
+            "kind": kind,
+            "task": task,
+            "label": "income",
+            "classes": classes,
+            "runs": 4,
             "counts": {"train": n, "validation": held, "test": held},
             "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},
         },
-    )  # fmt: skip
+    )
     return Project.open(folder)
 
 
-def make_verdict(*, made: str = "2026-11-20T10:00:00", seeds: int = 10, sentence: str | None = None) -> dict:
+def make_verdict(
+    *, made: str = "2026-11-20T10:00:00", seeds: int = 10, sentence: str | None = None
+) -> dict:
     rng = np.random.default_rng(3)
     before = 0.152 + 0.004 * rng.standard_normal(seeds)
-    after, random = before - 0.009 + 0.002 * rng.standard_normal(seeds), before + 0.001 + 0.002 * rng.standard_normal(seeds)
+    after, random = (
+        before - 0.009 + 0.002 * rng.standard_normal(seeds),
+        before + 0.001 + 0.002 * rng.standard_normal(seeds),
+    )
     metric = lambda scale: {
-        "before": (scale * before).tolist(), "after": (scale * after).tolist(), "random": (scale * random).tolist(),
-        "difference": scale * -0.009, "interval": [scale * -0.0112, scale * -0.0068], "p_t": 1e-4, "p_signs": 0.002,
-        "random_difference": scale * 0.001, "random_interval": [scale * -0.0008, scale * 0.0028],
-    }  # fmt: skip
+        "before": (scale * before).tolist(),
+        "after": (scale * after).tolist(),
+        "random": (scale * random).tolist(),
+        "difference": scale * -0.009,
+        "interval": [scale * -0.0112, scale * -0.0068],
+        "p_t": 1e-4,
+        "p_signs": 0.002,
+        "random_difference": scale * 0.001,
+        "random_interval": [scale * -0.0008, scale * 0.0028],
+    }
     return {
-        "made": made, "what": "decisions", "removed": 18, "relabelled": 3, "seeds": seeds, "verdict": "improved",
+        "made": made,
+        "what": "decisions",
+        "removed": 18,
+        "relabelled": 3,
+        "seeds": seeds,
+        "verdict": "improved",
         "metrics": {"error": metric(1.0), "loss": metric(2.3)},
-        "per_class": [{"class": "<=50K", "count": 700, "before": 0.09, "after": 0.085}, {"class": ">50K", "count": 300, "before": 0.3, "after": 0.28}],
-        "sentence": sentence or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, more than chance explains.",
+        "per_class": [
+            {"class": "<=50K", "count": 700, "before": 0.09, "after": 0.085},
+            {"class": ">50K", "count": 300, "before": 0.3, "after": 0.28},
+        ],
+        "sentence": sentence
+        or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, more than chance explains.",
         "settle": "10 seeds are enough to see this difference.",
-    }  # fmt: skip
+    }
 
 
-def _instances(kind: str, n: int, classes: list[str], rng: np.random.Generator, hostile: bool) -> pd.DataFrame:
+def _instances(
+    kind: str, n: int, classes: list[str], rng: np.random.Generator, hostile: bool
+) -> pd.DataFrame:
     score = rng.normal(0, 1e-4, n)
     loss = rng.gamma(0.6, 0.8, n)
     suspicious = np.argsort(-loss)[: max(3, n // 6)]
@@ -85,23 +134,42 @@ def _instances(kind: str, n: int, classes: list[str], rng: np.random.Generator, 
     mislabel[suspicious] = np.arange(len(suspicious))
     if classes:
         label = rng.choice(classes, n).astype(object)
-        other = np.array([classes[(classes.index(name) + 1) % len(classes)] for name in label], object)
+        other = np.array(
+            [classes[(classes.index(name) + 1) % len(classes)] for name in label], object
+        )
         prediction = np.where(mislabel >= 0, other, label)
     else:
         label = rng.normal(50, 9, n).round(1).astype(str).astype(object)
         prediction = np.array([f"{float(value) + 3:.1f}" for value in label], object)
-    verified = np.where(np.argsort(np.argsort(score)) < n // 5, score * rng.normal(1, 0.2, n), np.nan)
+    verified = np.where(
+        np.argsort(np.argsort(score)) < n // 5, score * rng.normal(1, 0.2, n), np.nan
+    )
     return pd.DataFrame(
         {
-            "source": [HOSTILE[i % len(HOSTILE)] if hostile else f"{i:05d}.png" if kind == "images" else f"row {i + 2}" for i in range(n)],
-            "label": label, "score": score, "spread": np.abs(rng.normal(0, 4e-5, n)),
+            "source": [
+                HOSTILE[i % len(HOSTILE)]
+                if hostile
+                else f"{i:05d}.png"
+                if kind == "images"
+                else f"row {i + 2}"
+                for i in range(n)
+            ],
+            "label": label,
+            "score": score,
+            "spread": np.abs(rng.normal(0, 4e-5, n)),
             "harmful_in": np.where(score < 0, rng.integers(2, 5, n), rng.integers(0, 3, n)),
-            "harm_rank": np.argsort(np.argsort(score)), "loss": loss, "mislabel_rank": mislabel, "prediction": prediction,
-            "probability": rng.uniform(0.5, 1, n) if classes else np.nan, "label_probability": np.exp(-loss) if classes else np.nan,
-            "agreement": rng.choice([0.75, 1.0], n) if classes else np.nan, "outlier": rng.uniform(0, 1, n), "verified": verified,
+            "harm_rank": np.argsort(np.argsort(score)),
+            "loss": loss,
+            "mislabel_rank": mislabel,
+            "prediction": prediction,
+            "probability": rng.uniform(0.5, 1, n) if classes else np.nan,
+            "label_probability": np.exp(-loss) if classes else np.nan,
+            "agreement": rng.choice([0.75, 1.0], n) if classes else np.nan,
+            "outlier": rng.uniform(0, 1, n),
+            "verified": verified,
         },
         index=pd.RangeIndex(n, name="id"),
-    )  # fmt: skip
+    )
 
 
 def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.DataFrame:
@@ -109,17 +177,29 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
     if kind == "images":
         frame = pd.DataFrame({"path": [f"train/{i:05d}.png" for i in range(n)]})
     elif kind == "text":
-        frame = pd.DataFrame({"text": [" ".join(rng.choice(_WORDS.split(), rng.integers(8, 160))) + "." for _ in range(n)]})
+        frame = pd.DataFrame(
+            {
+                "text": [
+                    " ".join(rng.choice(_WORDS.split(), rng.integers(8, 160))) + "."
+                    for _ in range(n)
+                ]
+            }
+        )
     else:
         frame = pd.DataFrame(
             {
-                "age": rng.integers(17, 90, n).astype(str), "workclass": pick(["Private", "Self-emp", "Federal-gov"]),
-                "education": pick(["Bachelors", "HS-grad", "Masters", "Some-college"]), "education-num": rng.integers(1, 16, n).astype(str),
-                "marital-status": pick(["Married", "Never-married", "Divorced"]), "occupation": pick(["Sales", "Exec-managerial", "Tech-support"]),
-                "relationship": pick(["Husband", "Wife", "Own-child"]), "capital-gain": pick(["0", "0", "0", "7688", "99999"]),
-                "hours-per-week": rng.integers(5, 99, n).astype(str), "native-country": pick(["United-States", "Mexico", "India"]),
+                "age": rng.integers(17, 90, n).astype(str),
+                "workclass": pick(["Private", "Self-emp", "Federal-gov"]),
+                "education": pick(["Bachelors", "HS-grad", "Masters", "Some-college"]),
+                "education-num": rng.integers(1, 16, n).astype(str),
+                "marital-status": pick(["Married", "Never-married", "Divorced"]),
+                "occupation": pick(["Sales", "Exec-managerial", "Tech-support"]),
+                "relationship": pick(["Husband", "Wife", "Own-child"]),
+                "capital-gain": pick(["0", "0", "0", "7688", "99999"]),
+                "hours-per-week": rng.integers(5, 99, n).astype(str),
+                "native-country": pick(["United-States", "Mexico", "India"]),
             }
-        )  # fmt: skip
+        )
         frame.loc[::7, "occupation"] = None
     frame.index.name = "id"
     if hostile:
@@ -130,15 +210,30 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
     return frame
 
 
-def _why(kind: str, id: int, n: int, held: int, validation: pd.DataFrame, rng: np.random.Generator, hostile: bool) -> dict:
-    hurts = [[int(other), -float(rng.gamma(1, 0.01)), True] for other in rng.choice(held, 3, replace=False)]
+def _why(
+    kind: str,
+    id: int,
+    n: int,
+    held: int,
+    validation: pd.DataFrame,
+    rng: np.random.Generator,
+    hostile: bool,
+) -> dict:
+    hurts = [
+        [int(other), -float(rng.gamma(1, 0.01)), True]
+        for other in rng.choice(held, 3, replace=False)
+    ]
     found = {
         "hurts": [*sorted(hurts, key=lambda entry: entry[1]), [0, None, False]],
         "similar": [int(other) for other in rng.choice(n, 4, replace=False)],
     }
     if kind == "table":
-        found["unusual"] = {"capital-gain": "99999 is higher than in 99 % of the rows"} if id % 3 else {}
-        found["unusual"] |= {"hours-per-week": "unusually many for this education"} if id % 4 == 1 else {}
+        found["unusual"] = (
+            {"capital-gain": "99999 is higher than in 99 % of the rows"} if id % 3 else {}
+        )
+        found["unusual"] |= (
+            {"hours-per-week": "unusually many for this education"} if id % 4 == 1 else {}
+        )
         if hostile:
             found["unusual"] = {"workclass": HOSTILE[0], HOSTILE[1]: HOSTILE[4]}
     if kind == "text":

@@ -17,7 +17,10 @@ SIZE = 12
 def setting(name: str, steps: int, clip=None):
     """A pure optimizer with two parameter groups, a state it reaches after some steps, and a gradient."""
     rng = torch.Generator().manual_seed(steps)
-    halves = [torch.nn.Parameter(torch.randn(SIZE // 2, dtype=torch.float64, generator=rng)) for _ in range(2)]
+    halves = [
+        torch.nn.Parameter(torch.randn(SIZE // 2, dtype=torch.float64, generator=rng))
+        for _ in range(2)
+    ]
     optimizer = OPTIMIZERS[name]([{"params": [halves[0]], "lr": 0.03}, {"params": [halves[1]]}])
     pure = understand(optimizer, (SIZE // 2, SIZE // 2), optimizer.param_groups)
     row = current_numbers(pure, optimizer.param_groups)
@@ -33,7 +36,9 @@ def setting(name: str, steps: int, clip=None):
             optimizer.step()
         state = advance(pure, state, step, g, {})
     if clip is None:
-        torch.testing.assert_close(state.theta, torch.cat([half.detach() for half in halves]), rtol=1e-13, atol=1e-15)
+        torch.testing.assert_close(
+            state.theta, torch.cat([half.detach() for half in halves]), rtol=1e-13, atol=1e-15
+        )
     return pure, state, step, torch.randn(SIZE, dtype=torch.float64, generator=rng)
 
 
@@ -57,11 +62,15 @@ def test_transpose(name, steps, clip):
     g_dot = torch.randn(3, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     forwards = push(pure, state, step, g, v, g_dot)
     a_g, backwards = pull(pure, state, step, g, u)
-    torch.testing.assert_close(product(forwards, u), product(v, backwards) + (g_dot * a_g).sum(1), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        product(forwards, u), product(v, backwards) + (g_dot * a_g).sum(1), rtol=1e-11, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("clip", [None, ClipNorm(0.5), ClipValue(0.6)], ids=str)
-@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"rprop"}))  # Rprop jumps by design; test_exactness checks its zeros
+@pytest.mark.parametrize(
+    "name", sorted(set(OPTIMIZERS) - {"rprop"})
+)  # Rprop jumps by design; test_exactness checks its zeros
 def test_tangent_against_finite_differences(name, clip):
     pure, state, step, g = setting(name, 3, clip)
     v = random_like(state, 1, 5)
@@ -70,26 +79,45 @@ def test_tangent_against_finite_differences(name, clip):
 
     def moved(sign: float) -> State:
         slots = {name: slot + sign * h * v.slots[name][0] for name, slot in state.slots.items()}
-        return advance(pure, State(state.theta + sign * h * v.theta[0], slots, {}, state.clock), step, g + sign * h * g_dot, {})
+        return advance(
+            pure,
+            State(state.theta + sign * h * v.theta[0], slots, {}, state.clock),
+            step,
+            g + sign * h * g_dot,
+            {},
+        )
 
-    positive = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"} & set(state.slots)
+    positive = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"} & set(
+        state.slots
+    )
     for name_ in positive:  # a step of h must not make a square negative
         v.slots[name_].mul_(state.slots[name_])
     tangent = push(pure, state, step, g, v, g_dot[None])
     up, down = moved(1), moved(-1)
-    torch.testing.assert_close((up.theta - down.theta) / (2 * h), tangent.theta[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        (up.theta - down.theta) / (2 * h), tangent.theta[0], rtol=1e-5, atol=1e-6
+    )
     for slot in state.slots:
-        torch.testing.assert_close((up.slots[slot] - down.slots[slot]) / (2 * h), tangent.slots[slot][0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            (up.slots[slot] - down.slots[slot]) / (2 * h),
+            tangent.slots[slot][0],
+            rtol=1e-5,
+            atol=1e-6,
+        )
 
 
 def test_every_supported_optimizer_is_in_the_zoo():
-    used = {type(make([torch.nn.Parameter(torch.zeros(1))])).__name__ for make in OPTIMIZERS.values()}
+    used = {
+        type(make([torch.nn.Parameter(torch.zeros(1))])).__name__ for make in OPTIMIZERS.values()
+    }
     assert used == set(SUPPORTED)
 
 
 def test_groups_that_differ_in_more_than_numbers():
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    optimizer = torch.optim.Adam([{"params": parameters[:1], "amsgrad": True}, {"params": parameters[1:]}])
+    optimizer = torch.optim.Adam(
+        [{"params": parameters[:1], "amsgrad": True}, {"params": parameters[1:]}]
+    )
     with pytest.raises(NotSupported, match="differ in more than their numbers"):
         understand(optimizer, (2, 2), optimizer.param_groups)
 

@@ -63,7 +63,9 @@ def test_a_tape_in_a_bucket_says_the_same_and_is_fetched_once(record, bucket, fe
     again = opened(p, bucket)
     assert fetched == ["manifest.json"] and again.tape == bucket  # nothing before it is needed
     np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
-    np.testing.assert_array_equal(again.leave_one_out(query(p), [0, 1]), run.leave_one_out(query(p), [0, 1]))
+    np.testing.assert_array_equal(
+        again.leave_one_out(query(p), [0, 1]), run.leave_one_out(query(p), [0, 1])
+    )
     assert len(fetched) == len(set(fetched)) == len(run.recording.tape.entries) + 2
     for name, value in run.parameters().items():
         assert torch.equal(again.parameters()[name], value)
@@ -78,7 +80,9 @@ def test_only_what_a_retrace_needs_is_fetched(record, bucket, fetched):
     run = record(p, keep=FINE)
     uploaded(run, bucket)
     again = opened(p, bucket)
-    np.testing.assert_array_equal(again.influence(query(p), epochs=1).values, run.influence(query(p), epochs=1).values)
+    np.testing.assert_array_equal(
+        again.influence(query(p), epochs=1).values, run.influence(query(p), epochs=1).values
+    )
     needed = [entry["file"] for entry in run.recording.tape.entries if entry["epochs"][1] == 5]
     assert set(fetched) == {"manifest.json", run.recording.tape.manifest["end"]["file"], *needed}
     assert len(needed) < len(run.recording.tape.entries) / 2
@@ -92,12 +96,16 @@ def test_what_is_kept_here_stays_within_its_bound(record, bucket, fetched, monke
     monkeypatch.setattr(storage, "_HELD", bound)
     again = opened(p, bucket)
     for _ in range(2):
-        np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
+        np.testing.assert_array_equal(
+            again.influence(query(p)).values, run.influence(query(p)).values
+        )
         here = [file.stat().st_size for file in again.recording.tape.place.folder.iterdir()]
         assert 0 < sum(here) <= bound and sum(here) == sum(again.recording.tape.place.held.values())
     assert len(fetched) > len(set(fetched))  # what had to go is fetched again
     monkeypatch.setattr(storage, "_HELD", 10)  # a file that never fits is used all the same
-    np.testing.assert_array_equal(opened(p, bucket).influence(query(p)).values, run.influence(query(p)).values)
+    np.testing.assert_array_equal(
+        opened(p, bucket).influence(query(p)).values, run.influence(query(p)).values
+    )
 
 
 def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
@@ -140,7 +148,9 @@ def test_other_faults(record, bucket, monkeypatch, tmp_path):
         raise RuntimeError("the token has expired")
 
     monkeypatch.setattr(type(again.recording.tape.place.system), "cat_file", refused)
-    with pytest.raises(StorageFailed, match=r"segment-00000\d.safetensors cannot be read: the token has expired"):
+    with pytest.raises(
+        StorageFailed, match=r"segment-00000\d.safetensors cannot be read: the token has expired"
+    ):
         again.influence(query(p))
     with pytest.raises(BadInput, match="Protocol not known"):
         opened(p, "nowhere://bucket/run")
@@ -161,4 +171,6 @@ def test_info_and_runs_that_travel(record, tmp_path):
     assert result.exit_code == 0 and "all intact" in result.output
     again = cloudpickle.loads(cloudpickle.dumps(opened(p, url)))
     assert again.tape == url
-    np.testing.assert_array_equal(again.leave_one_out(query(p), [0, 3]), run.leave_one_out(query(p), [0, 3]))
+    np.testing.assert_array_equal(
+        again.leave_one_out(query(p), [0, 3]), run.leave_one_out(query(p), [0, 3])
+    )

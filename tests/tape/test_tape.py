@@ -38,7 +38,13 @@ def final(run):
 
 def reopened(p, run, **changes):
     model, _ = p.start()
-    options = {"model": model, "train_set": (p.X, p.Y), "loss": p.loss, "penalty": p.penalty, "progress": False} | changes
+    options = {
+        "model": model,
+        "train_set": (p.X, p.Y),
+        "loss": p.loss,
+        "penalty": p.penalty,
+        "progress": False,
+    } | changes
     return dross.Run.open(run.tape, **options)
 
 
@@ -52,7 +58,10 @@ def test_opened_in_another_process_it_says_the_same(record, optimizer):
     assert again.steps == len(p.batches) and again.complete
 
 
-@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=4), dross.LastEpochs(2), dross.Budget(60_000)])
+@pytest.mark.parametrize(
+    "keep",
+    [dross.EveryStep(), dross.Checkpoints(every=4), dross.LastEpochs(2), dross.Budget(60_000)],
+)
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
     p = problem("dropout", "adam", epochs=4)
 
@@ -84,8 +93,19 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
             return p.loss(out, y)
 
         loss.__module__, loss.__name__ = "tests", "loss"
-        run = dross.train(model, Failing((p.X, p.Y)), loss, optimizer, tape=tmp_path / folder, batches=p.batches,
-                          epochs=p.epochs, eta=rate, keep=keep, progress=False, **options)  # fmt: skip
+        run = dross.train(
+            model,
+            Failing((p.X, p.Y)),
+            loss,
+            optimizer,
+            tape=tmp_path / folder,
+            batches=p.batches,
+            epochs=p.epochs,
+            eta=rate,
+            keep=keep,
+            progress=False,
+            **options,
+        )
         return run, model
 
     undisturbed, model = train("whole")
@@ -99,7 +119,9 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
     for one, other in zip(model.parameters(), same_model.parameters()):
         assert torch.equal(one, other)
     query = dross.mean_loss((p.X_val, p.Y_val))
-    np.testing.assert_array_equal(continued.influence(query).values, undisturbed.influence(query).values)
+    np.testing.assert_array_equal(
+        continued.influence(query).values, undisturbed.influence(query).values
+    )
 
 
 SCRIPT = textwrap.dedent(
@@ -124,7 +146,9 @@ def test_kill_at_any_moment(tmp_path):
 
     def launch(folder, *arguments):
         return subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / folder), *arguments], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), str(tmp_path / folder), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     undisturbed = launch("whole").communicate()[0].split()[-1]
@@ -151,12 +175,18 @@ def test_kill_at_any_moment(tmp_path):
     else:
         output = launch("killed", "resume").communicate()[0]
     assert killed
-    finished = output.split()[-1] if output.strip() else launch("killed", "resume").communicate()[0].split()[-1]
+    finished = (
+        output.split()[-1]
+        if output.strip()
+        else launch("killed", "resume").communicate()[0].split()[-1]
+    )
     assert finished == undisturbed
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the rename", "before it"])
-@pytest.mark.parametrize("seconds, nth", [(0.0, nth) for nth in range(3, 15)] + [(60.0, nth) for nth in range(3, 9)])
+@pytest.mark.parametrize(
+    "seconds, nth", [(0.0, nth) for nth in range(3, 15)] + [(60.0, nth) for nth in range(3, 9)]
+)
 def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, nth, after):
     """Ctrl-C just before or just after any file appears: the tape opens, replays and continues to the same bits."""
     p = problem("batchnorm", "adam", epochs=2)
@@ -164,12 +194,23 @@ def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, 
 
     def train(folder, **options):
         model, optimizer = p.start()
-        return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / folder, batches=p.batches, progress=False,
-                           keep=dross.Checkpoints(every=2), **options)  # fmt: skip
+        return dross.train(
+            model,
+            (p.X, p.Y),
+            p.loss,
+            optimizer,
+            tape=tmp_path / folder,
+            batches=p.batches,
+            progress=False,
+            keep=dross.Checkpoints(every=2),
+            **options,
+        )
 
     expected = train("whole").influence(query).values
     rename, calls = os.replace, iter(range(1000))
-    monkeypatch.setattr("dross.tape.writer._BETWEEN_COMMITS", seconds)  # after every segment, or only at the end
+    monkeypatch.setattr(
+        "dross.tape.writer._BETWEEN_COMMITS", seconds
+    )  # after every segment, or only at the end
 
     def interrupted(source, target):
         strike = next(calls) == nth
@@ -202,7 +243,15 @@ def test_keyboard_interrupt_leaves_a_usable_tape(tmp_path):
         return p.loss(out, y)
 
     with pytest.raises(KeyboardInterrupt):
-        dross.train(model, (p.X, p.Y), loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+        dross.train(
+            model,
+            (p.X, p.Y),
+            loss,
+            optimizer,
+            tape=tmp_path / "t",
+            batches=p.batches,
+            progress=False,
+        )
     steps = Tape(tmp_path / "t").steps
     assert 0 < steps < len(p.batches)
     with pytest.warns(dross.DrossWarning, match=f"{steps} of {len(p.batches)} planned steps"):
@@ -243,8 +292,12 @@ def test_what_belongs_to_another_run_is_refused(record):
 
     p = problem("mlp", "sgd")
     run = record(p)
-    wider = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
-    with pytest.raises(TapeMismatch, match=r"'0.weight' is \(7, 6\) float64 on the tape and \(8, 6\) float64 here"):
+    wider = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+    ).double()
+    with pytest.raises(
+        TapeMismatch, match=r"'0.weight' is \(7, 6\) float64 on the tape and \(8, 6\) float64 here"
+    ):
         reopened(p, run, model=wider)
     with pytest.raises(TapeMismatch, match="float32"):
         reopened(p, run, model=MODELS["mlp"]())
@@ -277,7 +330,11 @@ def test_what_is_changed_under_a_live_run_is_found_out(record, keep):
     run = record(p, keep=keep)
     expected = run.influence(query).values
     p.Y[3] = (p.Y[3] + 1) % 3  # in place: the run holds the same tensor
-    for ask in (lambda: run.influence(query), lambda: run.leave_one_out(query, [0]), lambda: run.parameter_influence([0])):
+    for ask in (
+        lambda: run.influence(query),
+        lambda: run.leave_one_out(query, [0]),
+        lambda: run.parameter_influence([0]),
+    ):
         with pytest.raises(TapeMismatch, match=r"changed in place|other inputs or labels"):
             ask()
     p.Y[3] = (p.Y[3] + 2) % 3
@@ -288,7 +345,9 @@ def test_what_is_changed_under_a_live_run_is_found_out(record, keep):
         run.influence(query)
     with torch.no_grad():
         run.recording.objective.model.frozen.weight.sub_(1)
-    for parameter in run.recording.objective.model.head.parameters():  # the trained ones are the user's to change
+    for parameter in (
+        run.recording.objective.model.head.parameters()
+    ):  # the trained ones are the user's to change
         parameter.data.zero_()
     np.testing.assert_array_equal(run.influence(query).values, expected)
 
@@ -343,7 +402,11 @@ def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
         return states, gradients, end
 
     monkeypatch.setattr(Recording, "_row", watched)
-    told = pytest.warns(dross.DrossWarning, match="states, in_memory=.* would do with 8") if in_states == 1 else nullcontext()
+    told = (
+        pytest.warns(dross.DrossWarning, match="states, in_memory=.* would do with 8")
+        if in_states == 1
+        else nullcontext()
+    )
     with told:
         np.testing.assert_array_equal(run.influence(query).values, expected)
     assert most <= in_states + 2  # and those before and after the step in hand
@@ -356,7 +419,9 @@ def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
     feed = type(recording.instances).feed
     # the same inputs, but a loss that is not the recorded one
     monkeypatch.setattr(recording.objective, "loss", lambda out, y: 2 * p.loss(out, y))
-    with pytest.raises(TapeMismatch, match=r"Step \d+ replayed to a different theta \(largest difference"):
+    with pytest.raises(
+        TapeMismatch, match=r"Step \d+ replayed to a different theta \(largest difference"
+    ):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
     assert feed is type(recording.instances).feed
 
@@ -376,21 +441,29 @@ def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path, monkey
 
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
-    monkeypatch.setattr("dross.data.dataset._HELD_IN_MEMORY", 0)  # as if the set were too large to be read once
+    monkeypatch.setattr(
+        "dross.data.dataset._HELD_IN_MEMORY", 0
+    )  # as if the set were too large to be read once
     drifting = Drifting(p)
-    run = dross.train(model, drifting, p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+    run = dross.train(
+        model, drifting, p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False
+    )
     drifting.offset = 1.0
     with pytest.raises(TapeMismatch, match="must look the same twice"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_damage_anywhere_is_noticed(tmp_path_factory, data):
     p = problem("batchnorm", "adam")
     model, optimizer = p.start()
     folder = tmp_path_factory.mktemp("tape") / "t"
-    run = dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=folder, batches=p.batches, progress=False)
+    run = dross.train(
+        model, (p.X, p.Y), p.loss, optimizer, tape=folder, batches=p.batches, progress=False
+    )
     files = sorted(folder.glob("*.safetensors"))
     victim = data.draw(st.sampled_from(files))
     raw = bytearray(victim.read_bytes())
@@ -411,8 +484,15 @@ def test_damage_anywhere_is_noticed(tmp_path_factory, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(raw=st.one_of(st.binary(max_size=200), st.text(max_size=80).map(str.encode),
-                     st.sampled_from([b"[]", b"{}", b'{"made_by": "dross"}', b'{"made_by": "dross", "format": 1}'])))  # fmt: skip
+@given(
+    raw=st.one_of(
+        st.binary(max_size=200),
+        st.text(max_size=80).map(str.encode),
+        st.sampled_from(
+            [b"[]", b"{}", b'{"made_by": "dross"}', b'{"made_by": "dross", "format": 1}']
+        ),
+    )
+)
 def test_any_manifest_that_is_not_ours_is_refused(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("tape")
     (folder / "manifest.json").write_bytes(raw)
@@ -446,17 +526,36 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StorageFailed, match=r"the disk is full.*The tape is whole up to step \d+") as caught:
-        dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False,
-                    keep=dross.Checkpoints(every=2))  # fmt: skip
+    with pytest.raises(
+        StorageFailed, match=r"the disk is full.*The tape is whole up to step \d+"
+    ) as caught:
+        dross.train(
+            model,
+            (p.X, p.Y),
+            p.loss,
+            optimizer,
+            tape=tmp_path / "t",
+            batches=p.batches,
+            progress=False,
+            keep=dross.Checkpoints(every=2),
+        )
     monkeypatch.undo()
     assert isinstance(caught.value, OSError)
     tape = Tape(tmp_path / "t")
     assert 0 < tape.steps < len(p.batches)
     assert not list(Path(tmp_path / "t").glob("*.tmp"))
     model, optimizer = p.start()
-    run = dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False,
-                      keep=dross.Checkpoints(every=2), resume=True)  # fmt: skip
+    run = dross.train(
+        model,
+        (p.X, p.Y),
+        p.loss,
+        optimizer,
+        tape=tmp_path / "t",
+        batches=p.batches,
+        progress=False,
+        keep=dross.Checkpoints(every=2),
+        resume=True,
+    )
     assert run.complete
 
 
@@ -467,9 +566,19 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     def denied(*arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "mkdir", denied)  # the tests may run as root, for whom every folder is writable
+    monkeypatch.setattr(
+        Path, "mkdir", denied
+    )  # the tests may run as root, for whom every folder is writable
     with pytest.raises(StorageFailed, match="may not be written to"):
-        dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False)
+        dross.train(
+            model,
+            (p.X, p.Y),
+            p.loss,
+            optimizer,
+            tape=tmp_path / "t",
+            batches=p.batches,
+            progress=False,
+        )
 
 
 def test_last_epochs_keeps_exactly_those(record):
@@ -498,7 +607,10 @@ def test_budgets_are_kept(record, tmp_path):
         record(p, keep=dross.Budget(state))
 
 
-@pytest.mark.parametrize("bad", [lambda: dross.Checkpoints(every=0), lambda: dross.LastEpochs(0), lambda: dross.Budget(0)])
+@pytest.mark.parametrize(
+    "bad",
+    [lambda: dross.Checkpoints(every=0), lambda: dross.LastEpochs(0), lambda: dross.Budget(0)],
+)
 def test_policies_refuse_nonsense(bad):
     with pytest.raises(BadInput):
         bad()

@@ -20,7 +20,9 @@ class WeightedLoss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, y: Tensor, example_weight: Tensor, shift_loss_mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, y: Tensor, example_weight: Tensor, shift_loss_mask: Tensor
+    ) -> Tensor:
         return (F.cross_entropy(self.model(x), y, reduction="none") * example_weight).sum() / len(y)
 
 
@@ -41,25 +43,39 @@ class Stream:
     def __getitem__(self, t: int) -> dict[str, Tensor]:
         ids = self.batches[t]
         return {
-            "x": self.x[ids], "y": self.y[ids], "example_weight": self.weights[ids],
+            "x": self.x[ids],
+            "y": self.y[ids],
+            "example_weight": self.weights[ids],
             "shift_loss_mask": torch.ones(len(ids), dtype=torch.bool),
-        }  # fmt: skip
+        }
 
 
 class Magic:
     """A training of bergson's, whose checkpoints serve every query."""
 
-    def __init__(self, problem: Problem, folder: str, dtype: torch.dtype = torch.float32, eps_root: float = 1e-17):
+    def __init__(
+        self,
+        problem: Problem,
+        folder: str,
+        dtype: torch.dtype = torch.float32,
+        eps_root: float = 1e-17,
+    ):
         setting, self.folder, self.problem = problem.setting, folder, problem
-        adam = {"lr": setting.lr, "eps_root": eps_root}  # bergson's default for eps_root; 0 gives NaN where a gradient is always 0
+        adam = {
+            "lr": setting.lr,
+            "eps_root": eps_root,
+        }  # bergson's default for eps_root; 0 gives NaN where a gradient is always 0
         optimizer = {
-            "SGD": lambda: torchopt.sgd(setting.lr), "Adam": lambda: torchopt.adam(**adam),
+            "SGD": lambda: torchopt.sgd(setting.lr),
+            "Adam": lambda: torchopt.adam(**adam),
             "AdamW": lambda: torchopt.adamw(**adam, weight_decay=0.01),
-        }[setting.optimizer]()  # fmt: skip
+        }[setting.optimizer]()
         self.model = WeightedLoss(problem.fresh_model().to(dtype))
         self.stream = Stream(problem, dtype)
         self.trainer, state = Trainer.initialize(self.model, optimizer)
-        self.state: TrainerState = self.trainer.train(state, self.stream, inplace=True, save_dir=folder, save_mode="sqrt")
+        self.state: TrainerState = self.trainer.train(
+            state, self.stream, inplace=True, save_dir=folder, save_mode="sqrt"
+        )
         self.final = self.state.to("cpu").detach_()
 
     def scores(self, x: Tensor, y: Tensor) -> np.ndarray:
@@ -70,9 +86,23 @@ class Magic:
         with self.state.activate(self.model) as params:
             loss = F.cross_entropy(self.model.model(x), y)
             gradients = torch.autograd.grad(loss, list(params.values()))
-        slots = [torch.zeros_like(t) for t in tree_iter(self.state.opt_state) if isinstance(t, Tensor) and t.is_floating_point()]
-        start = BackwardState(dict(zip(params, gradients)), slots, torch.zeros_like(self.stream.weights))
-        end = self.trainer.backward(self.folder, self.stream, start, self.state, cleanup=False, inplace=True, save_mode="sqrt")
+        slots = [
+            torch.zeros_like(t)
+            for t in tree_iter(self.state.opt_state)
+            if isinstance(t, Tensor) and t.is_floating_point()
+        ]
+        start = BackwardState(
+            dict(zip(params, gradients)), slots, torch.zeros_like(self.stream.weights)
+        )
+        end = self.trainer.backward(
+            self.folder,
+            self.stream,
+            start,
+            self.state,
+            cleanup=False,
+            inplace=True,
+            save_mode="sqrt",
+        )
         return -end.weight_grads.detach().double().numpy()
 
 

@@ -4,7 +4,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from dattri.algorithm import DVEmbAttributor, TracInAttributor, TRAKAttributor
-from dattri.algorithm.influence_function import IFAttributorArnoldi, IFAttributorCG, IFAttributorEKFAC, IFAttributorLiSSA
+from dattri.algorithm.influence_function import (
+    IFAttributorArnoldi,
+    IFAttributorCG,
+    IFAttributorEKFAC,
+    IFAttributorLiSSA,
+)
 from dattri.task import AttributionTask
 from torch import Tensor
 from torch.func import functional_call
@@ -24,7 +29,9 @@ class _Functions:
 
     def logits(self, params, data) -> tuple[Tensor, Tensor]:
         x, y = data
-        return functional_call(self.model, params, (x.reshape(-1, *self.shape).to(self.dtype),)), y.reshape(-1).long()
+        return functional_call(
+            self.model, params, (x.reshape(-1, *self.shape).to(self.dtype),)
+        ), y.reshape(-1).long()
 
     def loss(self, params, data) -> Tensor:
         return F.cross_entropy(*self.logits(params, data))
@@ -39,18 +46,27 @@ class _Functions:
         return torch.exp(-F.cross_entropy(*self.logits(params, data)))
 
 
-def _task(problem: Problem, functions: _Functions, every_epoch: bool = False, **options) -> AttributionTask:
+def _task(
+    problem: Problem, functions: _Functions, every_epoch: bool = False, **options
+) -> AttributionTask:
     paths = problem.checkpoints if every_epoch else problem.checkpoints[-1:]
     states = [torch.load(path) for path in paths]
     return AttributionTask(
-        options.pop("loss_func", functions.loss), functions.model, states if every_epoch else states[0], **options
+        options.pop("loss_func", functions.loss),
+        functions.model,
+        states if every_epoch else states[0],
+        **options,
     )
 
 
-def _loaders(problem: Problem, kind: str, batch: int | None = None) -> tuple[DataLoader, DataLoader]:
+def _loaders(
+    problem: Problem, kind: str, batch: int | None = None
+) -> tuple[DataLoader, DataLoader]:
     """One batch with the whole training set, as dattri advises; one item per query."""
     queries = TensorDataset(*problem.asked_for(kind))
-    return DataLoader(TensorDataset(*problem.pair), batch or len(problem.pair[1])), DataLoader(queries, len(queries))
+    return DataLoader(TensorDataset(*problem.pair), batch or len(problem.pair[1])), DataLoader(
+        queries, len(queries)
+    )
 
 
 def _given(scores: Tensor, kind: str) -> np.ndarray:
@@ -96,7 +112,9 @@ def trak(problem: Problem, kind: str) -> np.ndarray:
 def tracin(problem: Problem, kind: str) -> np.ndarray:
     functions = _Functions(problem)
     weights = torch.full((problem.setting.epochs,), problem.setting.lr)
-    attributor = TracInAttributor(_task(problem, functions, every_epoch=True), weights, normalized_grad=False)
+    attributor = TracInAttributor(
+        _task(problem, functions, every_epoch=True), weights, normalized_grad=False
+    )
     train, queries = _loaders(problem, kind, batch=250)
     return _given(attributor.attribute(train, queries), kind)
 

@@ -17,7 +17,9 @@ BATCH = 250
 
 
 class Classification(Task):
-    def compute_train_loss(self, batch: tuple[Tensor, Tensor], model: nn.Module, sample: bool = False) -> Tensor:
+    def compute_train_loss(
+        self, batch: tuple[Tensor, Tensor], model: nn.Module, sample: bool = False
+    ) -> Tensor:
         x, y = batch
         logits = model(x)
         if sample:
@@ -34,11 +36,30 @@ def ekfac(problem: Problem, kind: str) -> np.ndarray:
     task, train = Classification(), TensorDataset(*problem.pair)
     queries = TensorDataset(*(problem.validation if kind == "mean" else problem.asked))
     with tempfile.TemporaryDirectory(prefix="kronfluence-") as folder:
-        analyzer = Analyzer("peers", prepare_model(problem.trained(), task), task, cpu=True, disable_tqdm=True, output_dir=folder)
-        analyzer.fit_all_factors("factors", train, per_device_batch_size=BATCH, factor_args=FactorArguments(strategy="ekfac"))
+        analyzer = Analyzer(
+            "peers",
+            prepare_model(problem.trained(), task),
+            task,
+            cpu=True,
+            disable_tqdm=True,
+            output_dir=folder,
+        )
+        analyzer.fit_all_factors(
+            "factors",
+            train,
+            per_device_batch_size=BATCH,
+            factor_args=FactorArguments(strategy="ekfac"),
+        )
         analyzer.compute_pairwise_scores(
-            "scores", "factors", queries, train, per_device_query_batch_size=len(queries), per_device_train_batch_size=BATCH,
-            score_args=ScoreArguments(damping_factor=None, aggregate_query_gradients=kind == "mean"),
-        )  # fmt: skip
+            "scores",
+            "factors",
+            queries,
+            train,
+            per_device_query_batch_size=len(queries),
+            per_device_train_batch_size=BATCH,
+            score_args=ScoreArguments(
+                damping_factor=None, aggregate_query_gradients=kind == "mean"
+            ),
+        )
         scores = analyzer.load_pairwise_scores("scores")["all_modules"].double().numpy()
     return scores[0] / len(queries) if kind == "mean" else scores

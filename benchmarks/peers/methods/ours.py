@@ -17,7 +17,9 @@ def retrace(problem: Problem, kind: str) -> np.ndarray:
 
 
 def last_epochs(problem: Problem, kind: str) -> np.ndarray:
-    return problem.run.influence(problem.query(kind), epochs=max(1, problem.setting.epochs // 3)).values
+    return problem.run.influence(
+        problem.query(kind), epochs=max(1, problem.setting.epochs // 3)
+    ).values
 
 
 def no_hessian(problem: Problem, kind: str) -> np.ndarray:
@@ -28,7 +30,9 @@ def averaged(problem: Problem, kind: str) -> np.ndarray:
     scores = [problem.run.influence(problem.query(kind)).values]
     for seed in range(1, RUNS):
         with tempfile.TemporaryDirectory(prefix="dross-peers-") as folder:
-            scores.append(problem.record(Path(folder) / "tape", seed).influence(problem.query(kind)).values)
+            scores.append(
+                problem.record(Path(folder) / "tape", seed).influence(problem.query(kind)).values
+            )
     return np.mean(scores, axis=0)
 
 

@@ -19,8 +19,15 @@ def trak(problem: Problem, kind: str) -> np.ndarray:
     model, (x, y) = problem.trained(), problem.validation if kind == "mean" else problem.asked
     state = torch.load(problem.checkpoints[-1])
     with tempfile.TemporaryDirectory(prefix="traker-") as folder:
-        traker = TRAKer(model, "image_classification", train_set_size=len(problem.pair[1]), save_dir=folder, device="cpu",
-                        proj_dim=DIMENSIONS, use_half_precision=False)  # fmt: skip
+        traker = TRAKer(
+            model,
+            "image_classification",
+            train_set_size=len(problem.pair[1]),
+            save_dir=folder,
+            device="cpu",
+            proj_dim=DIMENSIONS,
+            use_half_precision=False,
+        )
         traker.load_checkpoint(state, model_id=0)
         for batch in DataLoader(TensorDataset(*problem.pair), BATCH):
             traker.featurize(batch, num_samples=len(batch[1]))

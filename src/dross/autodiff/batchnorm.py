@@ -20,7 +20,11 @@ Buffers = dict[str, Tensor]
 
 def tracking(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers that keep running statistics, by name."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    return {
+        n: m
+        for n, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.running_mean is not None
+    }
 
 
 def statistics_of(model: nn.Module) -> set[str]:
@@ -36,7 +40,9 @@ def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
     layers = {name: layer for name, layer in tracking(model).items() if layer.training}
 
     def noting(name: str, layer: _BatchNorm):
-        return lambda _module, args: inputs.append((name, layer, primal(args[0])))  # nobody asks for the tangent of the statistics
+        return lambda _module, args: inputs.append(
+            (name, layer, primal(args[0]))
+        )  # nobody asks for the tangent of the statistics
 
     hooks = [layer.register_forward_pre_hook(noting(name, layer)) for name, layer in layers.items()]
 
@@ -48,7 +54,10 @@ def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
             buffers[seen] = buffers[seen] + 1
             rate = layer.momentum if layer.momentum is not None else 1.0 / buffers[seen].to(x.dtype)
             across = [axis for axis in range(x.dim()) if axis != 1]
-            batch = {"running_mean": pixels.mean(x, across).flatten(), "running_var": x.var(across, correction=1)}
+            batch = {
+                "running_mean": pixels.mean(x, across).flatten(),
+                "running_var": x.var(across, correction=1),
+            }
             for kind, value in batch.items():
                 buffers[prefix + kind] = (1 - rate) * buffers[prefix + kind] + rate * value
         return buffers
@@ -69,8 +78,14 @@ def readable(model: nn.Module) -> Iterator[None]:
             return type(layer).forward(layer, x)
         shape = [1, -1] + [1] * (x.dim() - 2)
         assert layer.running_mean is not None and layer.running_var is not None
-        scaled = (x - layer.running_mean.view(shape)) * torch.rsqrt(layer.running_var + layer.eps).view(shape)
-        return scaled if layer.weight is None else scaled * layer.weight.view(shape) + layer.bias.view(shape)
+        scaled = (x - layer.running_mean.view(shape)) * torch.rsqrt(
+            layer.running_var + layer.eps
+        ).view(shape)
+        return (
+            scaled
+            if layer.weight is None
+            else scaled * layer.weight.view(shape) + layer.bias.view(shape)
+        )
 
     layers = list(tracking(model).values())
     for layer in layers:

@@ -44,7 +44,9 @@ class ForwardRules(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if any(isinstance(t, Tensor) and is_batchedtensor(t) for t in args):
-            return func(*args, **kwargs)  # a model with a vmap of its own: there a tensor cannot be taken apart
+            return func(
+                *args, **kwargs
+            )  # a model with a vmap of its own: there a tensor cannot be taken apart
         if func in _PIXELS and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)
         return self.rules.get(func, func)(*args, **kwargs)
@@ -85,13 +87,25 @@ def _unpacked(t: Any) -> tuple[Any, Any]:
 
 
 def _cross_entropy(
-    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0, *,
+    input,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+    *,
     likelihood=F.nll_loss,
-):  # fmt: skip
+):
     if target.is_floating_point() or label_smoothing:
-        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        return F.cross_entropy(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
     classes = 1 if input.dim() > 1 else 0
-    return likelihood(_log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction)
+    return likelihood(
+        _log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction
+    )
 
 
 def _relu(input, inplace=False):
@@ -102,7 +116,9 @@ def _relu(input, inplace=False):
     return forward_ad.make_dual(out, torch.ops.aten.threshold_backward(x_dot, out.detach(), 0))
 
 
-def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+def _nll_loss(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
+):
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
     classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
@@ -119,7 +135,9 @@ def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
     return forward_ad.make_dual(out, x_dot - (out.exp() * x_dot).sum(dim, keepdim=True))
 
 
-def _batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+def _batch_norm(
+    input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
     if not training and running_mean is not None:  # linear in its input: torch's own rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     across = [axis for axis in range(input.dim()) if axis != 1]
@@ -127,19 +145,32 @@ def _batch_norm(input, running_mean, running_var, weight=None, bias=None, traini
 
 
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    return _normed(input, list(range(-len(normalized_shape), 0)), eps, weight, bias, list(normalized_shape))
+    return _normed(
+        input, list(range(-len(normalized_shape), 0)), eps, weight, bias, list(normalized_shape)
+    )
 
 
 def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
-    return _normed(grouped, across, eps, weight, bias, [num_groups, -1] + [1] * (input.dim() - 2)).flatten(1, 2)
+    return _normed(
+        grouped, across, eps, weight, bias, [num_groups, -1] + [1] * (input.dim() - 2)
+    ).flatten(1, 2)
 
 
-def _normed(x: Tensor, across: list[int], eps: float, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+def _normed(
+    x: Tensor,
+    across: list[int],
+    eps: float,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shape: list[int],
+) -> Tensor:
     """(x - mean) / deviation * weight + bias, and its tangent. Both are written down with few sums over the batch, which are what a norm costs:
     what is multiplied with the whole of it is multiplied together before."""
     x, x_dot = _unpacked(x)
-    (weight, weight_dot), (bias, bias_dot) = ([v if v is None else v.reshape(shape) for v in _unpacked(t)] for t in (weight, bias))
+    (weight, weight_dot), (bias, bias_dot) = (
+        [v if v is None else v.reshape(shape) for v in _unpacked(t)] for t in (weight, bias)
+    )
     mean, like = lambda t: pixels.mean(t, across), lambda v: pixels.like(v, x)
     centred = x - like(mean(x))
     scale = torch.rsqrt(mean(centred * centred) + eps)
@@ -170,5 +201,13 @@ _RULES = {
     F.cross_entropy: _cross_entropy,
     F.log_softmax: _log_softmax,
 }
-_FOR_SEVERAL = {F.nll_loss: _nll_loss, F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss)}
-_PIXELS = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # the bilinear ones, and the axes behind the channels
+_FOR_SEVERAL = {
+    F.nll_loss: _nll_loss,
+    F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss),
+}
+_PIXELS = {
+    F.linear: 0,
+    F.conv1d: 1,
+    F.conv2d: 2,
+    F.conv3d: 3,
+}  # the bilinear ones, and the axes behind the channels

@@ -16,7 +16,9 @@ def called(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
     every = dict(named)
     for name, other in _ties(model):
         if name in named and other in named:
-            raise ValueError(f"'{name}' and '{other}' are one tensor, once as a parameter and once as a buffer.")
+            raise ValueError(
+                f"'{name}' and '{other}' are one tensor, once as a parameter and once as a buffer."
+            )
         if name in named:
             every[other] = named[name]
     outputs = functional_call(model, every, args, tie_weights=False)

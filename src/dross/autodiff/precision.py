@@ -24,9 +24,13 @@ KINDS = ("strict", "tf32", "bf16")
 def check(kind: str, device: torch.device, dtype: torch.dtype) -> str:
     check_name("arithmetic", kind, KINDS)
     if kind == "tf32" and device.type != "cuda":
-        raise BadInput("arithmetic='tf32' is something that NVIDIA GPUs do; on a CPU there is 'strict' and 'bf16'.")
+        raise BadInput(
+            "arithmetic='tf32' is something that NVIDIA GPUs do; on a CPU there is 'strict' and 'bf16'."
+        )
     if kind != "strict" and dtype != torch.float32:
-        raise BadInput(f"arithmetic='{kind}' is for float32 models; this one is {str(dtype).removeprefix('torch.')}.")
+        raise BadInput(
+            f"arithmetic='{kind}' is for float32 models; this one is {str(dtype).removeprefix('torch.')}."
+        )
     return kind
 
 
@@ -55,7 +59,11 @@ def forward(kind: str, device: torch.device) -> AbstractContextManager:
 
 def exact(outputs: Any) -> Any:
     """What a loss is given: bfloat16 has too few digits for it."""
-    return outputs.float() if isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16 else outputs
+    return (
+        outputs.float()
+        if isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16
+        else outputs
+    )
 
 
 def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:
@@ -63,7 +71,9 @@ def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
         precision = "tf32" if kind == "tf32" else "ieee"
-        switches = [(holder, "fp32_precision", precision) for holder in (matmul, cudnn.conv, cudnn.rnn)]  # type: ignore[attr-defined]
+        switches = [
+            (holder, "fp32_precision", precision) for holder in (matmul, cudnn.conv, cudnn.rnn)
+        ]  # type: ignore[attr-defined]
     else:
         switches = [(matmul, "allow_tf32", kind == "tf32"), (cudnn, "allow_tf32", kind == "tf32")]
     return [*switches, (cudnn, "deterministic", True)]

@@ -24,8 +24,16 @@ class PresentOnly(TorchFunctionMode):
 
 
 def _batch_norm(
-    present, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-) -> Tensor:  # fmt: skip
+    present,
+    input,
+    running_mean,
+    running_var,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+) -> Tensor:
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     across = [axis for axis in range(input.dim()) if axis != 1]

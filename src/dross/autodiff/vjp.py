@@ -14,22 +14,34 @@ def vjp(outputs, inputs, cotangents, batched: bool = False):
         live_outputs, live_cotangents = zip(*kept)
         found = list(
             torch.autograd.grad(
-                live_outputs, inputs, live_cotangents, create_graph=not batched, retain_graph=True,
-                allow_unused=True, is_grads_batched=batched,
+                live_outputs,
+                inputs,
+                live_cotangents,
+                create_graph=not batched,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=batched,
             )
-        )  # fmt: skip
+        )
     rows = (len(cotangents[0]),) if batched else ()
-    return [torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f for f, i in zip(found, inputs)]
+    return [
+        torch.zeros(*rows, *i.shape, dtype=i.dtype, device=i.device) if f is None else f
+        for f, i in zip(found, inputs)
+    ]
 
 
 def batched_vjp(outputs, inputs, cotangents):
     """vjps for a leading axis of cotangents; one plain pass where there is only one."""
     rows = len(cotangents[0])
-    alone = lambda k: [row.detach()[None] for row in vjp(outputs, inputs, [a[k] for a in cotangents])]
+    alone = lambda k: [
+        row.detach()[None] for row in vjp(outputs, inputs, [a[k] for a in cotangents])
+    ]
     if rows == 1:
         return alone(0)
     try:
-        chunks = [[a[k : k + _ROWS_AT_ONCE] for a in cotangents] for k in range(0, rows, _ROWS_AT_ONCE)]
+        chunks = [
+            [a[k : k + _ROWS_AT_ONCE] for a in cotangents] for k in range(0, rows, _ROWS_AT_ONCE)
+        ]
         parts = [vjp(outputs, inputs, chunk, batched=True) for chunk in chunks]
     except torch.OutOfMemoryError:
         raise

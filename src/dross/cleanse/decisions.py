@@ -62,9 +62,15 @@ class _Fold:
 
     events: list[Event] = field(default_factory=list)
     decisions: dict[int, Event] = field(default_factory=dict)  # by revision
-    holding: list[int] = field(default_factory=list)  # revisions of decisions that hold, in the order in which they were said
-    undone: list[tuple[int, str]] = field(default_factory=list)  # what can be redone, and who undid it
-    said: dict[int, list[tuple[int, Decision]]] = field(default_factory=dict)  # id -> what holds about it, latest last
+    holding: list[int] = field(
+        default_factory=list
+    )  # revisions of decisions that hold, in the order in which they were said
+    undone: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # what can be redone, and who undid it
+    said: dict[int, list[tuple[int, Decision]]] = field(
+        default_factory=dict
+    )  # id -> what holds about it, latest last
     current: dict[int, Decision] = field(default_factory=dict)
 
     @property
@@ -75,23 +81,40 @@ class _Fold:
         self.events.append(event)
         if event.kind == "decide":
             self.decisions[event.revision] = event
-            self.undone = [(target, undoer) for target, undoer in self.undone if undoer != event.who]
+            self.undone = [
+                (target, undoer) for target, undoer in self.undone if undoer != event.who
+            ]
             self._say(event.target)
         elif event.kind == "undo":
             self.holding.remove(event.target)
             self.undone.append((event.target, event.who))
             for id in event.changes:
-                self.said[id] = [(revision, decision) for revision, decision in self.said[id] if revision != event.target]
+                self.said[id] = [
+                    (revision, decision)
+                    for revision, decision in self.said[id]
+                    if revision != event.target
+                ]
                 self._settle(id)
         else:
-            self.undone = [(target, undoer) for target, undoer in self.undone if target != event.target]
+            self.undone = [
+                (target, undoer) for target, undoer in self.undone if target != event.target
+            ]
             self._say(event.target)
 
     def to_undo(self, who: str) -> int | None:
-        return next((target for target in reversed(self.holding) if who in ("", self.decisions[target].who)), None)
+        return next(
+            (
+                target
+                for target in reversed(self.holding)
+                if who in ("", self.decisions[target].who)
+            ),
+            None,
+        )
 
     def to_redo(self, who: str) -> int | None:
-        return next((target for target, undoer in reversed(self.undone) if who in ("", undoer)), None)
+        return next(
+            (target for target, undoer in reversed(self.undone) if who in ("", undoer)), None
+        )
 
     def _say(self, target: int) -> None:
         self.holding.append(target)
@@ -115,14 +138,18 @@ class Decisions:
         self._lock = threading.RLock()
         self._fold = _Fold()
         with self._speaking_plainly():
-            self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._prepare()
             except BaseException:
                 self._connection.close()
                 raise
 
-    def record(self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None) -> int:
+    def record(
+        self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
+    ) -> int:
         """Decide about some instances; returns the revision when it is on disk.
 
         changes: {id: (action, label)}; the label of a relabel is the new class or value, of everything else None.
@@ -156,7 +183,9 @@ class Decisions:
         with self._lock:
             events = list(self._up_to_date().events)
         start = len(events)
-        while start and events[start - 1].revision > revision:  # the new ones are few and at the end
+        while (
+            start and events[start - 1].revision > revision
+        ):  # the new ones are few and at the end
             start -= 1
         return events[start:]
 
@@ -171,13 +200,23 @@ class Decisions:
     def history(self) -> list[dict[str, Any]]:
         """The whole log, oldest first, one entry per action and label of a decision and one per undo and redo."""
         return [
-            {"revision": event.revision, "when": event.made, "who": event.who, "action": action, "label": label, "ids": ids,
-             "target": event.target, "why": event.why}
+            {
+                "revision": event.revision,
+                "when": event.made,
+                "who": event.who,
+                "action": action,
+                "label": label,
+                "ids": ids,
+                "target": event.target,
+                "why": event.why,
+            }
             for event in self.since(0)
             for action, label, ids in (
-                _grouped(event.changes) if event.kind == "decide" else [[event.kind, None, sorted(event.changes)]]
+                _grouped(event.changes)
+                if event.kind == "decide"
+                else [[event.kind, None, sorted(event.changes)]]
             )
-        ]  # fmt: skip
+        ]
 
     def close(self) -> None:
         self._connection.close()
@@ -186,7 +225,9 @@ class Decisions:
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        run("PRAGMA synchronous=EXTRA")  # also the folder, after the journal is gone: a power cut loses nothing acknowledged
+        run(
+            "PRAGMA synchronous=EXTRA"
+        )  # also the folder, after the journal is gone: a power cut loses nothing acknowledged
         if self._about() == (0, 0, 0):
             run("BEGIN IMMEDIATE")
             if self._about() == (0, 0, 0):  # nobody else made it while we waited
@@ -196,9 +237,13 @@ class Decisions:
             run("COMMIT")
         application, version, _ = self._about()
         if application != _APPLICATION:
-            raise TapeDamaged(f"{self.path} is an SQLite file, but not one of dross. It is left as it is; move it away.")
+            raise TapeDamaged(
+                f"{self.path} is an SQLite file, but not one of dross. It is left as it is; move it away."
+            )
         if version != FORMAT:
-            raise TapeMismatch(f"{self.path} has format {version}; this dross reads format {FORMAT}. Use the dross that wrote it.")
+            raise TapeMismatch(
+                f"{self.path} has format {version}; this dross reads format {FORMAT}. Use the dross that wrote it."
+            )
         found = run("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise TapeDamaged(f"{self.path} is damaged ({found}). {_RESCUE}")
@@ -206,20 +251,34 @@ class Decisions:
 
     def _about(self) -> tuple[int, int, int]:
         """Whose file it is, its format, and how many tables it has: all 0 for a new file."""
-        queries = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        application, version, tables = (self._connection.execute(query).fetchone()[0] for query in queries)
+        queries = (
+            "PRAGMA application_id",
+            "PRAGMA user_version",
+            "SELECT count(*) FROM sqlite_master",
+        )
+        application, version, tables = (
+            self._connection.execute(query).fetchone()[0] for query in queries
+        )
         return application, version, tables
 
     def _append(self, choose: Any, who: str, why: str, once: str | None) -> Event | None:
         with self._lock, self._speaking_plainly():
             run = self._connection.execute
-            run("BEGIN IMMEDIATE")  # from here on nobody else writes: what we choose by is what we write after
+            run(
+                "BEGIN IMMEDIATE"
+            )  # from here on nobody else writes: what we choose by is what we write after
             try:
                 fold = self._up_to_date()
-                before = run("SELECT revision FROM events WHERE once = ?", (once,)).fetchone() if once else None
+                before = (
+                    run("SELECT revision FROM events WHERE once = ?", (once,)).fetchone()
+                    if once
+                    else None
+                )
                 if before is not None:
                     run("ROLLBACK")
-                    return next(event for event in reversed(fold.events) if event.revision == before[0])
+                    return next(
+                        event for event in reversed(fold.events) if event.revision == before[0]
+                    )
                 kind, target, changes = choose(fold)
                 if kind != "decide" and target is None:
                     run("ROLLBACK")
@@ -227,7 +286,8 @@ class Decisions:
                 made = datetime.now(UTC).isoformat(timespec="milliseconds")
                 values = (made, who, kind, target, json.dumps(_grouped(changes)), why, once)
                 cursor = run(
-                    "INSERT INTO events (made, who, kind, target, changes, why, once) VALUES (?, ?, ?, ?, ?, ?, ?)", values
+                    "INSERT INTO events (made, who, kind, target, changes, why, once) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    values,
                 )
                 revision = cursor.lastrowid
                 run("COMMIT")
@@ -235,25 +295,47 @@ class Decisions:
                 if self._connection.in_transaction:
                     run("ROLLBACK")
                 raise
-            return next(event for event in reversed(self._up_to_date().events) if event.revision == revision)
+            return next(
+                event for event in reversed(self._up_to_date().events) if event.revision == revision
+            )
 
     def _up_to_date(self) -> _Fold:
         with self._lock, self._speaking_plainly():
             rows = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision", (self._fold.revision,)
+                f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
+                (self._fold.revision,),
             )
             for row in rows.fetchall():
                 self._fold.add(self._event(*row))
             return self._fold
 
-    def _event(self, revision: int, made: str, who: str, kind: str, target: int | None, changes: str, why: str) -> Event:
+    def _event(
+        self,
+        revision: int,
+        made: str,
+        who: str,
+        kind: str,
+        target: int | None,
+        changes: str,
+        why: str,
+    ) -> Event:
         try:
             if kind != "decide":
-                return Event(revision, made, who, kind, target or 0, self._fold.decisions[target or 0].changes, why)
+                return Event(
+                    revision,
+                    made,
+                    who,
+                    kind,
+                    target or 0,
+                    self._fold.decisions[target or 0].changes,
+                    why,
+                )
             said = {id: (action, label) for action, label, ids in json.loads(changes) for id in ids}
             return Event(revision, made, who, kind, revision, said, why)
         except (ValueError, TypeError, KeyError):
-            raise TapeDamaged(f"Row {revision} of {self.path} is not one that dross wrote. {_RESCUE}") from None
+            raise TapeDamaged(
+                f"Row {revision} of {self.path} is not one that dross wrote. {_RESCUE}"
+            ) from None
 
     @contextmanager
     def _speaking_plainly(self) -> Iterator[None]:
@@ -263,7 +345,9 @@ class Decisions:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _DAMAGED:
-                raise TapeDamaged(f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}") from error
+                raise TapeDamaged(
+                    f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
+                ) from error
             if code == sqlite3.SQLITE_BUSY:
                 raise StorageFailed(
                     f"{self.path} is held by another program for more than {_PATIENCE:.0f} s. Try again."
@@ -272,7 +356,9 @@ class Decisions:
                 raise StorageFailed(
                     f"{self.path}: the disk is full. The decision is not saved; make room and try again."
                 ) from error
-            raise StorageFailed(f"{self.path} cannot be used ({error}). Is its folder there, and may you write to it?") from error
+            raise StorageFailed(
+                f"{self.path} cannot be used ({error}). Is its folder there, and may you write to it?"
+            ) from error
 
 
 _RESCUE = "It is left as it is; move it away to start anew, or restore a copy."
@@ -284,7 +370,9 @@ def _checked(id: int, action: str, label: str | None) -> Decision:
     if action not in ACTIONS:
         raise BadInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
     if (action == "relabel") != isinstance(label, str):
-        raise BadInput(f"A relabel needs its new label as text, and nothing else has one: {action}, {label!r}.")
+        raise BadInput(
+            f"A relabel needs its new label as text, and nothing else has one: {action}, {label!r}."
+        )
     return action, label
 
 

@@ -27,7 +27,11 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
         if value is not None and not 0 < value < count:
             raise BadInput(f"--{what} must lie between 1 and {count - 1}, not {value}.")
     if relabel is not None or remove is not None:
-        suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank").head(relabel or 0)
+        suspects = (
+            instances[instances["mislabel_rank"] >= 0]
+            .sort_values("mislabel_rank")
+            .head(relabel or 0)
+        )
         renamed = {int(k): str(label) for k, label in suspects["prediction"].items()}
         harmful = instances.sort_values("harm_rank").index.to_numpy()[: remove or 0]
         both = np.isin(harmful, list(renamed))
@@ -41,7 +45,9 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
     removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
     renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
     if len(removed) > count - FEWEST // 2:
-        raise BadInput(f"{len(removed)} of {count} training instances are removed: too few are left to train on. Undo some of it.")
+        raise BadInput(
+            f"{len(removed)} of {count} training instances are removed: too few are left to train on. Undo some of it."
+        )
     if len(removed) or renamed:
         return Change("decisions", removed, renamed)
     if decisions:
@@ -53,4 +59,6 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
         raise BadInput(
             f"Nothing has been decided, and nothing is suggested: {project.about['suggested']['reason']}. To do it anyway, pass --remove and a number."
         )
-    return Change(f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {})
+    return Change(
+        f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {}
+    )

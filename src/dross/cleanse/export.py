@@ -28,7 +28,12 @@ class Exported:
 
 
 def export(
-    folder: str | Path, to: str | Path, *, remove: int | None = None, relabel: int | None = None, overwrite: bool = False
+    folder: str | Path,
+    to: str | Path,
+    *,
+    remove: int | None = None,
+    relabel: int | None = None,
+    overwrite: bool = False,
 ) -> Exported:
     """Write the input without the removed instances and with the corrected labels.
 
@@ -42,7 +47,9 @@ def export(
         raise BadInput(
             "The data came from a Python function; there is no file to copy. scores.csv has the places in the training part."
         )
-    reopened(project)  # rows are told apart by their places: the input must be the one that was scored
+    reopened(
+        project
+    )  # rows are told apart by their places: the input must be the one that was scored
     source = Path(about["request"]["data"])
     if to.exists() and (to.samefile(source) if source.exists() else False):
         raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
@@ -57,7 +64,9 @@ def export(
         _list(listed, project, change)
         written = _copied(project, change, source, to)
     except OSError as error:
-        raise StorageFailed(f"{to} cannot be written: {error.strerror or error}. Nothing else was changed.") from error
+        raise StorageFailed(
+            f"{to} cannot be written: {error.strerror or error}. Nothing else was changed."
+        ) from error
     return Exported(to, listed, len(change.removed), len(change.relabelled), written)
 
 
@@ -89,15 +98,27 @@ def _table(about: dict, source: Path, to: Path, removed: set[str], renamed: dict
 
 def _folder(source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
     """Pictures that keep their class keep their names; a relabelled one gets a name that is still free in its new class."""
-    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in images.SUFFIXES and path.is_file())
-    kept = [path.relative_to(source).as_posix() for path in files if path.relative_to(source).as_posix() not in removed]
+    files = sorted(
+        path
+        for path in source.rglob("*")
+        if path.suffix.lower() in images.SUFFIXES and path.is_file()
+    )
+    kept = [
+        path.relative_to(source).as_posix()
+        for path in files
+        if path.relative_to(source).as_posix() not in removed
+    ]
     targets = {name: name for name in kept if name not in renamed}
     taken = set(targets.values())
     for name in (name for name in kept if name in renamed):
         path = Path(name)
         names = (
             f"{renamed[name]}/{front}{path.name}"
-            for front in ("", f"{path.parts[0]}-", *(f"{path.parts[0]}-{k}-" for k in range(len(kept))))
+            for front in (
+                "",
+                f"{path.parts[0]}-",
+                *(f"{path.parts[0]}-{k}-" for k in range(len(kept))),
+            )
         )
         targets[name] = next(free for free in names if free not in taken)
         taken.add(targets[name])
@@ -113,7 +134,9 @@ def _folder(source: Path, to: Path, removed: set[str], renamed: dict[str, str]) 
 
 
 def _list(path: Path, project: Project, change: Change) -> None:
-    taken = {int(k): ("remove", None) for k in change.removed} | {k: ("relabel", label) for k, label in change.relabelled.items()}
+    taken = {int(k): ("remove", None) for k in change.removed} | {
+        k: ("relabel", label) for k, label in change.relabelled.items()
+    }
     made = project.decisions.current() if change.what == "decisions" else taken
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -121,4 +144,14 @@ def _list(path: Path, project: Project, change: Change) -> None:
         for k, (action, label) in sorted(made.items()):
             if action != "undecided":
                 row = project.instances.loc[k]
-                writer.writerow([k, row["source"], row["label"], action, label or "", f"{row['score']:.6g}", row["prediction"]])
+                writer.writerow(
+                    [
+                        k,
+                        row["source"],
+                        row["label"],
+                        action,
+                        label or "",
+                        f"{row['score']:.6g}",
+                        row["prediction"],
+                    ]
+                )

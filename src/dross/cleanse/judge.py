@@ -37,9 +37,16 @@ _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has us
 
 
 def judge(
-    folder: str | Path, *, remove: int | None = None, relabel: int | None = None, decisions: bool = False, seeds: int | None = None, quick: bool = False,
-    progress: bool = True, n_jobs: int | None = None,
-) -> Verdict:  # fmt: skip
+    folder: str | Path,
+    *,
+    remove: int | None = None,
+    relabel: int | None = None,
+    decisions: bool = False,
+    seeds: int | None = None,
+    quick: bool = False,
+    progress: bool = True,
+    n_jobs: int | None = None,
+) -> Verdict:
     """Retrain with fresh seeds, with and without what is removed or relabelled, and compare on the test part.
 
     remove: the so many most harmful. relabel: give the so many most probably mislabelled the label that the models predict. decisions: what
@@ -126,7 +133,9 @@ class _Fresh:
                 control.fit(seed, rate, self.y),
             ]
         what = f"seeds {piece[0][0] + 1} to {piece[-1][0] + 1} of {self.seeds}"
-        said = fit(self.recipe, self.x, self.y, fits, what=what, progress=self.progress).outputs(self.test)
+        said = fit(self.recipe, self.x, self.y, fits, what=what, progress=self.progress).outputs(
+            self.test
+        )
         return {"outputs": said.reshape(len(piece), 3, *said.shape[1:])}
 
 
@@ -143,26 +152,49 @@ class _Judging:
     def run(self, skip_recorded: bool) -> Verdict:
         told = self.project.folder / "judging.json"
         size = _at_a_time(self.recipe)
-        numbered = [(k, mixed(_FRESH, self.prepared.source.labels.size, k), self._at_random(k)) for k in range(self.seeds)]
+        numbered = [
+            (k, mixed(_FRESH, self.prepared.source.labels.size, k), self._at_random(k))
+            for k in range(self.seeds)
+        ]
         pieces = [numbered[start : start + size] for start in range(0, self.seeds, size)]
         work = _Fresh(
-            self.recipe, *self.prepared.pair("train"), self.prepared.x["test"],
-            self._altered(self.change.removed, self.change.relabelled), self.seeds, self.progress,
-        )  # fmt: skip
+            self.recipe,
+            *self.prepared.pair("train"),
+            self.prepared.x["test"],
+            self._altered(self.change.removed, self.change.relabelled),
+            self.seeds,
+            self.progress,
+        )
         self.kept = self._kept(work, pieces)
         outputs: dict[int, Tensor] = {}
         done = 0
         try:
-            write_json(told, {"done": done, "of": self.seeds, "stage": "training with and without them"})
-            for number, result in sweep(work, pieces, what="training", n_jobs=self.n_jobs, kept=self.kept, progress=self.progress):
+            write_json(
+                told, {"done": done, "of": self.seeds, "stage": "training with and without them"}
+            )
+            for number, result in sweep(
+                work,
+                pieces,
+                what="training",
+                n_jobs=self.n_jobs,
+                kept=self.kept,
+                progress=self.progress,
+            ):
                 outputs[number] = result["outputs"]
                 done += len(pieces[number])
-                write_json(told, {"done": done, "of": self.seeds, "stage": "training with and without them"})
-            write_json(told, {"done": self.seeds, "of": self.seeds, "stage": "retraining the recorded run"})
+                write_json(
+                    told,
+                    {"done": done, "of": self.seeds, "stage": "training with and without them"},
+                )
+            write_json(
+                told, {"done": self.seeds, "of": self.seeds, "stage": "retraining the recorded run"}
+            )
             recorded_run = {} if skip_recorded else self._on_the_recorded_run()
         finally:
             told.unlink(missing_ok=True)
-        said = torch.cat([outputs[number] for number in range(len(pieces))])  # [seeds, 3, test, outputs]
+        said = torch.cat(
+            [outputs[number] for number in range(len(pieces))]
+        )  # [seeds, 3, test, outputs]
         return self._verdict(said, recorded_run)
 
     def forget(self) -> None:
@@ -173,18 +205,34 @@ class _Judging:
 
     def _kept(self, work: _Fresh, pieces: list) -> Pieces:
         about = self.project.about
-        altered = hashlib.sha256(b"".join([work.change.bytes(), *(control.bytes() for piece in pieces for *_, control in piece)]))
-        settings = {"data": about["digest"], "recipe": self.recipe.to_json(), "make": about["options"]["make"], "seeds": self.seeds,
-                    "altered": altered.hexdigest()}  # fmt: skip
+        altered = hashlib.sha256(
+            b"".join(
+                [
+                    work.change.bytes(),
+                    *(control.bytes() for piece in pieces for *_, control in piece),
+                ]
+            )
+        )
+        settings = {
+            "data": about["digest"],
+            "recipe": self.recipe.to_json(),
+            "make": about["options"]["make"],
+            "seeds": self.seeds,
+            "altered": altered.hexdigest(),
+        }
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         return Pieces((self.project.folder / "judging" / name).absolute(), settings)
 
     def _at_random(self, number: int) -> _Altered:
         """The control: as many removed, and as many given the label that the models predict, but any."""
-        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(len(self.prepared.y["train"]))
+        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(
+            len(self.prepared.y["train"])
+        )
         removed = order[: len(self.change.removed)]
         others = order[len(removed) :][: len(self.change.relabelled)]
-        return self._altered(removed, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others})
+        return self._altered(
+            removed, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others}
+        )
 
     def _altered(self, removed: np.ndarray, names: dict[int, str]) -> _Altered:
         ids = np.array(list(names), dtype=np.int64)
@@ -194,7 +242,9 @@ class _Judging:
         if self.prepared.source.task == "classification":
             unknown = sorted(set(labels) - set(self.prepared.source.classes))
             if unknown:
-                raise BadInput(f"Some instances were relabelled as '{unknown[0]}', which is not one of the classes.")
+                raise BadInput(
+                    f"Some instances were relabelled as '{unknown[0]}', which is not one of the classes."
+                )
         else:
             labels = [float(label) for label in labels]
         kind = object if self.prepared.source.task == "classification" else np.float64
@@ -202,11 +252,20 @@ class _Judging:
 
     def _on_the_recorded_run(self) -> dict[str, dict[str, float]]:
         """Retrain All and Retrain Last: the first recorded run, replayed without the removed instances."""
-        if self.change.relabelled or self.project.about["rounds"] > 1 or not len(self.change.removed):
+        if (
+            self.change.relabelled
+            or self.project.about["rounds"] > 1
+            or not len(self.change.removed)
+        ):
             return {}
         folder = self.project.folder / "runs" / "round-1" / "run-0"
         run = recorded(
-            self.recipe, self.prepared.pair("train"), 0, folder, seed=self.project.about["request"]["seed"], progress=False
+            self.recipe,
+            self.prepared.pair("train"),
+            0,
+            folder,
+            seed=self.project.about["request"]["seed"],
+            progress=False,
         )
         found = {}
         for way, epochs in (("all", None), ("last", 1)):
@@ -215,8 +274,14 @@ class _Judging:
             if self.prepared.source.task == "classification":
                 measures["error"] = error_rate(self.prepared.pair("test"))
             unit = {"loss": self._loss_unit, "error": 1.0}
-            found[way] = {f"{name}_change": unit[name] * float(without.changes(query)[0]) for name, query in measures.items()}
-            found[way] |= {f"{name}_after": unit[name] * float(without.evaluate(query)[0]) for name, query in measures.items()}
+            found[way] = {
+                f"{name}_change": unit[name] * float(without.changes(query)[0])
+                for name, query in measures.items()
+            }
+            found[way] |= {
+                f"{name}_after": unit[name] * float(without.evaluate(query)[0])
+                for name, query in measures.items()
+            }
         return found
 
     @property
@@ -237,15 +302,33 @@ class _Judging:
                 rows = (y == place).numpy()
                 if rows.any():
                     before, after = (float(off[:, k][:, rows].mean()) for k in (0, 1))
-                    per_class.append({"class": name, "count": int(rows.sum()), "before": before, "after": after})
+                    per_class.append(
+                        {"class": name, "count": int(rows.sum()), "before": before, "after": after}
+                    )
         else:
             measures = {"absolute error": measured(self.prepared.scale[1] * off), **measures}
         verdict = decided(measures)
         return Verdict(
-            time.strftime("%Y-%m-%d %H:%M"), self.change.what, len(self.change.removed), len(self.change.relabelled), self.seeds, measures, per_class,
-            recorded_run, verdict, sentence(verdict, measures, self.change, self.seeds),
-            " ".join(filter(None, [settle(verdict, measures, self.seeds, len(y)), looked(len(self.project.verdicts()))])),
-        )  # fmt: skip
+            time.strftime("%Y-%m-%d %H:%M"),
+            self.change.what,
+            len(self.change.removed),
+            len(self.change.relabelled),
+            self.seeds,
+            measures,
+            per_class,
+            recorded_run,
+            verdict,
+            sentence(verdict, measures, self.change, self.seeds),
+            " ".join(
+                filter(
+                    None,
+                    [
+                        settle(verdict, measures, self.seeds, len(y)),
+                        looked(len(self.project.verdicts())),
+                    ],
+                )
+            ),
+        )
 
 
 def _at_a_time(recipe: Recipe) -> int:

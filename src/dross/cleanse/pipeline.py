@@ -56,12 +56,29 @@ class Options:
 
 
 def clean(
-    data: str | os.PathLike, label: str | None = None, *, out: str | os.PathLike | None = None, text: str | None = None,
-    images: str | None = None, validation: str | None = None, test: str | None = None, task: str | None = None,
-    columns: dict[str, str] | None = None, model: str | None = None, make: str | None = None, runs: int = 4, rounds: int = 1,
-    rate: float | None = None, epochs: int | None = None, batch_size: int | None = None, verified: int = 16, seed: int = 0,
-    overwrite: bool = False, progress: bool = True, say: Say | None = None,
-) -> Project:  # fmt: skip
+    data: str | os.PathLike,
+    label: str | None = None,
+    *,
+    out: str | os.PathLike | None = None,
+    text: str | None = None,
+    images: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    task: str | None = None,
+    columns: dict[str, str] | None = None,
+    model: str | None = None,
+    make: str | None = None,
+    runs: int = 4,
+    rounds: int = 1,
+    rate: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    verified: int = 16,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: bool = True,
+    say: Say | None = None,
+) -> Project:
     """Find the training instances that make a model worse.
 
     data        a CSV, TSV or Parquet file, a folder of pictures with one folder per class, or module:function
@@ -73,13 +90,24 @@ def clean(
     The input is never touched. Returns the project; `dross review`, `dross judge` and `dross export` go on from it.
     """
     validation, test = (None if given is None else _absolute(given) for given in (validation, test))
-    request = Request(_absolute(data), label, text, images, validation, test, task, dict(columns or {}), seed)
+    request = Request(
+        _absolute(data), label, text, images, validation, test, task, dict(columns or {}), seed
+    )
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
-    folder = Path(out) if out is not None else Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
+    folder = (
+        Path(out)
+        if out is not None
+        else Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
+    )
     say = say or (lambda _: None)
     prepared = prepare(request)
     _introduce(prepared, say)
-    began = {"request": asdict(request), "options": asdict(options), "digest": digest(prepared), "format": FORMAT}
+    began = {
+        "request": asdict(request),
+        "options": asdict(options),
+        "digest": digest(prepared),
+        "format": FORMAT,
+    }
     if make is not None:
         began["model_source"] = source_of(make)
     if _is_done(folder, began, overwrite):
@@ -96,7 +124,11 @@ def _absolute(given: str | os.PathLike) -> str:
 
 def _introduce(prepared: Prepared, say: Say) -> None:
     source, parts = prepared.source, prepared.parts
-    what = f"{len(source.classes)} classes of '{source.label}'" if source.classes else f"the number '{source.label}'"
+    what = (
+        f"{len(source.classes)} classes of '{source.label}'"
+        if source.classes
+        else f"the number '{source.label}'"
+    )
     say(
         f"{len(source):,} instances ({source.kind}), {what}: {', '.join(f'{len(ids):,} for {part}' for part, ids in parts.items())}."
     )
@@ -133,7 +165,10 @@ def _is_done(folder: Path, began: dict, overwrite: bool) -> bool:
 
 def _set_decisions_aside(folder: Path) -> None:
     for path in folder.glob("decisions.sqlite*"):
-        path.rename(folder / f"decisions-{time.strftime('%Y%m%d-%H%M%S')}{path.name.removeprefix('decisions')}")
+        path.rename(
+            folder
+            / f"decisions-{time.strftime('%Y%m%d-%H%M%S')}{path.name.removeprefix('decisions')}"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -171,17 +206,34 @@ class _Cleaning:
             part.loc[checked.verification.instances, "verified"] = checked.verification.actual
             part.index = active
             tables.append(part.assign(round=number + 1))
-            reasons.append(found.reason if self.options.rounds == 1 else f"round {number + 1}: {found.reason}")
+            reasons.append(
+                found.reason if self.options.rounds == 1 else f"round {number + 1}: {found.reason}"
+            )
             if number + 1 == self.options.rounds or found.m == 0:
                 break
             harmful = active[np.argsort(scored.scores, kind="stable")[: found.m]]
-            self.say(f"Round {number + 1}: {found.m} are set aside; the next round scores the other {len(active) - found.m:,}.")
+            self.say(
+                f"Round {number + 1}: {found.m} are set aside; the next round scores the other {len(active) - found.m:,}."
+            )
             tables[-1] = tables[-1].loc[harmful]  # what is set aside keeps the scores it had then
-            removed, active, number = np.concatenate([removed, harmful]), np.setdiff1d(active, harmful), number + 1
+            removed, active, number = (
+                np.concatenate([removed, harmful]),
+                np.setdiff1d(active, harmful),
+                number + 1,
+            )
         instances = self._merged(tables, removed)
         why = self._explained(instances, runs[0], recipe, checked, active)
         return self._written(
-            searched, recipe, instances, why, checked, active, found, len(removed), "; ".join(reasons), time.monotonic() - started
+            searched,
+            recipe,
+            instances,
+            why,
+            checked,
+            active,
+            found,
+            len(removed),
+            "; ".join(reasons),
+            time.monotonic() - started,
         )
 
     # --- the parts --------------------------------------------------------------------------------------------------------------------
@@ -192,12 +244,20 @@ class _Cleaning:
         if kept.exists():
             saved = read_json(kept)
             return Searched(
-                replace(base, rate=saved["rate"], epochs=saved["epochs"]), {float(k): v for k, v in saved["curves"].items()}
+                replace(base, rate=saved["rate"], epochs=saved["epochs"]),
+                {float(k): v for k, v in saved["curves"].items()},
             )
         rates = None if given.rate is None else (given.rate,)
         started = time.monotonic()
-        found = search(base, *self.prepared.pair("train"), self.prepared.pair("validation"), rates=rates, epochs=given.epochs,
-                       seed=self.request.seed, progress=self.progress)  # fmt: skip
+        found = search(
+            base,
+            *self.prepared.pair("train"),
+            self.prepared.pair("validation"),
+            rates=rates,
+            epochs=given.epochs,
+            seed=self.request.seed,
+            progress=self.progress,
+        )
         took = time.monotonic() - started
         recipe = found.recipe
         write_json(kept, {"rate": recipe.rate, "epochs": recipe.epochs, "curves": found.curves})
@@ -206,7 +266,9 @@ class _Cleaning:
             f"({', '.join(self._origins())})."
         )
         steps = recipe.epochs * recipe.steps_per_epoch(len(self.prepared.y["train"]))
-        share = recipe.epochs / (len(found.curves) * max(len(curve) for curve in found.curves.values()))
+        share = recipe.epochs / (
+            len(found.curves) * max(len(curve) for curve in found.curves.values())
+        )
         share *= max(
             1.0, len(self.prepared.y["train"]) / SEARCHED
         )  # an epoch of all of it is longer than one of the part that was searched
@@ -219,7 +281,11 @@ class _Cleaning:
 
     def _origins(self) -> list[str]:
         """Which of the numbers were found by the search, and which were given."""
-        kinds = {"--rate": self.options.rate, "--epochs": self.options.epochs, "--batch-size": self.options.batch_size}
+        kinds = {
+            "--rate": self.options.rate,
+            "--epochs": self.options.epochs,
+            "--batch-size": self.options.batch_size,
+        }
         chosen = [name for name, value in kinds.items() if value is None]
         return ([f"chosen; change with {', '.join(chosen)}"] if chosen else []) + (
             ["the rest as given"] if 0 < len(chosen) < 3 else [] if chosen else ["as given"]
@@ -231,21 +297,42 @@ class _Cleaning:
         kind = given.model or {"images": "cnn", "text": "linear"}.get(prepared.source.kind, "mlp")
         make = None if given.make is None else loaded(given.make, "--model")
         size = given.batch_size or default_batch(len(prepared.y["train"]))
-        return Recipe("custom" if make else kind, prepared.shape, prepared.outputs, loss, batch_size=size, make=make)
+        return Recipe(
+            "custom" if make else kind,
+            prepared.shape,
+            prepared.outputs,
+            loss,
+            batch_size=size,
+            make=make,
+        )
 
-    def _scored(self, recipe: Recipe, active: np.ndarray, number: int) -> tuple[Recipe, list[Run], Scored]:
+    def _scored(
+        self, recipe: Recipe, active: np.ndarray, number: int
+    ) -> tuple[Recipe, list[Run], Scored]:
         x, y = self.prepared.pair("train")
         folder = self.folder / "runs" / f"round-{number + 1}"
         self.say(f"Training {self.options.runs} runs and retracing each ...")
         for attempt in (recipe, replace(recipe, rate=recipe.rate / 3)):
             try:
-                runs, scored = score(attempt, (x[active], y[active]), self.prepared.pair("validation"), self.options.runs, folder, seed=self.request.seed + number,
-                                     progress=self.progress)  # fmt: skip
+                runs, scored = score(
+                    attempt,
+                    (x[active], y[active]),
+                    self.prepared.pair("validation"),
+                    self.options.runs,
+                    folder,
+                    seed=self.request.seed + number,
+                    progress=self.progress,
+                )
                 return attempt, runs, scored
             except NotFinite as error:
                 if attempt is not recipe:
-                    raise NotFinite(f"Training or retracing diverged even at a third of the rate. {error}", error.step) from None
-                self.say(f"At rate {recipe.rate:g} the run diverges; trying once more at {recipe.rate / 3:g}.")
+                    raise NotFinite(
+                        f"Training or retracing diverged even at a third of the rate. {error}",
+                        error.step,
+                    ) from None
+                self.say(
+                    f"At rate {recipe.rate:g} the run diverges; trying once more at {recipe.rate / 3:g}."
+                )
                 shutil.rmtree(folder, ignore_errors=True)
                 kept = read_json(self.folder / "search.json")
                 write_json(
@@ -293,18 +380,28 @@ class _Cleaning:
         """Rounds one after the other: what an earlier round set aside comes first, with the scores it had then."""
         last = tables[-1]
         merged = library().concat(tables).sort_index(kind="stable")
-        suspects = merged[merged["mislabel_rank"] >= 0].sort_values("loss", ascending=False, kind="stable").index
+        suspects = (
+            merged[merged["mislabel_rank"] >= 0]
+            .sort_values("loss", ascending=False, kind="stable")
+            .index
+        )
         merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
         order = [*removed.tolist(), *last.sort_values("score", kind="stable").index]
         merged.loc[order, "harm_rank"] = np.arange(len(order))
         merged.index.name = "id"
         return merged
 
-    def _explained(self, instances: Any, run: Run, recipe: Recipe, checked: Checked, active: np.ndarray) -> dict:
+    def _explained(
+        self, instances: Any, run: Run, recipe: Recipe, checked: Checked, active: np.ndarray
+    ) -> dict:
         ranked = instances.sort_values("harm_rank").index.to_numpy()
-        suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank").index.to_numpy()
+        suspects = (
+            instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank").index.to_numpy()
+        )
         first = np.unique(np.concatenate([ranked[:_LOOKED_AT], suspects[: _LOOKED_AT // 2]]))
-        same = len(active) == len(instances)  # in a later round the checked ids are places among those that are left
+        same = len(active) == len(
+            instances
+        )  # in a later round the checked ids are places among those that are left
         return explained(self.prepared, run, recipe, checked if same else None, first)
 
     def _labels(self, ids: np.ndarray) -> np.ndarray:
@@ -331,10 +428,15 @@ class _Cleaning:
     ) -> Project:
         prepared, folder = self.prepared, self.folder
         instances.to_parquet(folder / "instances.parquet")
-        prepared.part("train").content.reset_index(drop=True).astype(object).to_parquet(folder / "content.parquet")
+        prepared.part("train").content.reset_index(drop=True).astype(object).to_parquet(
+            folder / "content.parquet"
+        )
         validation = prepared.part("validation")
         content = validation.content.reset_index(drop=True).astype(object)
-        content[" source"], content[" label"] = validation.names, [str(label) for label in validation.labels]
+        content[" source"], content[" label"] = (
+            validation.names,
+            [str(label) for label in validation.labels],
+        )
         content.to_parquet(folder / "validation.parquet")
         self._pictures(why)
         write_json(folder / "why.json", why)
@@ -342,17 +444,39 @@ class _Cleaning:
         write_json(
             folder / ABOUT,
             {
-                "made_by": "dross", "format": FORMAT, "dross": __version__, "name": folder.name, "kind": source.kind, "task": source.task,
-                "label": source.label, "classes": source.classes, "counts": {part: len(ids) for part, ids in prepared.parts.items()},
-                "runs": self.options.runs, "rounds": self.options.rounds, "request": asdict(self.request), "options": asdict(self.options),
-                "digest": self.digest, "model_source": None if self.options.make is None else source_of(self.options.make), "recipe": recipe.to_json(), "notes": prepared.notes, "scale": prepared.scale,
-                "columns": [asdict(column) for column in prepared.columns], "search": {str(rate): curve for rate, curve in searched.curves.items()},
-                "suggested": {"m": before + found.m, "reason": reason}, "curve": found.to_json(),
-                "verification": {"ids": active[check.instances].tolist(), "estimated": check.estimated.tolist(), "actual": check.actual.tolist(),
-                                 "tau": check.tau, "spearman": check.spearman},
-                "seconds": round(took, 1), "made": time.strftime("%Y-%m-%d %H:%M"),
+                "made_by": "dross",
+                "format": FORMAT,
+                "dross": __version__,
+                "name": folder.name,
+                "kind": source.kind,
+                "task": source.task,
+                "label": source.label,
+                "classes": source.classes,
+                "counts": {part: len(ids) for part, ids in prepared.parts.items()},
+                "runs": self.options.runs,
+                "rounds": self.options.rounds,
+                "request": asdict(self.request),
+                "options": asdict(self.options),
+                "digest": self.digest,
+                "model_source": None if self.options.make is None else source_of(self.options.make),
+                "recipe": recipe.to_json(),
+                "notes": prepared.notes,
+                "scale": prepared.scale,
+                "columns": [asdict(column) for column in prepared.columns],
+                "search": {str(rate): curve for rate, curve in searched.curves.items()},
+                "suggested": {"m": before + found.m, "reason": reason},
+                "curve": found.to_json(),
+                "verification": {
+                    "ids": active[check.instances].tolist(),
+                    "estimated": check.estimated.tolist(),
+                    "actual": check.actual.tolist(),
+                    "tau": check.tau,
+                    "spearman": check.spearman,
+                },
+                "seconds": round(took, 1),
+                "made": time.strftime("%Y-%m-%d %H:%M"),
             },
-        )  # fmt: skip
+        )
         scores = instances.reset_index()
         scores.to_parquet(folder / "scores.parquet")
         scores.to_csv(folder / "scores.csv", index=False)
@@ -374,7 +498,9 @@ class _Cleaning:
             names = self.prepared.part(part).names if self.prepared.source.kind == "images" else []
             content = self.prepared.part(part).content["path"].tolist() if names else []
             for k in ids:
-                (folder / f"{part}-{k:06d}.png").write_bytes(png(shown(self.prepared.root / content[k])))
+                (folder / f"{part}-{k:06d}.png").write_bytes(
+                    png(shown(self.prepared.root / content[k]))
+                )
 
 
 def _duration(seconds: float) -> str:

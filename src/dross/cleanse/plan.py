@@ -17,9 +17,7 @@ from ..data.seeds import mixed
 from .score import Pair, Scored, halves_of
 from .train_many import Fit, Recipe, fit, losses, mistakes
 
-_SURE = (
-    2.2  # standard errors: seven sizes are tried, and one of them may look good by chance (about 6 % of the time, by simulation)
-)
+_SURE = 2.2  # standard errors: seven sizes are tried, and one of them may look good by chance (about 6 % of the time, by simulation)
 _SHARES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
 
 
@@ -42,11 +40,22 @@ def grid(count: int) -> list[int]:
     return sorted({max(1, round(share * count)) for share in _SHARES})
 
 
-def curve(recipe: Recipe, data: Pair, validation: Pair, scored: Scored, *, seeds: int, seed: int, progress: bool) -> Curve:
+def curve(
+    recipe: Recipe,
+    data: Pair,
+    validation: Pair,
+    scored: Scored,
+    *,
+    seeds: int,
+    seed: int,
+    progress: bool,
+) -> Curve:
     sizes, parts = grid(len(data[1])), halves_of(validation, seed)
     everyone = np.arange(len(data[1]))
     orders = [np.argsort(scored.by_half(half), kind="stable") for half in range(2)]
-    plans = [everyone] + [np.setdiff1d(everyone, orders[half][:m]) for half in range(2) for m in sizes]
+    plans = [everyone] + [
+        np.setdiff1d(everyone, orders[half][:m]) for half in range(2) for m in sizes
+    ]
     fits = [Fit(mixed(seed, 5, k), ids, recipe.rate) for k in range(seeds) for ids in plans]
     trained = fit(recipe, *data, fits, what="trying how many to remove", progress=progress)
     outputs = trained.outputs(validation[0])
@@ -56,7 +65,14 @@ def curve(recipe: Recipe, data: Pair, validation: Pair, scored: Scored, *, seeds
     by_loss = _changes(capped, parts, len(sizes))
     by_error = _changes(off.numpy().reshape(seeds, len(plans), -1), parts, len(sizes))
     m, reason = _chosen(sizes, by_loss, by_error)
-    return Curve(sizes, by_loss.mean(2).tolist(), _errors(by_loss).tolist(), float(capped[:, 0].mean()), m, reason)
+    return Curve(
+        sizes,
+        by_loss.mean(2).tolist(),
+        _errors(by_loss).tolist(),
+        float(capped[:, 0].mean()),
+        m,
+        reason,
+    )
 
 
 def _changes(found: np.ndarray, parts: list[np.ndarray], sizes: int) -> np.ndarray:
@@ -77,7 +93,10 @@ def _guess(recipe: Recipe) -> float:
 def _errors(per_instance: np.ndarray) -> np.ndarray:
     """Standard errors of the mean changes, from the seeds and from which instances happen to be in the validation part: [sizes]"""
     by_seed, by_instance = per_instance.mean(2), per_instance.mean(0)
-    return np.hypot(by_seed.std(0, ddof=1) / np.sqrt(len(by_seed)), by_instance.std(1, ddof=1) / np.sqrt(by_instance.shape[1]))
+    return np.hypot(
+        by_seed.std(0, ddof=1) / np.sqrt(len(by_seed)),
+        by_instance.std(1, ddof=1) / np.sqrt(by_instance.shape[1]),
+    )
 
 
 def _chosen(sizes: list[int], by_loss: np.ndarray, by_error: np.ndarray) -> tuple[int, str]:
@@ -88,10 +107,16 @@ def _chosen(sizes: list[int], by_loss: np.ndarray, by_error: np.ndarray) -> tupl
     trials = f"{len(by_loss)} new seeds, on validation data that had no part in the ranking"
     lower = [k for k in range(len(sizes)) if mean[k] < -_SURE * error[k]]
     if not lower:
-        return 0, f"no number of removals lowered the validation loss by more than chance would ({trials})"
+        return (
+            0,
+            f"no number of removals lowered the validation loss by more than chance would ({trials})",
+        )
     sure = [k for k in lower if by_error.mean((0, 2))[k] <= 0]
     if not sure:
-        return 0, f"removing made the models surer of themselves, but not right more often: the validation error rose ({trials})"
+        return (
+            0,
+            f"removing made the models surer of themselves, but not right more often: the validation error rose ({trials})",
+        )
     best = min(sure, key=lambda k: mean[k])
     best = next(k for k in sure if mean[k] <= mean[best] + error[best])
     return sizes[best], (

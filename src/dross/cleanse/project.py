@@ -105,16 +105,21 @@ class Project:
         columns = ["source", "label", "prediction", "score", "harmful_in", "loss"]
         verdicts = self.verdicts()
         return render(
-            "project.html", findings=findings(self), table=safe(first[columns].to_html(border=0)), folder=str(self.folder),
+            "project.html",
+            findings=findings(self),
+            table=safe(first[columns].to_html(border=0)),
+            folder=str(self.folder),
             verdict=verdicts[-1] if verdicts else None,
-        )  # fmt: skip
+        )
 
     def _table(self, name: str) -> Frame:
         path = self.folder / name
         try:
             return library().read_parquet(path)
         except FileNotFoundError:
-            raise TapeDamaged(f"{path} is missing. Run dross clean again; decisions that were made are kept.") from None
+            raise TapeDamaged(
+                f"{path} is missing. Run dross clean again; decisions that were made are kept."
+            ) from None
         except (OSError, ValueError) as error:
             raise TapeDamaged(
                 f"{path} cannot be read ({error}). Run dross clean again; decisions that were made are kept."

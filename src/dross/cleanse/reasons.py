@@ -20,7 +20,9 @@ _HURTS, _SIMILAR, _WORDS = 3, 4, 10
 _MOST_NUMBERS = 60_000_000  # of gradients held at once
 
 
-def explained(prepared: Prepared, run: Run, recipe: Recipe, checked: Checked | None, ids: np.ndarray) -> dict[str, dict[str, Any]]:
+def explained(
+    prepared: Prepared, run: Run, recipe: Recipe, checked: Checked | None, ids: np.ndarray
+) -> dict[str, dict[str, Any]]:
     """{id: what `Project.why` promises}"""
     found: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
     for k, similar in zip(ids, _similar(prepared.x["train"], ids)):
@@ -32,10 +34,14 @@ def explained(prepared: Prepared, run: Run, recipe: Recipe, checked: Checked | N
             if k in found:  # what a real run without it showed replaces the estimate
                 change = checked.changes[:, place]
                 found[k]["hurts"] = [
-                    [int(checked.asked[v]), float(change[v]), True] for v in np.argsort(change)[:_HURTS] if change[v] < 0
+                    [int(checked.asked[v]), float(change[v]), True]
+                    for v in np.argsort(change)[:_HURTS]
+                    if change[v] < 0
                 ]
     if prepared.source.kind == "table":
-        for k, words in zip(ids, tables.unusual(prepared.part("train").content, ids, prepared.columns)):
+        for k, words in zip(
+            ids, tables.unusual(prepared.part("train").content, ids, prepared.columns)
+        ):
             found[int(k)]["unusual"] = words
     if isinstance(prepared.encoder, TextEncoder):
         for k, words in zip(ids, _telling_words(prepared, run, ids, prepared.encoder.words)):
@@ -61,15 +67,23 @@ def _hurt(prepared: Prepared, run: Run, recipe: Recipe, ids: np.ndarray) -> dict
         return {}
 
     def one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return loss(called(objective.model, objective.layout.unflatten(theta), x[None]), y[None]).sum()
+        return loss(
+            called(objective.model, objective.layout.unflatten(theta), x[None]), y[None]
+        ).sum()
 
     gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="same")
     with objective.evaluating():
         own = gradients(state.theta, prepared.x["train"][ids], prepared.y["train"][ids])  # [K, p]
         chunk = max(1, _MOST_NUMBERS // 4 // size)
-        products = torch.cat([
-            own @ gradients(state.theta, x, y).T for x, y in zip(prepared.x["validation"].split(chunk), prepared.y["validation"].split(chunk))
-        ], dim=1)  # [K, validation]  # fmt: skip
+        products = torch.cat(
+            [
+                own @ gradients(state.theta, x, y).T
+                for x, y in zip(
+                    prepared.x["validation"].split(chunk), prepared.y["validation"].split(chunk)
+                )
+            ],
+            dim=1,
+        )  # [K, validation]
     low = products.topk(min(_HURTS, products.shape[1]), largest=False)
     return {
         int(k): [[int(v), None, False] for v, p in zip(row, value) if p < 0]
@@ -83,7 +97,11 @@ def _telling_words(prepared: Prepared, run: Run, ids: np.ndarray, words: np.ndar
     x = prepared.x["train"][ids].clone().requires_grad_()
     with objective.evaluating():
         said = objective.predict(state.theta, state.buffers, x)
-    given = said.gather(1, prepared.y["train"][ids][:, None]).sum() if prepared.source.task == "classification" else said.sum()
+    given = (
+        said.gather(1, prepared.y["train"][ids][:, None]).sum()
+        if prepared.source.task == "classification"
+        else said.sum()
+    )
     (g,) = torch.autograd.grad(given, x)
     weight = (g * x).detach()
     strongest = weight.abs().topk(min(_WORDS, weight.shape[1]))

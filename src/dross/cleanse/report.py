@@ -21,12 +21,22 @@ def write(project: Project) -> Path:
     ranked = instances.sort_values("harm_rank")
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     pages = render(
-        "report.html", about=about, name=about["name"], findings=findings(project), verdict=verdicts[-1] if verdicts else None,
-        verdict_figure=safe(dots(verdicts[-1])) if verdicts else None, curve=safe(curve(about["curve"])),
-        scatter=safe(verified(about["verification"])), training=safe(training(about["search"], about["recipe"]["rate"])),
-        harmful=cards(project, ranked.head(_SHOWN)), helpful=cards(project, ranked.tail(_SHOWN // 2).iloc[::-1]),
-        mislabelled=cards(project, suspects.head(_SHOWN)), per_class=per_class(project), command=command(about), folder=str(project.folder),
-    )  # fmt: skip
+        "report.html",
+        about=about,
+        name=about["name"],
+        findings=findings(project),
+        verdict=verdicts[-1] if verdicts else None,
+        verdict_figure=safe(dots(verdicts[-1])) if verdicts else None,
+        curve=safe(curve(about["curve"])),
+        scatter=safe(verified(about["verification"])),
+        training=safe(training(about["search"], about["recipe"]["rate"])),
+        harmful=cards(project, ranked.head(_SHOWN)),
+        helpful=cards(project, ranked.tail(_SHOWN // 2).iloc[::-1]),
+        mislabelled=cards(project, suspects.head(_SHOWN)),
+        per_class=per_class(project),
+        command=command(about),
+        folder=str(project.folder),
+    )
     path.write_text(pages)
     return path
 
@@ -71,10 +81,15 @@ def per_class(project: Project) -> list[dict[str, Any]]:
     for name in project.classes:
         mine = instances[instances["label"] == name]
         if len(mine):
-            rows.append({
-                "name": name, "count": len(mine), "suggested": int((mine["harm_rank"] < m).sum()),
-                "suspects": int((mine["mislabel_rank"] >= 0).sum()), "right": float((mine["prediction"] == name).mean()),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "name": name,
+                    "count": len(mine),
+                    "suggested": int((mine["harm_rank"] < m).sum()),
+                    "suspects": int((mine["mislabel_rank"] >= 0).sum()),
+                    "right": float((mine["prediction"] == name).mean()),
+                }
+            )
     return rows
 
 
@@ -83,9 +98,19 @@ def cards(project: Project, rows: Any) -> list[dict[str, Any]]:
     shown = []
     for k, row in rows.iterrows():
         content, why = project.content.iloc[int(k)], project.why(int(k))
-        card = {"id": int(k), "source": row["source"], "label": row["label"], "prediction": row["prediction"], "score": row["score"],
-                "harmful_in": int(row["harmful_in"]), "verified": None if np.isnan(row["verified"]) else float(row["verified"]),
-                "probability": None if np.isnan(row["probability"]) else float(row["probability"]), "picture": None, "text": None, "cells": []}  # fmt: skip
+        card = {
+            "id": int(k),
+            "source": row["source"],
+            "label": row["label"],
+            "prediction": row["prediction"],
+            "score": row["score"],
+            "harmful_in": int(row["harmful_in"]),
+            "verified": None if np.isnan(row["verified"]) else float(row["verified"]),
+            "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
+            "picture": None,
+            "text": None,
+            "cells": [],
+        }
         picture = project.picture("train", int(k))
         if picture is not None:
             card["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
@@ -123,7 +148,14 @@ def command(about: dict) -> str:
     ):
         if options[name] is not None:
             words += [flag, str(options[name])]
-    words += ["--runs", str(options["runs"]), "--rounds", str(options["rounds"]), "--seed", str(request["seed"])]
+    words += [
+        "--runs",
+        str(options["runs"]),
+        "--rounds",
+        str(options["rounds"]),
+        "--seed",
+        str(request["seed"]),
+    ]
     return shlex.join(words)
 
 
@@ -136,7 +168,9 @@ def curve(found: dict) -> str:
     for line in changes:
         panel.plot(sizes, line, color="0.8", linewidth=0.7)
     mean, error = changes.mean(0), np.array(found["errors"])
-    panel.fill_between(sizes, mean - 2 * error, mean + 2 * error, color=charts.BLUE, alpha=0.15, linewidth=0)
+    panel.fill_between(
+        sizes, mean - 2 * error, mean + 2 * error, color=charts.BLUE, alpha=0.15, linewidth=0
+    )
     panel.plot(sizes, mean, color=charts.BLUE, marker="o", markersize=3)
     panel.axhline(0, color="0.4", linewidth=0.7)
     if found["m"] in sizes:
@@ -165,10 +199,20 @@ def training(curves: dict[str, list[float]], chosen: float) -> str:
     for rate, values in curves.items():
         mine = np.isclose(float(rate), chosen)
         finite = [value if np.isfinite(value) else np.nan for value in values]
-        panel.plot(np.arange(1, len(values) + 1), finite, color=charts.BLUE if mine else colours[rate], linewidth=1.4 if mine else 0.8,
-                   label=f"rate {float(rate):g}{' (chosen)' if mine else ''}")  # fmt: skip
+        panel.plot(
+            np.arange(1, len(values) + 1),
+            finite,
+            color=charts.BLUE if mine else colours[rate],
+            linewidth=1.4 if mine else 0.8,
+            label=f"rate {float(rate):g}{' (chosen)' if mine else ''}",
+        )
     sane = [value for values in curves.values() for value in values if np.isfinite(value)]
-    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log", ylim=(0.9 * min(sane), min(max(sane), 20 * min(sane))))
+    panel.set(
+        xlabel="epoch",
+        ylabel="validation loss",
+        yscale="log",
+        ylim=(0.9 * min(sane), min(max(sane), 20 * min(sane))),
+    )
     panel.legend()
     return charts.as_svg(figure)
 
@@ -183,10 +227,17 @@ def dots(verdict: dict) -> str:
         for line in zip(*lines):
             panel.plot(range(3), line, color="0.85", linewidth=0.7, zorder=0)
         for place, (line, colour) in enumerate(zip(lines, (charts.GREY, "0.2", charts.BLUE))):
-            panel.scatter(np.full(len(line), place), line, s=12, color=colour, alpha=0.8, linewidths=0)
+            panel.scatter(
+                np.full(len(line), place), line, s=12, color=colour, alpha=0.8, linewidths=0
+            )
             panel.plot([place - 0.2, place + 0.2], [line.mean()] * 2, color=colour, linewidth=1.6)
         panel.set_xticks(
-            range(3), ["as many\nat random", "everything\nkept", "this\nremoval" if not verdict["relabelled"] else "this\nchange"]
+            range(3),
+            [
+                "as many\nat random",
+                "everything\nkept",
+                "this\nremoval" if not verdict["relabelled"] else "this\nchange",
+            ],
         )
         panel.set(ylabel="test error, %" if name == "error" else "test loss", xlim=(-0.5, 2.5))
     return charts.as_svg(figure)

@@ -56,15 +56,26 @@ class Scored:
         return self.halves[:, half].mean(0)
 
 
-def recorded(recipe: Recipe, data: Pair, number: int, folder: Path, *, seed: int, progress: bool) -> Run:
+def recorded(
+    recipe: Recipe, data: Pair, number: int, folder: Path, *, seed: int, progress: bool
+) -> Run:
     """Run number `number`, from its tape where that is whole, else trained now or on from where it stopped."""
     model = recipe.build(mixed(seed, number, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
     begun = (folder / "manifest.json").exists()
     return train(
-        model, data, recipe.loss, optimizer, tape=folder, epochs=recipe.epochs, batch_size=recipe.batch_size, seed=mixed(seed, number, 2),
-        progress=progress, resume=begun, overwrite=not begun,
-    )  # fmt: skip
+        model,
+        data,
+        recipe.loss,
+        optimizer,
+        tape=folder,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        seed=mixed(seed, number, 2),
+        progress=progress,
+        resume=begun,
+        overwrite=not begun,
+    )
 
 
 def halves_of(validation: Pair, seed: int) -> list[np.ndarray]:
@@ -73,7 +84,14 @@ def halves_of(validation: Pair, seed: int) -> list[np.ndarray]:
 
 
 def score(
-    recipe: Recipe, data: Pair, validation: Pair, runs: int, folder: Path, *, seed: int, progress: bool
+    recipe: Recipe,
+    data: Pair,
+    validation: Pair,
+    runs: int,
+    folder: Path,
+    *,
+    seed: int,
+    progress: bool,
 ) -> tuple[list[Run], Scored]:
     """Train and retrace `runs` times. Each run's scores are kept as soon as they are known."""
     parts = halves_of(validation, seed)
@@ -88,7 +106,12 @@ def score(
         state = run.recording.state_at(run.steps)
         objective = run.recording.objective
         with objective.evaluating(), torch.no_grad():
-            said = torch.cat([objective.predict(state.theta, state.buffers, part) for part in data[0].split(4096)])
+            said = torch.cat(
+                [
+                    objective.predict(state.theta, state.buffers, part)
+                    for part in data[0].split(4096)
+                ]
+            )
         halves.append(scores.values)
         losses.append(resolve(recipe.loss)[1](said, data[1]).double().numpy())
         found.append(run)
@@ -109,7 +132,9 @@ def cross_fitted(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progres
         for k, cut in enumerate(folds)
         for f, fold in enumerate(cut)
     ]
-    trained = fit(recipe, x, y, fits, what="asking models that did not learn them", progress=progress)
+    trained = fit(
+        recipe, x, y, fits, what="asking models that did not learn them", progress=progress
+    )
     said = trained.outputs(x).reshape(repeats, _FOLDS, len(y), -1)
     outputs = torch.empty(repeats, len(y), said.shape[-1])
     for k, cut in enumerate(folds):
@@ -119,7 +144,12 @@ def cross_fitted(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progres
 
 
 def table(
-    scored: Scored, labels: np.ndarray, names: list[str], classes: list[str], scale: tuple[float, float], unusual: np.ndarray
+    scored: Scored,
+    labels: np.ndarray,
+    names: list[str],
+    classes: list[str],
+    scale: tuple[float, float],
+    unusual: np.ndarray,
 ) -> Frame:
     """One row per training instance, in the columns that `Project.instances` promises."""
     pandas = library()
@@ -150,12 +180,24 @@ def table(
     shown = [str(label) if classes else f"{label:.6g}" for label in labels]
     return pandas.DataFrame(
         {
-            "source": names, "label": shown, "score": scores, "spread": by_run.std(0), "harmful_in": (by_run < 0).sum(0), "harm_rank": harm_rank,
-            "loss": loss, "training_loss": scored.losses.mean(0), "mislabel_rank": mislabel_rank, "prediction": prediction, "probability": probability,
-            "label_probability": label_probability, "agreement": agreement, "outlier": unusual, "verified": np.nan,
+            "source": names,
+            "label": shown,
+            "score": scores,
+            "spread": by_run.std(0),
+            "harmful_in": (by_run < 0).sum(0),
+            "harm_rank": harm_rank,
+            "loss": loss,
+            "training_loss": scored.losses.mean(0),
+            "mislabel_rank": mislabel_rank,
+            "prediction": prediction,
+            "probability": probability,
+            "label_probability": label_probability,
+            "agreement": agreement,
+            "outlier": unusual,
+            "verified": np.nan,
         },
         index=pandas.RangeIndex(len(labels), name="id"),
-    )  # fmt: skip
+    )
 
 
 def outliers(run: Run) -> np.ndarray:
@@ -167,7 +209,9 @@ def outliers(run: Run) -> np.ndarray:
     except NotSupported:  # no linear layer to look through: the inputs themselves
         x, _ = run.recording.instances[np.arange(len(run))]
         seen = x.reshape(len(x), -1).float().cpu().numpy()
-    order = np.argsort(-IsolationForest(random_state=0).fit(seen).score_samples(seen), kind="stable")
+    order = np.argsort(
+        -IsolationForest(random_state=0).fit(seen).score_samples(seen), kind="stable"
+    )
     ranks = np.empty(len(seen))
     ranks[order] = np.linspace(0, 1, len(seen))
     return ranks
@@ -183,13 +227,24 @@ class Checked:
 
 
 def verify(
-    run: Run, scores: np.ndarray, validation: Pair, first: np.ndarray, *, at_random: int, seed: int, progress: bool
+    run: Run,
+    scores: np.ndarray,
+    validation: Pair,
+    first: np.ndarray,
+    *,
+    at_random: int,
+    seed: int,
+    progress: bool,
 ) -> Checked:
     """The first suggestions and a random sample, each checked by a real run without it."""
     others = np.setdiff1d(np.arange(len(scores)), first)
-    sample = np.random.default_rng(mixed(seed, 4)).choice(others, min(at_random, len(others)), replace=False)
+    sample = np.random.default_rng(mixed(seed, 4)).choice(
+        others, min(at_random, len(others)), replace=False
+    )
     ids = np.concatenate([first, np.sort(sample)])
     without = replace(run, progress=progress).counterfactual([[k] for k in ids])
     asked = np.sort(np.random.default_rng(mixed(seed, 8)).permutation(len(validation[1]))[:_ASKED])
     changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
-    return Checked(compare(ids, scores[ids], without.changes(mean_loss(validation))), asked, changes)
+    return Checked(
+        compare(ids, scores[ids], without.changes(mean_loss(validation))), asked, changes
+    )

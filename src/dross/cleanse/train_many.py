@@ -48,7 +48,11 @@ class Recipe:
     def build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.make() if self.make is not None else network(self.model, self.inputs, self.outputs)
+            return (
+                self.make()
+                if self.make is not None
+                else network(self.model, self.inputs, self.outputs)
+            )
 
     def to_json(self) -> dict[str, Any]:
         names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size")
@@ -65,14 +69,22 @@ def network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module:
     if kind == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(size, outputs))
     if kind == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, outputs))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, outputs)
+        )
     if len(inputs) != 3:
         raise BadInput(f"A cnn takes pictures, not inputs of shape {inputs}. Choose linear or mlp.")
     channels, height, width = inputs
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.GELU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), outputs),
-    )  # fmt: skip
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), outputs),
+    )
 
 
 def default_batch(count: int) -> int:
@@ -110,24 +122,46 @@ class Trained:
         chunks = []
         with torch.no_grad():
             for k in range(count):
-                state = {name: p[k] for name, p in (*self.parameters.items(), *self.buffers.items())}
-                chunks.append(torch.cat([functional_call(self.model, state, (part,)) for part in x.split(4096)]))
+                state = {
+                    name: p[k] for name, p in (*self.parameters.items(), *self.buffers.items())
+                }
+                chunks.append(
+                    torch.cat(
+                        [functional_call(self.model, state, (part,)) for part in x.split(4096)]
+                    )
+                )
         return torch.stack(chunks)
 
 
 def fit(
-    recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], *, watch: Watch | None = None, what: str = "", progress: bool = False
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    fits: Sequence[Fit],
+    *,
+    watch: Watch | None = None,
+    what: str = "",
+    progress: bool = False,
 ) -> Trained:
     """Train them all. `watch` is told after every epoch."""
     side_by_side, weights = _can_share(recipe), _weights(recipe)
-    size = max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x)))) if side_by_side else 1
+    size = (
+        max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x))))
+        if side_by_side
+        else 1
+    )
     steps = recipe.epochs * recipe.steps_per_epoch(len(x))
     parts: list[Trained] = []
-    with threads.lent(), bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance:
+    with (
+        threads.lent(),
+        bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance,
+    ):
         for start in range(0, len(fits), size):
             if side_by_side:  # no convolutions: every weight is multiplied with every instance once
                 threads.use_for(2 * weights * recipe.batch_size * min(size, len(fits) - start))
-            parts.append(_fit_chunk(recipe, x, y, fits[start : start + size], watch, advance, steps))
+            parts.append(
+                _fit_chunk(recipe, x, y, fits[start : start + size], watch, advance, steps)
+            )
     if len(parts) == 1:
         return parts[0]
     names, buffers = parts[0].parameters, parts[0].buffers
@@ -143,7 +177,11 @@ def _can_share(recipe: Recipe) -> bool:
     model = recipe.build(0)
     single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
     frozen = any(not p.requires_grad for p in model.parameters())
-    return not frozen and not any(isinstance(module, single) for module in model.modules()) and not list(model.buffers())
+    return (
+        not frozen
+        and not any(isinstance(module, single) for module in model.modules())
+        and not list(model.buffers())
+    )
 
 
 def _weights(recipe: Recipe) -> int:
@@ -154,14 +192,24 @@ def _bytes(recipe: Recipe, x: Tensor) -> int:
     return 4 * (3 * _weights(recipe) + 2 * recipe.batch_size * x[0].numel())
 
 
-def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch: Watch | None, advance, steps: int) -> Trained:
+def _fit_chunk(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    fits: Sequence[Fit],
+    watch: Watch | None,
+    advance,
+    steps: int,
+) -> Trained:
     models = [recipe.build(mixed(fit.seed, 1)) for fit in fits]
     orders = [_Order(fit.ids, mixed(fit.seed, 2), recipe.batch_size) for fit in fits]
     targets = torch.stack([y if fit.labels is None else fit.labels for fit in fits])
     rates = torch.tensor([fit.rate for fit in fits], dtype=torch.float32)
     loss = resolve(recipe.loss)[1]
     if len(models) == 1:
-        return _fit_one(recipe, models[0], loss, x, targets[0], orders[0], fits[0], watch, advance, steps)
+        return _fit_one(
+            recipe, models[0], loss, x, targets[0], orders[0], fits[0], watch, advance, steps
+        )
     parameters, _ = stack_module_state(models)
     parameters = {name: p.detach() for name, p in parameters.items()}
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -189,7 +237,9 @@ def _fit_chunk(recipe: Recipe, x: Tensor, y: Tensor, fits: Sequence[Fit], watch:
 
 
 def _fit_one(recipe, model, loss, x, y, order, one: Fit, watch, advance, steps) -> Trained:
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=one.rate, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=one.rate, momentum=MOMENTUM
+    )
     per_epoch = recipe.steps_per_epoch(len(x))
     state = lambda: Trained(
         model,
@@ -249,8 +299,17 @@ class Searched:
     curves: dict[float, list[float]]  # rate -> validation loss after each epoch
 
 
-def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], *, rates: Sequence[float] | None = None, epochs: int | None = None,
-           seed: int = 0, progress: bool = False) -> Searched:  # fmt: skip
+def search(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    validation: tuple[Tensor, Tensor],
+    *,
+    rates: Sequence[float] | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Searched:
     """The rate and the number of epochs with the lowest validation loss. What the caller gives is taken as it is.
 
     Of a large set a part is enough to find them: the whole is then trained for about as many steps."""
@@ -271,7 +330,10 @@ def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tenso
         raise NotFinite(
             f"Training diverges at every rate that was tried ({', '.join(map(str, curves))}). Pass a smaller one: --rate 0.001."
         )
-    best = {rate: (_best_epoch(curve) if epochs is None else len(curve)) for rate, curve in usable.items()}
+    best = {
+        rate: (_best_epoch(curve) if epochs is None else len(curve))
+        for rate, curve in usable.items()
+    }
     lowest = min(usable[rate][best[rate] - 1] for rate in usable)
     # among rates that do about as well, the smallest: the scores are first-order, and hold the better the smaller the steps
     rate = min(rate for rate in usable if usable[rate][best[rate] - 1] <= _AS_GOOD * lowest)
@@ -279,13 +341,26 @@ def search(recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tenso
 
 
 def _searched_on_a_part(
-    recipe: Recipe, x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], rates, epochs, seed: int, progress: bool
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    validation: tuple[Tensor, Tensor],
+    rates,
+    epochs,
+    seed: int,
+    progress: bool,
 ) -> Searched:
     shuffled = lambda count: torch.from_numpy(np.random.default_rng(seed).permutation(count))
     chosen, asked = shuffled(len(y))[:SEARCHED], shuffled(len(validation[1]))[: SEARCHED // 4]
     small = replace(recipe, batch_size=min(recipe.batch_size, default_batch(SEARCHED)))
     found = search(
-        small, x[chosen], y[chosen], (validation[0][asked], validation[1][asked]), rates=rates, seed=seed, progress=progress
+        small,
+        x[chosen],
+        y[chosen],
+        (validation[0][asked], validation[1][asked]),
+        rates=rates,
+        seed=seed,
+        progress=progress,
     )
     steps = found.recipe.epochs * small.steps_per_epoch(SEARCHED)
     enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))

@@ -29,7 +29,11 @@ class Measured:
 
     @property
     def sure(self) -> bool:
-        return self.p_t < _SURE and self.p_signs < _SURE and (self.interval[0] > 0 or self.interval[1] < 0)
+        return (
+            self.p_t < _SURE
+            and self.p_signs < _SURE
+            and (self.interval[0] > 0 or self.interval[1] < 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,24 @@ def measured(values: np.ndarray) -> Measured:
     random_difference, random_interval, _, _ = compared(2)
     by_seed = after - before
     same = bool(np.allclose(by_seed, by_seed[0]))
-    p_t = float(ttest_1samp(by_seed, 0.0)[1]) if not same else (1.0 if abs(by_seed[0]) < 1e-15 else 0.0)  # type: ignore[arg-type]
-    return Measured(before.tolist(), after.tolist(), control.tolist(), difference, interval, p_t, sign_flips(by_seed), random_difference,
-                    random_interval, seeds_error, test_error)  # fmt: skip
+    p_t = (
+        float(ttest_1samp(by_seed, 0.0)[1])
+        if not same
+        else (1.0 if abs(by_seed[0]) < 1e-15 else 0.0)
+    )  # type: ignore[arg-type]
+    return Measured(
+        before.tolist(),
+        after.tolist(),
+        control.tolist(),
+        difference,
+        interval,
+        p_t,
+        sign_flips(by_seed),
+        random_difference,
+        random_interval,
+        seeds_error,
+        test_error,
+    )
 
 
 def sign_flips(differences: np.ndarray) -> float:
@@ -98,7 +117,9 @@ def decided(measures: dict[str, Measured]) -> str:
     """Improved: some measure is surely better and none surely worse. Worse: the other way round. Everything else cannot be told."""
     better = any(m.sure and m.difference < 0 for m in measures.values())
     worse = any(m.sure and m.difference > 0 for m in measures.values())
-    return "improved" if better and not worse else "worse" if worse and not better else "cannot tell"
+    return (
+        "improved" if better and not worse else "worse" if worse and not better else "cannot tell"
+    )
 
 
 def sentence(verdict: str, measures: dict[str, Measured], change: Change, seeds: int) -> str:
@@ -125,7 +146,10 @@ def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int)
     if verdict != "cannot tell":
         return ""
     name, m = min(
-        measures.items(), key=lambda item: np.hypot(item[1].seeds_error, item[1].test_error) / max(abs(item[1].difference), 1e-12)
+        measures.items(),
+        key=lambda item: (
+            np.hypot(item[1].seeds_error, item[1].test_error) / max(abs(item[1].difference), 1e-12)
+        ),
     )
     reach = (m.interval[1] - m.interval[0]) / 2
     if m.p_t < _SURE and m.p_signs < _SURE:
@@ -135,7 +159,10 @@ def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int)
     if abs(m.difference) < reach / 4:
         limit = f"{100 * reach:.2f} points" if name == "error" else f"{reach:.4g}"
         return f"{agree}If there is a change of the {name} at all, it is probably smaller than {limit}. More seeds and a larger test part narrow that."
-    wanted, seen = abs(m.difference) / 2.3, f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.3g}"
+    wanted, seen = (
+        abs(m.difference) / 2.3,
+        f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.3g}",
+    )
     by_test = m.test_error / wanted
     by_seeds = m.seeds_error / wanted
     if by_test > 0.9:

@@ -76,7 +76,13 @@ class Feed:
         nbytes: int = 0,
     ):
         """nbytes: of one instance, where that is known."""
-        self.look_up, self.augment, self.device, self.capturable, self.nbytes = look_up, augment, device, capturable, nbytes
+        self.look_up, self.augment, self.device, self.capturable, self.nbytes = (
+            look_up,
+            augment,
+            device,
+            capturable,
+            nbytes,
+        )
         self._generators: list[torch.Generator] = []
 
     def __call__(self, ids: Tensor) -> tuple[Any, Any]:
@@ -96,10 +102,17 @@ class Feed:
         together = self.look_up(ids.reshape(-1))
         batches = apart(together)
         # one that has changed what a call does is called
-        if not isinstance(self.augment, DrawsApart) or type(self.augment).__call__ is not DrawsApart.__call__:
+        if (
+            not isinstance(self.augment, DrawsApart)
+            or type(self.augment).__call__ is not DrawsApart.__call__
+        ):
             return [self.augmented(pair, place) for place, pair in enumerate(batches)]
-        drawn = [self.augment.draw(x, self.generator(place)) for place, (x, _) in enumerate(batches)]
-        x = self.augment.apply(together[0], tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn)))
+        drawn = [
+            self.augment.draw(x, self.generator(place)) for place, (x, _) in enumerate(batches)
+        ]
+        x = self.augment.apply(
+            together[0], tuple(torch.cat(parts, dim=-1) for parts in zip(*drawn))
+        )
         return apart((x, together[1]))
 
     def generator(self, place: int = 0) -> torch.Generator:
@@ -117,8 +130,12 @@ class Fed:
     c: Tensor
     seed: int
     augment_seed: int
-    kept: slice | None = None  # of an augmented batch, the rows that are left after augmenting all of it
-    fetch: Callable[[], tuple[Any, Any]] | None = None  # this batch, looked up ahead of time: the data are not on the device
+    kept: slice | None = (
+        None  # of an augmented batch, the rows that are left after augmenting all of it
+    )
+    fetch: Callable[[], tuple[Any, Any]] | None = (
+        None  # this batch, looked up ahead of time: the data are not on the device
+    )
 
     def realized(self) -> Batch:
         self.seed_augmentation()
@@ -167,9 +184,15 @@ class Feds:
 
         def assemble(tensors: Sequence[Tensor]) -> list:
             ids, c = tensors
-            return [Batch(*pair, c[k], batch.seed) for k, (pair, batch) in enumerate(zip(feed.row(ids), self.batches))]
+            return [
+                Batch(*pair, c[k], batch.seed)
+                for k, (pair, batch) in enumerate(zip(feed.row(ids), self.batches))
+            ]
 
-        stacked = [torch.stack([batch.ids for batch in self.batches]), torch.stack([batch.c for batch in self.batches])]
+        stacked = [
+            torch.stack([batch.ids for batch in self.batches]),
+            torch.stack([batch.c for batch in self.batches]),
+        ]
         return stacked, assemble, (id(feed), len(self.batches))
 
     def seed_augmentation(self) -> None:

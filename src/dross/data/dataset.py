@@ -28,13 +28,17 @@ _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 class Instances:
     """Any map-style data set of (x, y), or a pair of tensors (X, Y), as batches on a device."""
 
-    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None):
+    def __init__(
+        self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
+    ):
         """memory: bytes of data that may be held in memory, or on the device, instead of being read again."""
         self.device, self.dtype = device, dtype
         self.memory = memory
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.source = source
-        self.aliased = self.stored is not None  # the tensors are the user's own, who may change them in place
+        self.aliased = (
+            self.stored is not None
+        )  # the tensors are the user's own, who may change them in place
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
         if self.count == 0:
             raise BadInput("The data set is empty.")
@@ -62,15 +66,25 @@ class Instances:
         return self._look_up(torch.as_tensor(np.asarray(ids)))
 
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
-        looked_up = in_pair(lambda t: t[ids.to(t.device)], self.stored) if self.stored else self._collated(ids.tolist())
+        looked_up = (
+            in_pair(lambda t: t[ids.to(t.device)], self.stored)
+            if self.stored
+            else self._collated(ids.tolist())
+        )
         return self._placed(looked_up)
 
-    def feed(self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None) -> list[list[Fed]]:
+    def feed(
+        self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None
+    ) -> list[list[Fed]]:
         """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
         seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
         if id(augment) not in self._feeds:
-            nbytes = sum(t.nbytes for t in tree_leaves(self.stored)) // self.count if self.stored else 0
-            self._feeds[id(augment)] = Feed(self._look_up, augment, self.device, self._is_on_device(), nbytes)
+            nbytes = (
+                sum(t.nbytes for t in tree_leaves(self.stored)) // self.count if self.stored else 0
+            )
+            self._feeds[id(augment)] = Feed(
+                self._look_up, augment, self.device, self._is_on_device(), nbytes
+            )
         feed = self._feeds[id(augment)]
         arrays = [micro.ids for step in steps for micro in step.micros]
         together = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
@@ -80,13 +94,17 @@ class Instances:
         return [
             [
                 Fed(
-                    feed, next(each), self._weights(micro), mixed(seed, t, k, _MODEL_STREAM), mixed(seed, t, k, _AUGMENT_STREAM),
+                    feed,
+                    next(each),
+                    self._weights(micro),
+                    mixed(seed, t, k, _MODEL_STREAM),
+                    mixed(seed, t, k, _AUGMENT_STREAM),
                     fetch=next(fetches),
                 )
                 for k, micro in enumerate(step.micros)
             ]
             for t, step in enumerate(steps, start=first)
-        ]  # fmt: skip
+        ]
 
     def _must_travel(self) -> bool:
         """Whether batches are looked up in the host's memory and sent to the device."""
@@ -107,7 +125,9 @@ class Instances:
             return torch.as_tensor(micro.coefficients, dtype=self.dtype, device=self.device)
         size = len(micro.ids)
         if size not in self._equal_weights:
-            self._equal_weights[size] = torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device)
+            self._equal_weights[size] = torch.as_tensor(
+                micro.weights, dtype=self.dtype, device=self.device
+            )
         return self._equal_weights[size]
 
     def fingerprint(self) -> str:
@@ -119,7 +139,9 @@ class Instances:
             sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
             leaves = tree_leaves(self[sample])
         for leaf in leaves:
-            for rows in leaf.split(max(1, _READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))):  # it may lie on a disk
+            for rows in leaf.split(
+                max(1, _READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
+            ):  # it may lie on a disk
                 digest.update(checksum_bytes(placed(rows, rows.device, self.dtype)))
         return digest.hexdigest()
 
@@ -129,18 +151,24 @@ class Instances:
     def _collated(self, ids: Sequence[int]) -> tuple[Any, Any]:
         items = [self.source[i] for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
-            raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {type(items[0]).__name__}.")
+            raise BadInput(
+                f"The data set must give pairs (x, y); item {ids[0]} is a {type(items[0]).__name__}."
+            )
         try:
             x, y = default_collate([tuple(item) for item in items])
         except (RuntimeError, TypeError) as error:
-            raise BadInput(f"The instances of the data set cannot be put into one batch: {error}") from error
+            raise BadInput(
+                f"The instances of the data set cannot be put into one batch: {error}"
+            ) from error
         return x, y
 
     def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         return in_pair(lambda t: placed(t, self.device, self.dtype), batch)
 
     def _is_on_device(self) -> bool:
-        return self.stored is not None and all(t.device == self.device for t in tree_leaves(self.stored))
+        return self.stored is not None and all(
+            t.device == self.device for t in tree_leaves(self.stored)
+        )
 
     @property
     def _most_held(self) -> int:
@@ -149,17 +177,28 @@ class Instances:
     def _may_be_placed(self) -> bool:
         """Whether all of the data go to the device, in the model's type. Otherwise each batch goes when its turn comes."""
         size = sum(
-            t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size()) for t in tree_leaves(self.stored)
+            t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size())
+            for t in tree_leaves(self.stored)
         )
         if self.device.type == "cuda":
-            return size < torch.cuda.mem_get_info(self.device)[0] // 2 and (self.memory is None or size <= self.memory)
-        return size <= self._most_held  # where nothing has to be changed, nothing is copied either way
+            return size < torch.cuda.mem_get_info(self.device)[0] // 2 and (
+                self.memory is None or size <= self.memory
+            )
+        return (
+            size <= self._most_held
+        )  # where nothing has to be changed, nothing is copied either way
 
 
 def make_batch(
-    x: Any, y: Any, micro: Micro, seed: int, position: tuple[int, int], augment: Augment | None,
-    device: torch.device, dtype: torch.dtype,
-) -> Batch:  # fmt: skip
+    x: Any,
+    y: Any,
+    micro: Micro,
+    seed: int,
+    position: tuple[int, int],
+    augment: Augment | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Batch:
     if augment is not None:
         x = augment(x, generator(device, seed, *position, _AUGMENT_STREAM))
     c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
@@ -167,7 +206,10 @@ def make_batch(
 
 
 def _same(one: Any, other: Any) -> bool:
-    return all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(tree_leaves(one), tree_leaves(other)))
+    return all(
+        torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        for a, b in zip(tree_leaves(one), tree_leaves(other))
+    )
 
 
 def placed(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -207,16 +249,29 @@ def _length(source: Any) -> int:
 def _as_tensors(source: Any) -> tuple[Any, Any] | None:
     if isinstance(source, torch.utils.data.TensorDataset) and len(source.tensors) == 2:
         source = source.tensors
-    if not isinstance(source, (tuple, list)) or len(source) != 2 or isinstance(source[0], (tuple, list)):
+    if (
+        not isinstance(source, (tuple, list))
+        or len(source) != 2
+        or isinstance(source[0], (tuple, list))
+    ):
         return None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor do we write into it
-        x, y = (tree_map(lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part) for part in source)
+        warnings.filterwarnings(
+            "ignore", "The given NumPy array is not writable"
+        )  # nor do we write into it
+        x, y = (
+            tree_map(
+                lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part
+            )
+            for part in source
+        )
     leaves = tree_leaves((x, y))
     if not all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves):
         return None
     if len({len(leaf) for leaf in leaves}) != 1:
-        raise BadInput(f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}.")
+        raise BadInput(
+            f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}."
+        )
     return x, y
 
 
@@ -228,7 +283,11 @@ class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(tra
 
     def __init__(self, dataset: Any):
         stored = _as_tensors(dataset)
-        self.dataset = torch.utils.data.TensorDataset(*stored) if stored and isinstance(stored[0], Tensor) else dataset
+        self.dataset = (
+            torch.utils.data.TensorDataset(*stored)
+            if stored and isinstance(stored[0], Tensor)
+            else dataset
+        )
 
     def __len__(self) -> int:
         return _length(self.dataset)

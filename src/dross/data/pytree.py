@@ -35,7 +35,13 @@ def flattened(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
 
 def unflattened(tensors: Iterable[Tensor], form: tuple) -> tuple:
     rest = iter(tensors)
-    one = lambda f: next(rest) if f is _TENSOR else {name: next(rest) for name in f} if isinstance(f, _Names) else f
+    one = lambda f: (
+        next(rest)
+        if f is _TENSOR
+        else {name: next(rest) for name in f}
+        if isinstance(f, _Names)
+        else f
+    )
     return tuple(one(f) for f in form)
 
 

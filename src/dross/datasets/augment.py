@@ -23,8 +23,12 @@ class ShiftAndFlip(DrawsApart):
 
     def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random numbers for this batch: how far down and right [2, B] and, if pictures are mirrored, which [B]."""
-        by = torch.randint(0, 2 * self.pixels + 1, (2, len(x)), generator=generator, device=x.device)
-        return (by, torch.rand(len(x), generator=generator, device=x.device)) if self.flip else (by,)
+        by = torch.randint(
+            0, 2 * self.pixels + 1, (2, len(x)), generator=generator, device=x.device
+        )
+        return (
+            (by, torch.rand(len(x), generator=generator, device=x.device)) if self.flip else (by,)
+        )
 
     def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         by, *mirrored = drawn
@@ -38,7 +42,12 @@ class ShiftAndFlip(DrawsApart):
         if mirrored:
             columns = torch.where((mirrored[0] < 0.5)[:, None], columns.flip(1), columns)
         # every axis by an index of its own, so that the result lies in memory as x does: convolutions care
-        return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+        return padded[
+            each[:, None, None, None],
+            channel[:, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
 
 
 @cache  # a captured step may not fetch anything from the host: made once, by the first step, and never let go of

@@ -31,12 +31,16 @@ def draw(problem: tuple[np.ndarray, np.ndarray], seed: int) -> Sample:
     from sklearn.model_selection import train_test_split
 
     x, y = problem
-    train, rest = train_test_split(np.arange(len(y)), train_size=DRAWN, test_size=2 * DRAWN, random_state=seed)
+    train, rest = train_test_split(
+        np.arange(len(y)), train_size=DRAWN, test_size=2 * DRAWN, random_state=seed
+    )
     validation, _ = train_test_split(rest, test_size=DRAWN, random_state=seed + 1)
     mean, deviation = x[train].mean(0), x[train].std(0)
     deviation = np.where(deviation > 0, deviation, 1.0)
     scaled = [((x[part] - mean) / deviation).astype(np.float32) for part in (train, validation)]
-    return Sample(scaled[0], y[train].astype(np.float32), scaled[1], y[validation].astype(np.float32))
+    return Sample(
+        scaled[0], y[train].astype(np.float32), scaled[1], y[validation].astype(np.float32)
+    )
 
 
 def two_class_problem(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -57,20 +61,64 @@ _MERGED = {
 _COUNTRIES = {
     "1": ("China", "Italy", "Greece", "South", "Hungary", "Hong", "Ireland"),
     "2": ("Thailand", "Poland", "Portugal", "Scotland", "Ecuador", "Haiti", "Trinadad&Tobago"),
-    "3": ("Mexico", "Puerto-Rico", "El-Salvador", "Jamaica", "Laos", "Nicaragua", "Peru", "Vietnam", "Guatemala", "Columbia",
-          "Dominican-Republic", "Honduras", "Outlying-US(Guam-USVI-etc)", "Holand-Netherlands"),
+    "3": (
+        "Mexico",
+        "Puerto-Rico",
+        "El-Salvador",
+        "Jamaica",
+        "Laos",
+        "Nicaragua",
+        "Peru",
+        "Vietnam",
+        "Guatemala",
+        "Columbia",
+        "Dominican-Republic",
+        "Honduras",
+        "Outlying-US(Guam-USVI-etc)",
+        "Holand-Netherlands",
+    ),
     "4": ("United-States", "Cuba", "?"),
-    "5": ("Germany", "Philippines", "Canada", "England", "France", "India", "Iran", "Japan", "Taiwan", "Yugoslavia", "Cambodia"),
-}  # fmt: skip
-_ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
-_ADULT_CATEGORIES = ("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "native-country")
+    "5": (
+        "Germany",
+        "Philippines",
+        "Canada",
+        "England",
+        "France",
+        "India",
+        "Iran",
+        "Japan",
+        "Taiwan",
+        "Yugoslavia",
+        "Cambodia",
+    ),
+}
+_ADULT_NUMBERS = (
+    "age",
+    "fnlwgt",
+    "education-num",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+)
+_ADULT_CATEGORIES = (
+    "workclass",
+    "education",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "native-country",
+)
 
 
 def adult() -> tuple[np.ndarray, np.ndarray]:
     """Income above 50K: 6 numbers (fnlwgt as log(1 + x)) and 56 indicators of merged categories; both parts of the set."""
     data = load("adult")
     assert data.test is not None
-    columns = {name: np.concatenate([data.train[0][name], data.test[0][name]]) for name in data.train[0]}
+    columns = {
+        name: np.concatenate([data.train[0][name], data.test[0][name]]) for name in data.train[0]
+    }
     columns["fnlwgt"] = np.log1p(columns["fnlwgt"])
     country = {name: group for group, names in _COUNTRIES.items() for name in names}
     parts = [columns[name][:, None] for name in _ADULT_NUMBERS]
@@ -87,7 +135,11 @@ _PC, _MAC = "comp.sys.ibm.pc.hardware", "comp.sys.mac.hardware"
 def newsgroups() -> tuple[np.ndarray, np.ndarray]:
     """PC against Mac hardware: tf-idf of the bare text, fitted on the train part; English stop words and words in fewer than 0.1 %
     or more than 20 % of the documents dropped; posts in the order in which scikit-learn's loader gives them."""
-    from sklearn.datasets._twenty_newsgroups import strip_newsgroup_footer, strip_newsgroup_header, strip_newsgroup_quoting
+    from sklearn.datasets._twenty_newsgroups import (
+        strip_newsgroup_footer,
+        strip_newsgroup_header,
+        strip_newsgroup_quoting,
+    )
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     data = load("20news")
@@ -97,7 +149,12 @@ def newsgroups() -> tuple[np.ndarray, np.ndarray]:
         np.random.RandomState(0).shuffle(order)
         order = order[np.isin(classes[order], [data.classes.index(_PC), data.classes.index(_MAC)])]
         np.random.RandomState(42).shuffle(order)
-        texts.append([strip_newsgroup_quoting(strip_newsgroup_footer(strip_newsgroup_header(inputs[i]))) for i in order])
+        texts.append(
+            [
+                strip_newsgroup_quoting(strip_newsgroup_footer(strip_newsgroup_header(inputs[i])))
+                for i in order
+            ]
+        )
         labels.append((classes[order] == data.classes.index(_MAC)).astype(np.int64))
     words = TfidfVectorizer(stop_words="english", min_df=0.001, max_df=0.20)  # type: ignore[arg-type]
     x = [words.fit_transform(texts[0]), words.transform(texts[1])]
@@ -108,4 +165,6 @@ def one_or_seven() -> tuple[np.ndarray, np.ndarray]:
     """MNIST, ones (0) against sevens (1): training images from 5,000 on, pixels / 255."""
     x, y = load("mnist").train
     x, y = x[5_000:].reshape(-1, 784) / 255, y[5_000:]
-    return np.concatenate([x[y == 1], x[y == 7]]), np.repeat([0, 1], [(y == 1).sum(), (y == 7).sum()])
+    return np.concatenate([x[y == 1], x[y == 7]]), np.repeat(
+        [0, 1], [(y == 1).sum(), (y == 7).sum()]
+    )

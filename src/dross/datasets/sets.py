@@ -47,27 +47,65 @@ def _from_sklearn(name: str) -> DataSet:
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()
-    return DataSet(name, (np.asarray(bunch.data), np.asarray(bunch.target)), None, tuple(map(str, bunch.target_names)))
+    return DataSet(
+        name,
+        (np.asarray(bunch.data), np.asarray(bunch.target)),
+        None,
+        tuple(map(str, bunch.target_names)),
+    )
 
 
 # --- MNIST and its kin: four idx files -----------------------------------------------------------------------------------------
 
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _HOMES = {
-    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",
-              ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
-               "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")),
-    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-                      ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-                       "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310")),
-}  # fmt: skip
-_CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    ),
+}
+_CLOTHES = (
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 
 
 def _idx_set(name: str, classes: tuple[str, ...]) -> DataSet:
     home, sums = _HOMES[name]
-    parts = [_read_idx(Remote(f"{name}/{file}.gz", f"{home}{file}.gz", md5)) for file, md5 in zip(_IDX, sums)]
-    return DataSet(name, (parts[0], parts[1].astype(np.int64)), (parts[2], parts[3].astype(np.int64)), classes)
+    parts = [
+        _read_idx(Remote(f"{name}/{file}.gz", f"{home}{file}.gz", md5))
+        for file, md5 in zip(_IDX, sums)
+    ]
+    return DataSet(
+        name, (parts[0], parts[1].astype(np.int64)), (parts[2], parts[3].astype(np.int64)), classes
+    )
 
 
 def _read_idx(remote: Remote) -> np.ndarray:
@@ -83,8 +121,11 @@ def _read_idx(remote: Remote) -> np.ndarray:
 
 # --- CIFAR10 -----------------------------------------------------------------------------------------------------------------
 
-_CIFAR = Remote("cifar10/cifar-10-binary.tar.gz", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "c32a1d4ab5d03f1284b67883e8d87530")  # fmt: skip
+_CIFAR = Remote(
+    "cifar10/cifar-10-binary.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
+)
 _THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR_PARTS = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
 
@@ -113,21 +154,54 @@ def _cifar_from_home() -> list[Pair]:
     path = get(_CIFAR)
     try:
         with tarfile.open(path) as archive:
-            members = [archive.extractfile(f"cifar-10-batches-bin/{part}.bin") for part in _CIFAR_PARTS]
-            raw = [np.frombuffer(member.read(), np.uint8).reshape(-1, 3073) for member in members if member is not None]
+            members = [
+                archive.extractfile(f"cifar-10-batches-bin/{part}.bin") for part in _CIFAR_PARTS
+            ]
+            raw = [
+                np.frombuffer(member.read(), np.uint8).reshape(-1, 3073)
+                for member in members
+                if member is not None
+            ]
     except (tarfile.TarError, KeyError, EOFError, ValueError, zlib.error) as error:
         raise _damaged(path, error) from None
-    return [(part[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), part[:, 0].astype(np.int64)) for part in raw]
+    return [
+        (part[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), part[:, 0].astype(np.int64))
+        for part in raw
+    ]
 
 
 # --- Adult -------------------------------------------------------------------------------------------------------------------
 
 _ADULT_HOME = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-_ADULT = (Remote("adult/adult.data", _ADULT_HOME + "adult.data", "5d7c39d7b8804f071cdd1f2a7c460872"),
-          Remote("adult/adult.test", _ADULT_HOME + "adult.test", "35238206dfdf7f1fe215bbb874adecdc"))  # fmt: skip
-_ADULT_COLUMNS = ("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race",
-                  "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income")  # fmt: skip
-_ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+_ADULT = (
+    Remote("adult/adult.data", _ADULT_HOME + "adult.data", "5d7c39d7b8804f071cdd1f2a7c460872"),
+    Remote("adult/adult.test", _ADULT_HOME + "adult.test", "35238206dfdf7f1fe215bbb874adecdc"),
+)
+_ADULT_COLUMNS = (
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+)
+_ADULT_NUMBERS = (
+    "age",
+    "fnlwgt",
+    "education-num",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+)
 
 
 def _adult() -> DataSet:
@@ -152,7 +226,10 @@ def _adult_rows(text: str) -> list[list[str]]:
 def _adult_part(rows: list[list[str]]) -> Pair:
     columns = dict(zip(_ADULT_COLUMNS, (np.array(column) for column in zip(*rows))))
     label = (columns.pop("income") == ">50K").astype(np.int64)
-    return {name: column.astype(np.float64) if name in _ADULT_NUMBERS else column for name, column in columns.items()}, label
+    return {
+        name: column.astype(np.float64) if name in _ADULT_NUMBERS else column
+        for name, column in columns.items()
+    }, label
 
 
 # --- 20 Newsgroups -------------------------------------------------------------------------------------------------------------
@@ -182,21 +259,27 @@ def _newsgroups_from_home() -> DataSet:
     for split in ("train", "test"):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of every attempt; what matters is whether it succeeds in the end
+                warnings.simplefilter(
+                    "ignore"
+                )  # of every attempt; what matters is whether it succeeds in the end
                 bunch: Any = fetch_20newsgroups(data_home=str(cache()), subset=split, shuffle=False)
         except OSError as error:
             raise DataUnavailable(
                 f"20 Newsgroups is not on this machine and its home cannot be reached ({error}). Connect to the network, or put "
                 "newsgroups/20news-bydate-all.jsonl.xz in a folder and name that folder in DROSS_DATA."
             ) from None
-        order = np.lexsort((np.asarray(bunch.filenames), np.asarray(bunch.target)))  # by class, then by file name
+        order = np.lexsort(
+            (np.asarray(bunch.filenames), np.asarray(bunch.target))
+        )  # by class, then by file name
         parts.append(([bunch.data[i] for i in order], np.asarray(bunch.target)[order]))
         classes = tuple(bunch.target_names)
     return DataSet("20news", parts[0], parts[1], classes)
 
 
 def _damaged(path, error: Exception) -> DataUnavailable:
-    return DataUnavailable(f"{path} is damaged ({error}). Remove it, so that it is fetched again, or replace it with a good copy.")
+    return DataUnavailable(
+        f"{path} is damaged ({error}). Remove it, so that it is fetched again, or replace it with a good copy."
+    )
 
 
 _LOADERS: dict[str, Callable[[], DataSet]] = {

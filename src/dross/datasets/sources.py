@@ -23,13 +23,17 @@ class Remote:
 
 
 def cache() -> Path:
-    home = os.environ.get("DROSS_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dross")
+    home = os.environ.get("DROSS_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dross"
+    )
     return Path(home).expanduser()
 
 
 def at_hand(path: str) -> Path | None:
     """The file in DROSS_DATA or in the cache, if it is there."""
-    roots = [Path(folder).expanduser() for folder in [os.environ.get("DROSS_DATA")] if folder] + [cache()]
+    roots = [Path(folder).expanduser() for folder in [os.environ.get("DROSS_DATA")] if folder] + [
+        cache()
+    ]
     return next((root / path for root in roots if (root / path).is_file()), None)
 
 

@@ -25,7 +25,9 @@ def network(shape: tuple[int, ...]) -> nn.Module:
     if len(shape) == 1:
         middle, inner = max(2, shape[0] // 2), max(1, shape[0] // 4)
         return dense(shape[0], middle, inner, middle, shape[0])
-    raise NotSupported(f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat vectors.")
+    raise NotSupported(
+        f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat vectors."
+    )
 
 
 @dataclass(frozen=True)

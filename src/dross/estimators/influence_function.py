@@ -21,7 +21,9 @@ from ..influence.scores import Scores
 from ..support.progress import bar
 from .instance_gradients import InstanceGradients
 
-Product = Callable[[Tensor, int | None], Tensor]  # (v [Q, p], batch size or None for all) -> (H + damping) v
+Product = Callable[
+    [Tensor, int | None], Tensor
+]  # (v [Q, p], batch size or None for all) -> (H + damping) v
 
 
 class Solver(Protocol):
@@ -110,15 +112,27 @@ class InfluenceFunction:
         gradients = InstanceGradients(recording, state, penalty=self.penalty)
 
         def product(v: Tensor, batch_size: int | None) -> Tensor:
-            ids = None if batch_size is None or batch_size >= count else rng.choice(count, batch_size, replace=False)
+            ids = (
+                None
+                if batch_size is None or batch_size >= count
+                else rng.choice(count, batch_size, replace=False)
+            )
             return gradients.hessian_product(v, ids) + self.damping * v
 
         with bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
-            raise NotFinite("The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger damping.")
-        residual = float(((product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)).max())
+            raise NotFinite(
+                "The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger damping."
+            )
+        residual = float(
+            ((product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)).max()
+        )
         values = gradients.products(v) / count
-        details: dict[str, Any] = {"residual": residual, "converged": residual < 1e-4, "solver": repr(self.solver)}
+        details: dict[str, Any] = {
+            "residual": residual,
+            "converged": residual < 1e-4,
+            "solver": repr(self.solver),
+        }
         values = values[0] if scalar else values
         return Scores(values, values[..., None, :], query.name, 0, run.steps, details=details)

@@ -26,7 +26,10 @@ class InstanceGradients:
     def products(self, v: Tensor) -> np.ndarray:
         """<v_q, grad l(z_j)> for all training instances: v [Q, p] -> float64 [Q, N]."""
         with self.objective.evaluating():
-            parts = [self._pulled(batch, v, hessian=False)[0].double() for batch in self._batches(self._everyone)]
+            parts = [
+                self._pulled(batch, v, hessian=False)[0].double()
+                for batch in self._batches(self._everyone)
+            ]
         return torch.cat(parts, dim=1).cpu().numpy()
 
     def hessian_product(self, v: Tensor, ids: np.ndarray | None = None) -> Tensor:
@@ -42,7 +45,10 @@ class InstanceGradients:
         """Every training instance's loss: float64 [N]."""
         theta, buffers = self.state.theta, self.state.buffers
         with self.objective.evaluating(), torch.no_grad():
-            parts = [self.objective.losses(theta, buffers, batch)[0].double() for batch in self._batches(self._everyone)]
+            parts = [
+                self.objective.losses(theta, buffers, batch)[0].double()
+                for batch in self._batches(self._everyone)
+            ]
         return torch.cat(parts).cpu().numpy()
 
     @property

@@ -26,9 +26,13 @@ def features(run: Run, instances: Instances) -> np.ndarray:
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
     last = [module for module in objective.model.modules() if isinstance(module, nn.Linear)]
     if not last:
-        raise NotSupported("Outlier detection looks at the inputs of the model's last linear layer, and this model has none.")
+        raise NotSupported(
+            "Outlier detection looks at the inputs of the model's last linear layer, and this model has none."
+        )
     seen: list[np.ndarray] = []
-    hook = last[-1].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().flatten(1).float().cpu().numpy()))
+    hook = last[-1].register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].detach().flatten(1).float().cpu().numpy())
+    )
     try:
         with objective.evaluating(), torch.no_grad():
             for start in range(0, len(instances), _CHUNK):
@@ -42,7 +46,9 @@ def features(run: Run, instances: Instances) -> np.ndarray:
 def healthy(run: Run, query: Query) -> Instances:
     """The data that the query is about."""
     if as_query(query).data is None:
-        raise BadInput("Outlier detection needs the data of the query: build it with dross.mean_loss or dross.losses.")
+        raise BadInput(
+            "Outlier detection needs the data of the query: build it with dross.mean_loss or dross.losses."
+        )
     return Instances(query.data, run.recording.instances.device, run.recording.instances.dtype)
 
 
@@ -53,7 +59,9 @@ def suspicion(run: Run, query: Query, values: np.ndarray) -> Scores:
 
 def _outlierness(detector: Any, run: Run, query: Query) -> Scores:
     detector.fit(features(run, healthy(run, query)))
-    return suspicion(run, query, np.asarray(detector.score_samples(features(run, run.recording.instances))))
+    return suspicion(
+        run, query, np.asarray(detector.score_samples(features(run, run.recording.instances)))
+    )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ class WithoutHessian:
     epochs: int | None = None
 
     def score(self, run: Run, query: Query) -> Scores:
-        return retrace(run.recording, as_query(query), epochs=self.epochs, hessian=False, progress=run.progress)
+        return retrace(
+            run.recording, as_query(query), epochs=self.epochs, hessian=False, progress=run.progress
+        )
 
 
 def without_hessian(run: Run, query: Query, *, epochs: int | None = None) -> Scores:
@@ -52,9 +54,17 @@ class TracIn:
         rows, scalar = [], False
         for epoch in range(oldest, newest + 1):
             last = recording.start_of(epoch + 1) - 1
-            segment = recording.tape.read(next(i for i, e in enumerate(recording.tape.entries) if last < e["first"] + e["steps"]))
+            segment = recording.tape.read(
+                next(
+                    i
+                    for i, e in enumerate(recording.tape.entries)
+                    if last < e["first"] + e["steps"]
+                )
+            )
             step = segment.steps[last - segment.first]
-            scale = float(step.numbers[0, recording.optimizer.columns.index("lr")]) / max(len(step.ids), 1)
+            scale = float(step.numbers[0, recording.optimizer.columns.index("lr")]) / max(
+                len(step.ids), 1
+            )
             state = recording.state_at(last + 1)
             u, scalar = query.seed(recording.objective, state)
             rows.append(scale * InstanceGradients(recording, state, penalty=True).products(u.theta))

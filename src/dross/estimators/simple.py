@@ -16,7 +16,9 @@ class TrainingLoss:
     """score = -loss at the final model: what the model has not learnt comes first. Finds wrong labels; does not ask what they do."""
 
     def score(self, run: Run, query: Query) -> Scores:
-        gradients = InstanceGradients(run.recording, run.recording.state_at(run.steps), penalty=False)
+        gradients = InstanceGradients(
+            run.recording, run.recording.state_at(run.steps), penalty=False
+        )
         return suspicion(run, as_query(query), -gradients.losses())
 
 
@@ -27,4 +29,6 @@ class Random:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        return suspicion(run, as_query(query), np.random.default_rng(self.seed).standard_normal(len(run)))
+        return suspicion(
+            run, as_query(query), np.random.default_rng(self.seed).standard_normal(len(run))
+        )

@@ -24,7 +24,9 @@ def compiled(function: Callable, inputs: list[Tensor]) -> Callable[..., Any]:
     traced.graph.eliminate_dead_code()  # checks of shapes, which are known
     traced.recompile()
     # the compiler would turn convolutions to channels last, which is quicker in bfloat16 and slower in strict float32
-    quick = torch.compile(traced, fullgraph=True, dynamic=False, options={"layout_optimization": False})
+    quick = torch.compile(
+        traced, fullgraph=True, dynamic=False, options={"layout_optimization": False}
+    )
 
     def run(*tensors: Tensor) -> Any:
         with torch.no_grad():

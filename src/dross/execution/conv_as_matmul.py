@@ -37,26 +37,42 @@ class AsProducts(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         x, weight, *rest = args
         bias, rest = (rest[0], rest[1:]) if rest else (None, [])
-        out = None if self.wide is not None and x.shape[1] >= self.wide else _product(self.many, x, weight, *rest)
+        out = (
+            None
+            if self.wide is not None and x.shape[1] >= self.wide
+            else _product(self.many, x, weight, *rest)
+        )
         out = func(x, weight, None, *rest) if out is None else out
         return out if bias is None else out + pixels.of_channels(bias, out, axes=2)
 
 
-def _product(many: bool, x: Tensor, weight: Tensor, stride=1, padding=0, dilation=1, groups=1) -> Tensor | None:
+def _product(
+    many: bool, x: Tensor, weight: Tensor, stride=1, padding=0, dilation=1, groups=1
+) -> Tensor | None:
     if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return None
     (down, right), (high, wide) = _pair(stride), _pair(padding)
     out_channels, channels, height, width = weight.shape
     padded = F.pad(x, [wide, wide, high, high]) if high or wide else x
-    shifted = _windows(_windows(padded, -2, height, down), -2, width, right)  # [B, C, H, W, height, width]
+    shifted = _windows(
+        _windows(padded, -2, height, down), -2, width, right
+    )  # [B, C, H, W, height, width]
     if shifted.numel() * x.element_size() > _MOST_BYTES:
         return None
     count, _, rows, columns, _, _ = shifted.shape
     filters = weight.reshape(out_channels, -1)
-    if many and 4 * out_channels <= rows * columns:  # else the filters, once per instance, would be as large as the pictures
-        pictures = shifted.permute(0, 1, 4, 5, 2, 3).reshape(count, channels * height * width, rows * columns)
-        return torch.bmm(filters.expand(count, *filters.shape), pictures).reshape(count, out_channels, rows, columns)
-    pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(channels * height * width, count * rows * columns)
+    if (
+        many and 4 * out_channels <= rows * columns
+    ):  # else the filters, once per instance, would be as large as the pictures
+        pictures = shifted.permute(0, 1, 4, 5, 2, 3).reshape(
+            count, channels * height * width, rows * columns
+        )
+        return torch.bmm(filters.expand(count, *filters.shape), pictures).reshape(
+            count, out_channels, rows, columns
+        )
+    pictures = shifted.permute(1, 4, 5, 0, 2, 3).reshape(
+        channels * height * width, count * rows * columns
+    )
     return (filters @ pictures).reshape(out_channels, count, rows, columns).transpose(0, 1)
 
 
@@ -67,7 +83,9 @@ def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:
         return _Windows.apply(x, axis, size, step)  # type: ignore[return-value]
     count = (x.shape[axis] - size) // step + 1
     along = x.movedim(axis, 0)
-    return torch.stack([along[k : k + (count - 1) * step + 1 : step].movedim(0, axis) for k in range(size)], dim=-1)
+    return torch.stack(
+        [along[k : k + (count - 1) * step + 1 : step].movedim(0, axis) for k in range(size)], dim=-1
+    )
 
 
 class _Windows(torch.autograd.Function):

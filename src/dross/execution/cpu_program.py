@@ -54,7 +54,9 @@ class Programs:
         elif key not in self._written and len(self._written) < _MOST:
             self._calls[key] = self._calls.get(key, 0) + 1
             if self._calls[key] >= _WORTH:
-                flat = lambda *tensors: function(assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form))
+                flat = lambda *tensors: function(
+                    assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form)
+                )
                 self._written[key] = _written_down(flat, inputs)
         return expected
 
@@ -80,7 +82,9 @@ class _Program:
             found, own = flattened(self(inputs))
         except (RuntimeError, IndexError):
             return False
-        self.trusted = own == form and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        self.trusted = own == form and all(
+            torch.equal(a, b) for a, b in zip(found, wanted, strict=True)
+        )
         return self.trusted
 
 
@@ -92,7 +96,12 @@ def _written_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
         names = [notes.names[id(t)] for t in outputs]
         notes.quicken(inputs)
         return _Program(notes.as_function(names), form)
-    except (RuntimeError, TypeError, ValueError, KeyError):  # whatever a model does that cannot be written down
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        KeyError,
+    ):  # whatever a model does that cannot be written down
         return None
 
 
@@ -106,9 +115,22 @@ class _NoPeeking(TorchFunctionMode):
 
 
 _PEEKS = {
-    "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero",
-    "equal", "allclose", "data_ptr", "untyped_storage", "__dlpack__",
-}  # fmt: skip
+    "item",
+    "tolist",
+    "numpy",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+    "is_nonzero",
+    "equal",
+    "allclose",
+    "data_ptr",
+    "untyped_storage",
+    "__dlpack__",
+}
 
 
 @dataclass
@@ -147,7 +169,16 @@ class _Notes(TorchDispatchMode):
         given += [f"{key}={self._written(value, uses)}" for key, value in kwargs.items()]
         several = isinstance(result, (tuple, list))
         results = [self._named(t) for t in (result if several else [result])]
-        self.lines.append(_Line(results, several, self._known("f", func), ", ".join(given), uses, func._schema.is_mutable))
+        self.lines.append(
+            _Line(
+                results,
+                several,
+                self._known("f", func),
+                ", ".join(given),
+                uses,
+                func._schema.is_mutable,
+            )
+        )
         if func is _aten.t.default:
             self.transposed[results[0]] = given[0]
         return result
@@ -161,7 +192,10 @@ class _Notes(TorchDispatchMode):
             return source
         if func is _aten.t.default:
             return self.transposed.get(source)
-        if func is _aten.view.default and (args[0].shape, args[0].stride()) == (result.shape, result.stride()):
+        if func is _aten.view.default and (args[0].shape, args[0].stride()) == (
+            result.shape,
+            result.stride(),
+        ):
             return source
         return None
 
@@ -173,13 +207,19 @@ class _Notes(TorchDispatchMode):
 
     def _written(self, value: Any, uses: set[str]) -> str:
         if isinstance(value, Tensor):
-            name = self.names.get(id(value)) or self._known("c", value)  # frozen weights are read where they are
+            name = self.names.get(id(value)) or self._known(
+                "c", value
+            )  # frozen weights are read where they are
             uses.add(name)
             return name
         if isinstance(value, (list, tuple)):
             inside = "".join(f"{self._written(one, uses)}, " for one in value)
             return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
-        return repr(value) if value is None or isinstance(value, (bool, int)) else self._known("c", value)
+        return (
+            repr(value)
+            if value is None or isinstance(value, (bool, int))
+            else self._known("c", value)
+        )
 
     def _known(self, kind: str, value: Any) -> str:
         self.held.append(value)
@@ -191,7 +231,11 @@ class _Notes(TorchDispatchMode):
 
     def quicken(self, inputs: Sequence[Tensor]) -> None:
         """Run the lines once more, by themselves, to find for each operator torch's own function of the same name: it takes half as long to call."""
-        values = {**self.known, **dict(zip(self.inputs, inputs)), "arguments": lambda *args, **kwargs: (args, kwargs)}
+        values = {
+            **self.known,
+            **dict(zip(self.inputs, inputs)),
+            "arguments": lambda *args, **kwargs: (args, kwargs),
+        }
         with torch.no_grad():
             for line in self.lines:
                 operator = self.known[line.function]
@@ -211,7 +255,9 @@ class _Notes(TorchDispatchMode):
                 wanted |= line.uses
         text = [f"def program({', '.join(self.inputs)}):"]
         for line, gone in reversed(kept):
-            text.append(f"    {', '.join(line.results)}{',' if line.unpacked else ''} = {line.function}({line.given})")
+            text.append(
+                f"    {', '.join(line.results)}{',' if line.unpacked else ''} = {line.function}({line.given})"
+            )
             text += [f"    del {', '.join(gone)}"] if gone else []
         text.append(f"    return [{', '.join(outputs)}]")
         made: dict[str, Any] = dict(self.known)
@@ -222,11 +268,17 @@ class _Notes(TorchDispatchMode):
 def _hangs_on_values(operator: OpOverload, args: tuple) -> bool:
     """Whether the shape of what it gives is not known beforehand, or it draws random numbers."""
     if operator is _aten.index.Tensor:  # by numbers it is a plain lookup
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
     return bool(_UNFORESEEABLE & set(operator.tags))
 
 
-_UNFORESEEABLE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
+_UNFORESEEABLE = {
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.nondeterministic_seeded,
+}
 
 
 def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Callable:
@@ -239,7 +291,9 @@ def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Ca
     ):
         return _pooled
     name = operator._schema.name.removeprefix("aten::").replace("_unsafe_view", "view")
-    if isinstance(result, Tensor) and result.numel() <= _SMALL and not result._is_zerotensor():  # which have no memory to look into
+    if (
+        isinstance(result, Tensor) and result.numel() <= _SMALL and not result._is_zerotensor()
+    ):  # which have no memory to look into
         for place in (torch.Tensor, torch, torch._C._nn):  # type: ignore[attr-defined]
             if hasattr(place, name) and _does_the_same(getattr(place, name), args, kwargs, result):
                 return getattr(place, name)
@@ -248,15 +302,27 @@ def _quicker(operator: OpOverload, args: tuple, kwargs: dict, result: Any) -> Ca
 
 def _pooled(x: Tensor, *how: Any, **more: Any) -> tuple[Tensor, Tensor]:
     """Max pooling with the channels last, where a processor takes many at a time: the same numbers in half of the time, to and fro included."""
-    out, places = _aten.max_pool2d_with_indices.default(x.contiguous(memory_format=torch.channels_last), *how, **more)
+    out, places = _aten.max_pool2d_with_indices.default(
+        x.contiguous(memory_format=torch.channels_last), *how, **more
+    )
     plain = torch.contiguous_format
-    return out.clone(memory_format=plain), places.clone(memory_format=plain)  # t.contiguous() leaves single pixels as they are
+    return out.clone(memory_format=plain), places.clone(
+        memory_format=plain
+    )  # t.contiguous() leaves single pixels as they are
 
 
 def _does_the_same(function: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
     try:
         found = function(*args, **kwargs)
-        same = isinstance(found, Tensor) and found.dtype == result.dtype and found.stride() == result.stride()
+        same = (
+            isinstance(found, Tensor)
+            and found.dtype == result.dtype
+            and found.stride() == result.stride()
+        )
         return same and torch.equal(found, result)
-    except (TypeError, RuntimeError, ValueError):  # it takes other arguments, or tensors of this kind cannot be compared
+    except (
+        TypeError,
+        RuntimeError,
+        ValueError,
+    ):  # it takes other arguments, or tensors of this kind cannot be compared
         return False

@@ -40,12 +40,16 @@ class Graphs:
         self.mode = ""  # "training" or "evaluating": a graph belongs to the mode it was captured in
         self.refused: set[str] = set()  # passes that cannot be captured
         self.uncompiled: set[str] = set()  # passes that torch.compile failed on
-        self.usual: int | None = None  # the size of a run's batches: an odd one is not worth the compiler's time
+        self.usual: int | None = (
+            None  # the size of a run's batches: an odd one is not worth the compiler's time
+        )
         self._seen: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
         self._watched: tuple[list[Tensor], list[int]] = ([], [])
         self._pool: Any = None
-        self._quick: dict[Any, Callable] = {}  # compiled passes, which several steps captured together are made of
+        self._quick: dict[
+            Any, Callable
+        ] = {}  # compiled passes, which several steps captured together are made of
         self.capturing = False
         self._programs = cpu_program.Programs()  # what there is instead of graphs on a CPU
 
@@ -64,7 +68,13 @@ class Graphs:
             self.mode = before
 
     def forget(self) -> None:
-        self._seen, self._graphs, self._pool, self._quick, self._programs = {}, {}, None, {}, cpu_program.Programs()
+        self._seen, self._graphs, self._pool, self._quick, self._programs = (
+            {},
+            {},
+            None,
+            {},
+            cpu_program.Programs(),
+        )
 
     def give_back(self) -> bool:
         """The memory of all graphs, after something did not fit; passes are captured anew. False: there was none."""
@@ -76,12 +86,19 @@ class Graphs:
 
     def available(self, name: str, tensor: Tensor) -> bool:
         """Whether this pass, over tensors where this one is, would be captured."""
-        return bool(self.mode) and name not in self.refused and tensor.is_cuda and not _switched_off()
+        return (
+            bool(self.mode) and name not in self.refused and tensor.is_cuda and not _switched_off()
+        )
 
     def _writable(self, batch: Batch) -> bool:
         """Whether a pass over this batch may become a program."""
         on_cpu = batch.c.device.type == "cpu"
-        return on_cpu and bool(self.mode) and not cpu_program.switched_off() and _get_current_dispatch_mode() is None
+        return (
+            on_cpu
+            and bool(self.mode)
+            and not cpu_program.switched_off()
+            and _get_current_dispatch_mode() is None
+        )
 
     def run(self, name: str, function: Callable, batch: AnyBatch | Feds, *args: Any) -> Any:
         """function(batch, *args), as a graph where that is possible. All tensors that differ from call to call must be arguments."""
@@ -109,10 +126,16 @@ class Graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
             quick = function
             # several steps are made of compiled ones already
-            if compiled.asked_for() and not isinstance(batch, Feds) and self.usual in (None, len(batch.c)):
+            if (
+                compiled.asked_for()
+                and not isinstance(batch, Feds)
+                and self.usual in (None, len(batch.c))
+            ):
                 quick = self._compiled(name, function, batch, args)
             if quick is not function or self._seen[key] > _WARM_UPS:
-                flat = lambda *tensors: quick(assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form))
+                flat = lambda *tensors: quick(
+                    assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form)
+                )
                 self._capture(key, flat, inputs, batch, name)
             if quick is not function and key in self._graphs:
                 # other kernels round otherwise: a run is compiled from its first step to its last, so that a replay arrives where it did
@@ -121,7 +144,9 @@ class Graphs:
                     return self._graphs[key].replay(inputs, batch)
         return expected
 
-    def _beside_graphs(self, key: Any, name: str, function: Callable, batch: AnyBatch | Feds, args: tuple) -> Any:
+    def _beside_graphs(
+        self, key: Any, name: str, function: Callable, batch: AnyBatch | Feds, args: tuple
+    ) -> Any:
         """function(batch, *args), for which graphs have to make room if there is none. key: of its own graph, if it may have one."""
         own = key in self._graphs
         try:
@@ -149,7 +174,9 @@ class Graphs:
         given, form = flattened(args)
         leaves, assemble, _ = batch.realized().disassembled()
         count = len(leaves)
-        flat = lambda *tensors: function(assemble(tensors[:count]), *unflattened(tensors[count:], form))
+        flat = lambda *tensors: function(
+            assemble(tensors[:count]), *unflattened(tensors[count:], form)
+        )
         try:
             quick = compiled.compiled(flat, [*leaves, *given])
             pairs = zip(flattened(quick(*leaves, *given))[0], flattened(flat(*leaves, *given))[0])
@@ -161,14 +188,25 @@ class Graphs:
         except Exception as error:  # the compiler's own errors are of many kinds
             reason = first_line(error)
         self.uncompiled.add(name)
-        warnings.warn(f"The {name} of this model goes on without torch.compile: {reason}.", DrossWarning, stacklevel=4)
+        warnings.warn(
+            f"The {name} of this model goes on without torch.compile: {reason}.",
+            DrossWarning,
+            stacklevel=4,
+        )
         return function
 
     def _form(self, name: str, batch: AnyBatch | Feds, args: tuple) -> tuple:
         given, form = flattened(args)
-        return (name, self.mode, form, *[(t.shape, t.dtype) for t in [*batch.disassembled()[0], *given]])
+        return (
+            name,
+            self.mode,
+            form,
+            *[(t.shape, t.dtype) for t in [*batch.disassembled()[0], *given]],
+        )
 
-    def _capture(self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str) -> None:
+    def _capture(
+        self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str
+    ) -> None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         self.capturing = True
@@ -182,7 +220,9 @@ class Graphs:
         finally:
             self.capturing = False
 
-    def _try(self, key: Any, inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str) -> bool:
+    def _try(
+        self, key: Any, inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str
+    ) -> bool:
         """A graph is trusted once it has given on new inputs what the function gives."""
         wanted = flattened(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
@@ -200,7 +240,9 @@ class Graphs:
 
     def _suspect(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
         if isinstance(batch, Fed) and batch.feed.capturable:
-            batch.feed.capturable = False  # the fault may lie in the augmentation: try again without it
+            batch.feed.capturable = (
+                False  # the fault may lie in the augmentation: try again without it
+            )
         else:
             self._refuse(batch, name, reason)
 
@@ -241,12 +283,17 @@ class _Graph:
             self.graph.replay()
             results = [torch.empty_like(t) for t in self.outputs]
             for places in self.copies_out:
-                torch._foreach_copy_([results[k] for k in places], [self.outputs[k] for k in places])  # type: ignore[attr-defined]
+                torch._foreach_copy_(
+                    [results[k] for k in places], [self.outputs[k] for k in places]
+                )  # type: ignore[attr-defined]
         return unflattened(results, self.form)
 
 
 def _by_type(tensors: list[Tensor]) -> list[list[int]]:
-    return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dict.fromkeys(t.dtype for t in tensors)]
+    return [
+        [k for k, t in enumerate(tensors) if t.dtype == dtype]
+        for dtype in dict.fromkeys(t.dtype for t in tensors)
+    ]
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

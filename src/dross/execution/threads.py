@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
-_WORTH_SEVERAL = 2**23  # operations of the forward passes: from about here on two threads are a fifth quicker than one
+_WORTH_SEVERAL = (
+    2**23
+)  # operations of the forward passes: from about here on two threads are a fifth quicker than one
 
 _depth = 0
 _allowed = 1

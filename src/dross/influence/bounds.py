@@ -30,7 +30,9 @@ class ErrorBound:
 
     bound: np.ndarray  # float64 [N]: the error of the estimate is at most this
     largest: np.ndarray  # [N]: h_j(lambda), the estimate and the truth are at most this long
-    visits: np.ndarray  # int64 [N]: how often the instance was used; the bound is the paper's where this is 1
+    visits: (
+        np.ndarray
+    )  # int64 [N]: how often the instance was used; the bound is the paper's where this is 1
 
 
 def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
@@ -52,9 +54,15 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
             state = segment.states[0]
             all_batches = recording.batches(segment.first, segment.steps)
             for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
-                t, eta, ids = segment.first + k, _only_rate(recording, step, segment.first + k), step.ids
+                t, eta, ids = (
+                    segment.first + k,
+                    _only_rate(recording, step, segment.first + k),
+                    step.ids,
+                )
                 if eta > 1 / smooth * (1 + 1e-12):
-                    raise BadInput(f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}.")
+                    raise BadInput(
+                        f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}."
+                    )
                 share = np.zeros(count)
                 np.add.at(share, ids, 1 / max(len(ids), 1))  # the part of the batch that is z_j
                 for a in once:
@@ -80,7 +88,11 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
     if min(eta, smooth, gradient, lipschitz) < 0 or steps < 1:
         raise BadInput("Theorem 2 needs at least one step and constants that are not negative.")
     try:
-        growth = math.expm1((steps - 1) * math.log1p(eta * smooth)) / smooth if smooth > 0 else eta * (steps - 1)
+        growth = (
+            math.expm1((steps - 1) * math.log1p(eta * smooth)) / smooth
+            if smooth > 0
+            else eta * (steps - 1)
+        )
     except OverflowError:
         return math.inf
     return 4 * growth * eta**2 * steps**2 * gradient**2 * lipschitz
@@ -92,8 +104,13 @@ def _check(recording: Recording, strong: float, smooth: float) -> None:
     made = recording.tape.manifest["optimizer"]
     columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
     if not plain or any(made["flags"].values()) or recording.objective.layout.moving:
-        raise NotSupported("Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm.")
-    if recording.tape.entries and recording.tape.read(0).steps[0].numbers[:, columns.index("weight_decay")].any():
+        raise NotSupported(
+            "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
+        )
+    if (
+        recording.tape.entries
+        and recording.tape.read(0).steps[0].numbers[:, columns.index("weight_decay")].any()
+    ):
         raise NotSupported(
             "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not into weight_decay."
         )
@@ -101,7 +118,11 @@ def _check(recording: Recording, strong: float, smooth: float) -> None:
 
 def _only_rate(recording: Recording, step: Step, t: int) -> float:
     rates = step.numbers[:, recording.optimizer.columns.index("lr")]
-    if (rates != rates[0]).any() or step.clip or any(micro.coefficients is not None for micro in step.micros):
+    if (
+        (rates != rates[0]).any()
+        or step.clip
+        or any(micro.coefficients is not None for micro in step.micros)
+    ):
         raise NotSupported(
             f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, weights or clipping of its own."
         )
@@ -114,9 +135,16 @@ def _gradient_norms(recording: Recording, state: State, batches: Sequence[AnyBat
     for batch in (batch.realized() for batch in batches):
 
         def single(theta: Tensor, x, y, batch=batch) -> Tensor:
-            one = Batch(tree_map(lambda t: t[None], x), tree_map(lambda t: t[None], y), batch.c[:1], batch.seed)
+            one = Batch(
+                tree_map(lambda t: t[None], x),
+                tree_map(lambda t: t[None], y),
+                batch.c[:1],
+                batch.seed,
+            )
             return objective.losses(theta, {}, one)[0].sum()
 
-        rows = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")(state.theta, batch.x, batch.y)
+        rows = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")(
+            state.theta, batch.x, batch.y
+        )
         norms.append(rows.norm(dim=1))
     return torch.cat(norms).double().cpu().numpy() if norms else np.zeros(0)

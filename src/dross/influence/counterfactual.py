@@ -44,7 +44,9 @@ class Counterfactual:
 
     groups: tuple[np.ndarray, ...]
     recording: Recording
-    chunks: tuple[State, ...]  # in each, row 0 is the replica and the others are the groups in their order
+    chunks: tuple[
+        State, ...
+    ]  # in each, row 0 is the replica and the others are the groups in their order
 
     def evaluate(self, query: Query) -> np.ndarray:
         """The query at every counterfactual model: [K], or [Q, K]."""
@@ -57,7 +59,9 @@ class Counterfactual:
     def parameters(self, k: int) -> dict[str, Tensor]:
         """The parameters of the model without group k."""
         if not 0 <= k < len(self.groups):
-            raise BadInput(f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not one of them.")
+            raise BadInput(
+                f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not one of them."
+            )
         for chunk in self.chunks:
             if k < len(chunk.theta) - 1:
                 return self.recording.objective.layout.unflatten(chunk.theta[k + 1])
@@ -73,9 +77,15 @@ class Counterfactual:
 
 
 def counterfactual(
-    recording: Recording, groups: Iterable, *, window: tuple[int, int], absent: str = "weight", progress: bool = False,
-    n_jobs: int | None = None, folder: str | os.PathLike | None = None,
-) -> Counterfactual:  # fmt: skip
+    recording: Recording,
+    groups: Iterable,
+    *,
+    window: tuple[int, int],
+    absent: str = "weight",
+    progress: bool = False,
+    n_jobs: int | None = None,
+    folder: str | os.PathLike | None = None,
+) -> Counterfactual:
     checked = check_groups(recording, groups)
     models = _Models(recording, window, absent, progress)
     if folder is None and not is_spread(n_jobs):
@@ -87,9 +97,16 @@ def counterfactual(
 
 
 def leave_one_out(
-    recording: Recording, query: Query, instances: np.ndarray, *, window: tuple[int, int], absent: str, progress: bool,
-    n_jobs: int | None = None, folder: str | os.PathLike | None = None,
-) -> np.ndarray:  # fmt: skip
+    recording: Recording,
+    query: Query,
+    instances: np.ndarray,
+    *,
+    window: tuple[int, int],
+    absent: str,
+    progress: bool,
+    n_jobs: int | None = None,
+    folder: str | os.PathLike | None = None,
+) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K]. Models are dropped as soon as they are asked."""
     # a query that cannot be asked fails now, not after the runs
     values = query.evaluate(recording.objective, recording.state_at(window[1])).cpu().numpy()
@@ -98,26 +115,44 @@ def leave_one_out(
     if folder is None and not is_spread(n_jobs):
         return changes(groups)["changes"].numpy()
     about = changes.models.about() | {"query": query.name, "values": values.size}
-    found = _swept(changes, about, (float(values.mean()), float(values.std())), groups, n_jobs, folder, progress)
+    found = _swept(
+        changes,
+        about,
+        (float(values.mean()), float(values.std())),
+        groups,
+        n_jobs,
+        folder,
+        progress,
+    )
     return np.concatenate([part["changes"].numpy() for part in found], axis=-1)
 
 
 # --- in pieces -----------------------------------------------------------------------------------------------------------------------
 
-_PIECES, _FEWEST_IN_A_PIECE = 16, 32  # a piece carries a replica of its own, and many models are quicker side by side than few
+_PIECES, _FEWEST_IN_A_PIECE = (
+    16,
+    32,
+)  # a piece carries a replica of its own, and many models are quicker side by side than few
 
 
 def _swept(
-    work: "_Models | _Changes", about: dict, numbers: tuple[float, ...], groups: Sequence[np.ndarray], n_jobs: int | None,
-    folder: str | os.PathLike | None, progress: bool,
-) -> list[dict[str, Tensor]]:  # fmt: skip
+    work: "_Models | _Changes",
+    about: dict,
+    numbers: tuple[float, ...],
+    groups: Sequence[np.ndarray],
+    n_jobs: int | None,
+    folder: str | os.PathLike | None,
+    progress: bool,
+) -> list[dict[str, Tensor]]:
     """The results of all groups, in order. How they are cut does not depend on who computes them: any number of workers gives the same
     bits, and can go on with what another number has left."""
     size = min(_MOST_AT_ONCE, max(_FEWEST_IN_A_PIECE, -(-len(groups) // _PIECES)))
     pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
     about = about | {"groups": _digest(groups), "piece": size}
     kept = None if folder is None else Pieces(Path(folder).absolute(), about, numbers)
-    found = dict(sweep(work, pieces, what="counterfactual runs", n_jobs=n_jobs, kept=kept, progress=progress))
+    found = dict(
+        sweep(work, pieces, what="counterfactual runs", n_jobs=n_jobs, kept=kept, progress=progress)
+    )
     return [found[number] for number in range(len(pieces))]
 
 
@@ -138,14 +173,24 @@ class _Models:
     progress: bool
 
     def about(self) -> dict:
-        return {"tape": self.recording.tape.manifest["id"], "window": list(self.window), "absent": self.absent}
+        return {
+            "tape": self.recording.tape.manifest["id"],
+            "window": list(self.window),
+            "absent": self.absent,
+        }
 
     def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
-        return replayed(self.recording, groups, window=self.window, absent=self.absent, progress=self.progress)
+        return replayed(
+            self.recording, groups, window=self.window, absent=self.absent, progress=self.progress
+        )
 
     def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
         chunks = [chunk.map(lambda t: t.cpu()).tensors() for chunk in self.chunks(groups)]
-        return {f"{k}/{name}": tensor for k, chunk in enumerate(chunks) for name, tensor in chunk.items()}
+        return {
+            f"{k}/{name}": tensor
+            for k, chunk in enumerate(chunks)
+            for name, tensor in chunk.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -157,13 +202,22 @@ class _Changes:
 
     def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
         objective = self.models.recording.objective
-        parts = [_against_replica(self.query.evaluate_many(objective, chunk).cpu()) for chunk in self.models.chunks(groups)]
+        parts = [
+            _against_replica(self.query.evaluate_many(objective, chunk).cpu())
+            for chunk in self.models.chunks(groups)
+        ]
         return {"changes": torch.cat(parts, dim=-1)}
 
 
-def _unpacked(named: dict[str, Tensor], clock: tuple[dict[str, float], ...], device: torch.device) -> Iterator[State]:
+def _unpacked(
+    named: dict[str, Tensor], clock: tuple[dict[str, float], ...], device: torch.device
+) -> Iterator[State]:
     for k in sorted({int(name.split("/")[0]) for name in named}):
-        own = {name.partition("/")[2]: tensor.to(device) for name, tensor in named.items() if name.startswith(f"{k}/")}
+        own = {
+            name.partition("/")[2]: tensor.to(device)
+            for name, tensor in named.items()
+            if name.startswith(f"{k}/")
+        }
         yield State.from_tensors(own, clock)
 
 
@@ -177,16 +231,25 @@ def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
 
 
 def replayed(
-    recording: Recording, groups: Sequence[np.ndarray], *, window: tuple[int, int], absent: str, progress: bool
+    recording: Recording,
+    groups: Sequence[np.ndarray],
+    *,
+    window: tuple[int, int],
+    absent: str,
+    progress: bool,
 ) -> Iterator[State]:
     """States with a leading axis, in chunks: the replica first, then the groups."""
     if absent not in ABSENT:
-        raise BadInput(f"absent='{absent}' is not a way to be absent. Choose: {'; '.join(f'{k}: {v}' for k, v in ABSENT.items())}.")
+        raise BadInput(
+            f"absent='{absent}' is not a way to be absent. Choose: {'; '.join(f'{k}: {v}' for k, v in ABSENT.items())}."
+        )
     first, stop = window
     start = recording.state_at(first)
     recording.check_unchanged()
     runs = _Runs(recording, start, first, stop, absent)
-    side_by_side = absent == "weight" or (_statistics_are_batch_norms(recording) and runs.batches_keep_two(groups))
+    side_by_side = absent == "weight" or (
+        _statistics_are_batch_norms(recording) and runs.batches_keep_two(groups)
+    )
     size = _even(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     total = (stop - first) * (len(groups) + 1)
     at = 0
@@ -203,7 +266,11 @@ def replayed(
                         raise
                     size = _even(len(groups) - at, size // 2)
                     recording.objective.graphs.give_back()
-                    warnings.warn(f"Out of memory: going on with {size} models at once.", DrossWarning, stacklevel=2)
+                    warnings.warn(
+                        f"Out of memory: going on with {size} models at once.",
+                        DrossWarning,
+                        stacklevel=2,
+                    )
                     continue
                 except DrossError:
                     raise
@@ -230,7 +297,9 @@ class _Runs:
     def steps(self) -> Iterator[tuple[int, Step, list[Fed]]]:
         for segment in self.recording.segments(self.recording.holding(self.first, self.stop)):
             all_batches = self.recording.batches(segment.first, segment.steps)
-            for t, step, batches in zip(range(segment.first, segment.end), segment.steps, all_batches):
+            for t, step, batches in zip(
+                range(segment.first, segment.end), segment.steps, all_batches
+            ):
                 if self.first <= t < self.stop:
                     yield t, step, batches
 
@@ -254,10 +323,14 @@ class _Runs:
             g, buffers = None, state.buffers
             for batch in batches:
                 w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                part, buffers = objective.gradients(state.theta, buffers, batch, w, self.absent == "batch")
+                part, buffers = objective.gradients(
+                    state.theta, buffers, batch, w, self.absent == "batch"
+                )
                 g = part if g is None else g + part
             g = torch.zeros_like(state.theta) if g is None else g
-            unchecked -= {k for k in unchecked if self._row_is_right(k, groups[k], state, g, step, batches)}
+            unchecked -= {
+                k for k in unchecked if self._row_is_right(k, groups[k], state, g, step, batches)
+            }
             state = advance(optimizer, state, step, g, buffers)
             told(count)
         return _finite(state)
@@ -276,7 +349,15 @@ class _Runs:
             if float((alone - together).abs().max()) > 0.01 * float(alone.abs().max()):
                 raise RuntimeError("its layers see the absent instances of a batch")
 
-    def _row_is_right(self, k: int, group: np.ndarray, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]) -> bool:
+    def _row_is_right(
+        self,
+        k: int,
+        group: np.ndarray,
+        state: State,
+        g: Tensor,
+        step: Step,
+        batches: Sequence[AnyBatch],
+    ) -> bool:
         """Side by side, a model must take the step that it takes alone; inside `vmap` some layers draw other random numbers, and a layer
         that mixes the instances of a batch may not know who is present. False: this step has nothing to compare."""
         batches, w = self._left(step, batches, group)
@@ -287,12 +368,19 @@ class _Runs:
             raise RuntimeError("inside vmap it takes another step than alone")
         return size > 0
 
-    def _left(self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
+    def _left(
+        self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray
+    ) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
         """What a model sees of a step when a group is absent, and with which weights."""
         present = [~np.isin(micro.ids, group) for micro in step.micros]
         if self.absent == "batch":
-            return [_without(batch, mask) for batch, mask in zip(batches, present) if mask.any()], None
-        return batches, [torch.as_tensor(mask, device=batch.c.device).to(batch.c) for mask, batch in zip(present, batches)]
+            return [
+                _without(batch, mask) for batch, mask in zip(batches, present) if mask.any()
+            ], None
+        return batches, [
+            torch.as_tensor(mask, device=batch.c.device).to(batch.c)
+            for mask, batch in zip(present, batches)
+        ]
 
     def batches_keep_two(self, groups: Sequence[np.ndarray]) -> bool:
         """BatchNorm has no statistics of one instance, and none of an empty batch; then each run is for itself."""
@@ -303,7 +391,11 @@ class _Runs:
             present = np.ones((len(some), len(self.recording.instances)), dtype=bool)
             for k, group in enumerate(some):
                 present[k, group] = False
-            if not all(present[:, m.ids].sum(1).min() > 1 for _, step, _ in self.steps() for m in step.micros):
+            if not all(
+                present[:, m.ids].sum(1).min() > 1
+                for _, step, _ in self.steps()
+                for m in step.micros
+            ):
                 return False
         return True
 
@@ -322,7 +414,9 @@ class _Runs:
             try:
                 state, _, _ = take_step(objective, optimizer, state, step, batches, w)
             except ValueError as error:
-                raise NotSupported(f"Step {t} cannot be taken with what is left of its batch: {error}") from error
+                raise NotSupported(
+                    f"Step {t} cannot be taken with what is left of its batch: {error}"
+                ) from error
             told(1)
         return _finite(state)
 
@@ -334,7 +428,9 @@ def _statistics_are_batch_norms(recording: Recording) -> bool:
 
 def _finite(state: State) -> State:
     if not bool(torch.isfinite(state.theta).all()):  # once nan, always nan: the end tells
-        raise NotFinite("A counterfactual run diverged: its parameters are not finite at the end. Lower the rate of the run.")
+        raise NotFinite(
+            "A counterfactual run diverged: its parameters are not finite at the end. Lower the rate of the run."
+        )
     return state
 
 
@@ -357,7 +453,10 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     if index is None:
         return _MOST_AT_ONCE
     segment = recording.segment(index)
-    batch = next((batch for batches in recording.batches(segment.first, segment.steps) for batch in batches), None)
+    batch = next(
+        (batch for batches in recording.batches(segment.first, segment.steps) for batch in batches),
+        None,
+    )
     if batch is None:
         return _MOST_AT_ONCE
     saved = 0
@@ -367,7 +466,10 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
         saved += tensor.numel() * tensor.element_size()
         return tensor
 
-    with recording.objective.training(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+    with (
+        recording.objective.training(),
+        torch.autograd.graph.saved_tensors_hooks(count, lambda t: t),
+    ):
         recording.objective._gradient(batch.realized(), state.theta, state.buffers, None)
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
     room = _memory_at_hand(recording.device) // 3
@@ -386,6 +488,12 @@ def _memory_at_hand(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+            return next(
+                int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2 << 30
+        return (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+            if hasattr(os, "sysconf")
+            else 2 << 30
+        )

@@ -41,23 +41,36 @@ class ParameterInfluence(Mapping):
         return f"<ParameterInfluence of {len(self.instances)} instances on {self.flat.shape[1]:,} parameters>"
 
 
-def parameter_influence(recording: Recording, instances: np.ndarray, *, progress: bool = False) -> ParameterInfluence:
+def parameter_influence(
+    recording: Recording, instances: np.ndarray, *, progress: bool = False
+) -> ParameterInfluence:
     tape, objective, optimizer = recording.tape, recording.objective, recording.optimizer
     state = recording.state_at(tape.first)
     tangent = _zero(state, len(instances))
     chosen = torch.as_tensor(instances)
     recording.check_unchanged()
-    with objective.training(), bar("following instances", tape.steps - tape.first, show=progress) as advance:
+    with (
+        objective.training(),
+        bar("following instances", tape.steps - tape.first, show=progress) as advance,
+    ):
         for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
             state = segment.states[0]
             all_batches = recording.batches(segment.first, segment.steps)
             for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
                 state = segment.states[k] if len(segment.states) == len(segment.steps) else state
                 after, g, _ = take_step(objective, optimizer, state, step, batches)
-                g_dot, buffers, buffers_dot = torch.zeros_like(tangent.theta), state.buffers, tangent.buffers
+                g_dot, buffers, buffers_dot = (
+                    torch.zeros_like(tangent.theta),
+                    state.buffers,
+                    tangent.buffers,
+                )
                 for micro, batch in zip(step.micros, batches):
-                    present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
-                    part, buffers_dot = objective.push(state.theta, buffers, batch, tangent.theta, buffers_dot, -present)
+                    present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(
+                        batch.c
+                    )  # [J, B]
+                    part, buffers_dot = objective.push(
+                        state.theta, buffers, batch, tangent.theta, buffers_dot, -present
+                    )
                     g_dot = g_dot + part
                     if buffers_dot:
                         with torch.no_grad():
@@ -76,4 +89,8 @@ def parameter_influence(recording: Recording, instances: np.ndarray, *, progress
 def _zero(state: State, count: int) -> Derivative:
     zeros = lambda t: torch.zeros(count, *t.shape, dtype=t.dtype, device=t.device)
     floating = {name: b for name, b in state.buffers.items() if b.is_floating_point()}
-    return Derivative(zeros(state.theta), {n: zeros(s) for n, s in state.slots.items()}, {n: zeros(b) for n, b in floating.items()})
+    return Derivative(
+        zeros(state.theta),
+        {n: zeros(s) for n, s in state.slots.items()},
+        {n: zeros(b) for n, b in floating.items()},
+    )

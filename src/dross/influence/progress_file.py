@@ -54,7 +54,12 @@ class Bookmark:
         """plans: how the objective computes; another way rounds otherwise."""
         began = time.monotonic()
         tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(place).items()}
-        about = {"position": place.position, "names": list(tensors), "digest": _digest(tensors), "plans": list(plans.items())}
+        about = {
+            "position": place.position,
+            "names": list(tensors),
+            "digest": _digest(tensors),
+            "plans": list(plans.items()),
+        }
         write_bytes(self.path, save(tensors, {"dross": json.dumps(about)}))
         now = time.monotonic()
         self._next = now + max(_SECONDS, _SHARE * (now - began))
@@ -67,25 +72,37 @@ class Bookmark:
             tensors = {name: tensors[name].clone() for name in about["names"]}
             if _digest(tensors) != about["digest"]:
                 raise TapeDamaged("its digest differs")
-            return _place(about["position"], tensors), {size: (forward, at_once) for size, (forward, at_once) in about["plans"]}
+            return _place(about["position"], tensors), {
+                size: (forward, at_once) for size, (forward, at_once) in about["plans"]
+            }
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StorageFailed(f"{self.path} cannot be read: {error.strerror}.") from error
         except (TapeDamaged, KeyError, TypeError, ValueError) as error:
-            raise TapeDamaged(f"{self.path} is damaged ({error}). Remove it to retrace from the beginning.") from None
+            raise TapeDamaged(
+                f"{self.path} is damaged ({error}). Remove it to retrace from the beginning."
+            ) from None
 
     def remove(self) -> None:
-        for path in [self.path, *self.path.parent.glob(f".{self.path.name}.*")]:  # a kill may have struck while one was written
+        for path in [
+            self.path,
+            *self.path.parent.glob(f".{self.path.name}.*"),
+        ]:  # a kill may have struck while one was written
             path.unlink(missing_ok=True)
 
 
-def question(recording: Recording, window: tuple[int, int], hessian: bool, name: str, seed: Derivative) -> dict:
+def question(
+    recording: Recording, window: tuple[int, int], hessian: bool, name: str, seed: Derivative
+) -> dict:
     """All that the bits of the scores depend on. Not how many ranks share the work: a job may go on with those that are left."""
     first, stop = window
     tape = recording.tape
     return {
-        "tape": [tape.manifest["id"], *(entry["sha256"] for entry in tape.entries if entry["first"] < stop)],
+        "tape": [
+            tape.manifest["id"],
+            *(entry["sha256"] for entry in tape.entries if entry["first"] < stop),
+        ],
         "steps": [first, stop],
         "hessian": hessian,
         "query": [name, _digest(_named(seed))],
@@ -105,12 +122,19 @@ def _tensors(place: Reached) -> dict[str, Tensor]:
 
 
 def _place(position: int, tensors: dict[str, Tensor]) -> Reached:
-    parts = [{name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)} for kind in ("slot.", "buffer.")]
+    parts = [
+        {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)}
+        for kind in ("slot.", "buffer.")
+    ]
     return Reached(position, Derivative(tensors["theta"], *parts), tensors["totals"])
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):  # the slots of a state that was read from a file come in any order
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + checksum_bytes(tensor))
+    for name, tensor in sorted(
+        tensors.items()
+    ):  # the slots of a state that was read from a file come in any order
+        digest.update(
+            f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + checksum_bytes(tensor)
+        )
     return digest.hexdigest()

@@ -47,7 +47,8 @@ class Query:
         """The query's value at one state: float64, scalar or [Q]."""
         with objective.evaluating(), torch.no_grad():
             values = [
-                _at_most_a_vector(self._run(fn, state.theta, state.buffers), self.name).double() for _, fn in self.pieces(objective)
+                _at_most_a_vector(self._run(fn, state.theta, state.buffers), self.name).double()
+                for _, fn in self.pieces(objective)
             ]
         return _gathered(values, self.added)
 
@@ -59,7 +60,9 @@ class Query:
             nonlocal one_by_one
             if not one_by_one:
                 try:
-                    return vmap(fn, randomness="same", chunk_size=max(1, _AT_ONCE // size))(states.theta, states.buffers)
+                    return vmap(fn, randomness="same", chunk_size=max(1, _AT_ONCE // size))(
+                        states.theta, states.buffers
+                    )
                 except (RuntimeError, ValueError):
                     one_by_one = True
             return torch.stack([fn(*_nth(states, k)) for k in range(len(states.theta))])
@@ -96,7 +99,9 @@ class Query:
         except (RuntimeError, TypeError, IndexError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise BadInput(f"The query {self.name} cannot be evaluated on this model: {error}") from error
+            raise BadInput(
+                f"The query {self.name} cannot be evaluated on this model: {error}"
+            ) from error
         if not isinstance(value, Tensor):
             raise BadInput(f"The query {self.name} returned {type(value).__name__}, not a tensor.")
         return value
@@ -104,7 +109,9 @@ class Query:
 
 def _at_most_a_vector(value: Tensor, name: str) -> Tensor:
     if value.dim() > 1:
-        raise BadInput(f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a vector. Flatten it.")
+        raise BadInput(
+            f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a vector. Flatten it."
+        )
     return value
 
 
@@ -115,7 +122,12 @@ def mean_loss(data: Any) -> Query:
     def pieces(objective: Objective) -> Iterator[Piece]:
         total = len(source.on(objective))
         for x, y, size in source.chunks(objective, _CHUNK):
-            yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).sum() / total
+            yield (
+                size,
+                lambda theta, buffers, x=x, y=y: (
+                    _losses(objective, theta, buffers, x, y).sum() / total
+                ),
+            )
 
     return Query("mean_loss", pieces, added=True, data=data)
 
@@ -127,7 +139,12 @@ def mean_losses(parts: Sequence[Any]) -> Query:
     def pieces(objective: Objective) -> Iterator[Piece]:
         for source in sources:
             x, y = (whole := source.on(objective))[np.arange(len(whole))]
-            yield len(whole), lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y).mean().reshape(1)
+            yield (
+                len(whole),
+                lambda theta, buffers, x=x, y=y: (
+                    _losses(objective, theta, buffers, x, y).mean().reshape(1)
+                ),
+            )
 
     return Query("mean_losses", pieces, added=False)
 
@@ -141,7 +158,9 @@ def error_rate(data: Any) -> Query:
         for x, y, size in source.chunks(objective, _CHUNK):
             yield (
                 size,
-                lambda theta, buffers, x=x, y=y: (objective.predict(theta, buffers, x).argmax(-1) != y).double().sum() / total,
+                lambda theta, buffers, x=x, y=y: (
+                    (objective.predict(theta, buffers, x).argmax(-1) != y).double().sum() / total
+                ),
             )
 
     return Query("error_rate", pieces, added=True, data=data)
@@ -167,26 +186,41 @@ def outputs(data: Any, index: int | None = None) -> Query:
 
     def pieces(objective: Objective) -> Iterator[Piece]:
         for x, _, size in source.chunks(objective, _ROWS):
-            yield size, lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index)
+            yield (
+                size,
+                lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index),
+            )
 
-    return Query("outputs" if index is None else f"outputs[{index}]", pieces, added=False, data=source.data)
+    return Query(
+        "outputs" if index is None else f"outputs[{index}]", pieces, added=False, data=source.data
+    )
 
 
 def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
     """Any differentiable function of the model: fn(params, buffers) -> scalar or vector, with dicts of name -> tensor."""
 
     def pieces(objective: Objective) -> Iterator[Piece]:
-        constants, own_buffers = objective.layout.constants(objective.model), dict(objective.model.named_buffers())
+        constants, own_buffers = (
+            objective.layout.constants(objective.model),
+            dict(objective.model.named_buffers()),
+        )
         frozen = {name: t for name, t in constants.items() if name not in own_buffers}
         fixed = {name: t for name, t in constants.items() if name in own_buffers}
-        yield 1, lambda theta, buffers: fn({**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers})
+        yield (
+            1,
+            lambda theta, buffers: fn(
+                {**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers}
+            ),
+        )
 
     return Query(getattr(fn, "__name__", "query"), pieces, added=False)
 
 
 def as_query(given: Any) -> Query:
     if not isinstance(given, Query):
-        raise BadInput("A query is built with dross.mean_loss, dross.losses, dross.outputs or dross.query(fn).")
+        raise BadInput(
+            "A query is built with dross.mean_loss, dross.losses, dross.outputs or dross.query(fn)."
+        )
     return given
 
 
@@ -211,7 +245,9 @@ class _Source:
             yield *instances[ids], len(ids)
 
 
-def _losses(objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+def _losses(
+    objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any
+) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
     if not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss_name)
@@ -222,7 +258,9 @@ def _selected(outputs: Tensor, index: int | None) -> Tensor:
     if index is None:
         return outputs.reshape(-1)
     if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
-        raise BadInput(f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number {index}.")
+        raise BadInput(
+            f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number {index}."
+        )
     return outputs[:, index].reshape(-1)
 
 
@@ -246,9 +284,16 @@ def _rows(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     else:
         eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
         try:
-            rows = torch.autograd.grad(value, inputs, eye, is_grads_batched=True, retain_graph=True, allow_unused=True)
+            rows = torch.autograd.grad(
+                value, inputs, eye, is_grads_batched=True, retain_graph=True, allow_unused=True
+            )
         except RuntimeError:  # an operator without a batching rule
-            one_by_one = [torch.autograd.grad(value[q], inputs, retain_graph=True, allow_unused=True) for q in range(len(value))]
-            rows = [None if column[0] is None else torch.stack(column) for column in zip(*one_by_one)]
+            one_by_one = [
+                torch.autograd.grad(value[q], inputs, retain_graph=True, allow_unused=True)
+                for q in range(len(value))
+            ]
+            rows = [
+                None if column[0] is None else torch.stack(column) for column in zip(*one_by_one)
+            ]
     empty = lambda i: torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device)
     return [empty(i) if row is None else row.detach() for row, i in zip(rows, inputs)]

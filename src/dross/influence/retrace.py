@@ -37,9 +37,16 @@ from .scores import Scores
 
 
 def retrace(
-    recording: Recording, query: Query, *, epochs: int | None = None, at: int | None = None, hessian: bool = True,
-    resume: str | os.PathLike | None = None, group: Any = None, progress: bool = False,
-) -> Scores:  # fmt: skip
+    recording: Recording,
+    query: Query,
+    *,
+    epochs: int | None = None,
+    at: int | None = None,
+    hessian: bool = True,
+    resume: str | os.PathLike | None = None,
+    group: Any = None,
+    progress: bool = False,
+) -> Scores:
     """Scores of every instance for one query or many, in one pass.
 
     epochs: only the last so many (the paper's approximation). at: ask the model after that many steps instead of the last.
@@ -54,27 +61,49 @@ def retrace(
     first = recording.start_of(oldest)
     if group is not None:
         ranks = Ranks.of(group, recording.device)
-        check_agreement(recording, ranks, {"query": query.name, "the steps asked for": (first, stop), "hessian": hessian})
+        check_agreement(
+            recording,
+            ranks,
+            {"query": query.name, "the steps asked for": (first, stop), "hessian": hessian},
+        )
     adjoint, scalar = query.seed(objective, recording.state_at(stop))
     adjoint = _agreed(adjoint, ranks)
-    totals = torch.zeros(newest - oldest + 1, len(adjoint.theta), len(recording.instances), dtype=torch.float64)
-    bookmark = None if resume is None else Bookmark(resume, question(recording, (first, stop), hessian, query.name, adjoint))
+    totals = torch.zeros(
+        newest - oldest + 1, len(adjoint.theta), len(recording.instances), dtype=torch.float64
+    )
+    bookmark = (
+        None
+        if resume is None
+        else Bookmark(resume, question(recording, (first, stop), hessian, query.name, adjoint))
+    )
     position = stop
     if bookmark is not None and (found := ranks.first_does(bookmark.read)) is not None:
         place, objective.plans = found
-        position, adjoint, totals = place.position, place.adjoint.map(lambda t: t.to(recording.device)), place.totals
+        position, adjoint, totals = (
+            place.position,
+            place.adjoint.map(lambda t: t.to(recording.device)),
+            place.totals,
+        )
 
     recording.check_unchanged()
     recording = recording if group is None else divided(recording, ranks, stop)
-    waiting: list[_Block] = []  # to be counted once its end has been checked; a GPU computes the next one meanwhile
-    on_gpu, bounded = recording.device.type == "cuda", recording.tape.manifest.get("memory") is not None
+    waiting: list[
+        _Block
+    ] = []  # to be counted once its end has been checked; a GPU computes the next one meanwhile
+    on_gpu, bounded = (
+        recording.device.type == "cuda",
+        recording.tape.manifest.get("memory") is not None,
+    )
 
     def count(block: _Block) -> None:
         block.add_to(totals, oldest)
         if bookmark is not None and ranks.rank == 0 and bookmark.due:
             bookmark.write(Reached(block.start, block.adjoint, totals), block.plans)
 
-    with objective.training(), bar("retracing", position - first, show=progress and ranks.rank == 0) as advance:
+    with (
+        objective.training(),
+        bar("retracing", position - first, show=progress and ranks.rank == 0) as advance,
+    ):
         for index, segment in recording.backwards(first, position):
             if position < min(stop, segment.end):  # an interruption left off here
                 recording.check_replay(index, segment)
@@ -82,12 +111,23 @@ def retrace(
                 adjoint = _without_spent_statistics(adjoint)
                 steps = segment.steps[start - segment.first :][: len(states)]
                 batches = recording.batches(start, steps)
-                skipped = max(0, first - start)  # of the oldest segment, whose first steps belong to an epoch that nobody asked for
+                skipped = max(
+                    0, first - start
+                )  # of the oldest segment, whose first steps belong to an epoch that nobody asked for
                 adjoint, terms = reverse_steps(
-                    recording, steps[skipped:], batches[skipped:], states[skipped:], gradients[skipped:], adjoint, hessian, advance
+                    recording,
+                    steps[skipped:],
+                    batches[skipped:],
+                    states[skipped:],
+                    gradients[skipped:],
+                    adjoint,
+                    hessian,
+                    advance,
                 )
                 if terms:
-                    waiting.append(_Block.of(start, steps[skipped:], skipped, terms, adjoint, objective.plans))
+                    waiting.append(
+                        _Block.of(start, steps[skipped:], skipped, terms, adjoint, objective.plans)
+                    )
                     if bounded:
                         waiting[-1].seen.arrived()  # its states go before others come
                 if len(waiting) > int(on_gpu):
@@ -100,27 +140,43 @@ def retrace(
     by_epoch = totals.transpose(0, 1).numpy()  # [Q, E, N]
     values = by_epoch.sum(1)
     return Scores(
-        values[0] if scalar else values, by_epoch[0] if scalar else by_epoch, query=query.name, first_epoch=oldest,
-        at=stop, hessian=hessian,
-    )  # fmt: skip
+        values[0] if scalar else values,
+        by_epoch[0] if scalar else by_epoch,
+        query=query.name,
+        first_epoch=oldest,
+        at=stop,
+        hessian=hessian,
+    )
 
 
 def reverse_steps(
-    recording: Recording, steps: Sequence[Step], batches: Sequence[list[Fed]], states: Sequence[State], gradients: Sequence[Tensor | None],
-    adjoint: Derivative, hessian: bool, told: Callable[[int], None],
-) -> tuple[Derivative, list[Tensor]]:  # fmt: skip
+    recording: Recording,
+    steps: Sequence[Step],
+    batches: Sequence[list[Fed]],
+    states: Sequence[State],
+    gradients: Sequence[Tensor | None],
+    adjoint: Derivative,
+    hessian: bool,
+    told: Callable[[int], None],
+) -> tuple[Derivative, list[Tensor]]:
     """The adjoint before a row of steps, and the terms of each, the last step's first. On a GPU several steps may be one pass."""
     found: list[Tensor] = []
     if recording.ranks.size > 1:  # they talk to each other in every step
         parts = [slice(k, k + 1) for k in range(len(steps))]
     else:
         parts = (
-            several_steps.cut("reverse steps", recording.objective, recording.optimizer, states[0], steps, batches) if steps else []
+            several_steps.cut(
+                "reverse steps", recording.objective, recording.optimizer, states[0], steps, batches
+            )
+            if steps
+            else []
         )
     for part in reversed(parts):
         k = part.start
         if part.stop - k == 1:
-            adjoint, terms = reverse_step(recording, steps[k], batches[k], states[k], gradients[k], adjoint, hessian)
+            adjoint, terms = reverse_step(
+                recording, steps[k], batches[k], states[k], gradients[k], adjoint, hessian
+            )
             found.append(terms)
         else:
             alike = Feds(tuple(only for (only,) in batches[part]))
@@ -131,10 +187,22 @@ def reverse_steps(
 
 
 def _together(
-    recording: Recording, step: Step, batches: Feds, states: Sequence[State], after: Derivative, hessian: bool
+    recording: Recording,
+    step: Step,
+    batches: Feds,
+    states: Sequence[State],
+    after: Derivative,
+    hessian: bool,
 ) -> tuple[Derivative, Tensor]:
     def back(
-        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, a_theta: Tensor, a_slots: dict, a_buffers: dict, *_
+        each: Sequence[AnyBatch],
+        theta: Tensor,
+        slots: dict,
+        buffers: dict,
+        a_theta: Tensor,
+        a_slots: dict,
+        a_buffers: dict,
+        *_,
     ) -> tuple:
         adjoint, terms = Derivative(a_theta, a_slots, a_buffers), []
         before = several_steps.apart(State(theta, slots, buffers, states[0].clock), len(each))
@@ -146,16 +214,31 @@ def _together(
     s = State.stacked(states)
     captured = (step.numbers.tobytes(), hessian)  # as they are: they tell one graph from another
     terms, *found = recording.objective.graphs.run(
-        "reverse steps", back, batches, s.theta, s.slots, s.buffers, after.theta, after.slots, after.buffers, *captured
-    )  # fmt: skip
+        "reverse steps",
+        back,
+        batches,
+        s.theta,
+        s.slots,
+        s.buffers,
+        after.theta,
+        after.slots,
+        after.buffers,
+        *captured,
+    )
     return Derivative(*found), terms
 
 
 def _agreed(own: Derivative, ranks: Ranks) -> Derivative:
     """The first rank's seed, on every rank: each goes on from the same bits."""
-    first = ranks.first(own.map(lambda t: t.cpu())).map(lambda t: t.to(own.theta.device)) if ranks.size > 1 else own
+    first = (
+        ranks.first(own.map(lambda t: t.cpu())).map(lambda t: t.to(own.theta.device))
+        if ranks.size > 1
+        else own
+    )
     tolerance = torch.finfo(own.theta.dtype).eps ** 0.5  # of rounding on another machine
-    same = first.theta.shape == own.theta.shape and bool((first.theta - own.theta).norm() <= tolerance * first.theta.norm())
+    same = first.theta.shape == own.theta.shape and bool(
+        (first.theta - own.theta).norm() <= tolerance * first.theta.norm()
+    )
     if odd := [rank for rank, agrees in enumerate(ranks.all(same)) if not agrees]:
         raise BadInput(
             f"The query on rank {odd[0]} has another derivative than on rank 0: every rank must ask the same, of the same data."
@@ -182,22 +265,32 @@ def reverse_step(
     a_g, before = pull(optimizer, state, step, g, after)
 
     product, a_buffers, found = None, after.buffers, []
-    buffers = _buffers_before_each(objective, state, batches) if a_buffers else [state.buffers] * len(batches)
+    buffers = (
+        _buffers_before_each(objective, state, batches)
+        if a_buffers
+        else [state.buffers] * len(batches)
+    )
     for piece in reversed(ranks.share(batches)):
         k, _, batch = piece
-        terms, a_part, a_buffers = objective.pull(state.theta, buffers[k], batch, a_g, a_buffers, hessian)
+        terms, a_part, a_buffers = objective.pull(
+            state.theta, buffers[k], batch, a_g, a_buffers, hessian
+        )
         found.append((piece, terms))
         product = a_part if product is None else product + a_part
     merged = ranks.terms(found[::-1], batches, before.theta)
     if hessian:
-        product, merged = ranks.total(torch.zeros_like(before.theta) if product is None else product, merged)
+        product, merged = ranks.total(
+            torch.zeros_like(before.theta) if product is None else product, merged
+        )
         before = replace(before, theta=before.theta + product)
     else:
         (merged,) = ranks.total(merged)
     return replace(before, buffers=a_buffers), merged
 
 
-def _buffers_before_each(objective: Objective, state: State, batches: Sequence[AnyBatch]) -> list[dict[str, Tensor]]:
+def _buffers_before_each(
+    objective: Objective, state: State, batches: Sequence[AnyBatch]
+) -> list[dict[str, Tensor]]:
     """The buffers that each micro-batch started from."""
     buffers = [state.buffers]
     with torch.no_grad():
@@ -208,7 +301,11 @@ def _buffers_before_each(objective: Objective, state: State, batches: Sequence[A
 
 def _without_spent_statistics(adjoint: Derivative) -> Derivative:
     """The adjoint of a running statistic shrinks by 1 - momentum per step. Once it is beyond rounding, it is left out."""
-    floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max()) if adjoint.buffers else 0.0
+    floor = (
+        torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
+        if adjoint.buffers
+        else 0.0
+    )
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())
     return adjoint if alive else replace(adjoint, buffers={})
 
@@ -225,8 +322,13 @@ class _Block:
 
     @staticmethod
     def of(
-        start: int, steps: Sequence[Step], skipped: int, terms: Sequence[Tensor], adjoint: Derivative, plans: dict[int, tuple[bool, int]]
-    ) -> "_Block":  # fmt: skip
+        start: int,
+        steps: Sequence[Step],
+        skipped: int,
+        terms: Sequence[Tensor],
+        adjoint: Derivative,
+        plans: dict[int, tuple[bool, int]],
+    ) -> "_Block":
         numbered = list(enumerate(steps, start=start + skipped))[::-1]
         whole = torch.isfinite(adjoint.theta).all()
         seen = Sent({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole})
@@ -237,11 +339,19 @@ class _Block:
         seen = self.seen.arrived()
         each = seen["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
         if not bool(torch.isfinite(seen["terms"]).all()):
-            raise _not_finite(next(t for (t, _), terms in zip(self.numbered, each) if not bool(torch.isfinite(terms).all())))
+            raise _not_finite(
+                next(
+                    t
+                    for (t, _), terms in zip(self.numbered, each)
+                    if not bool(torch.isfinite(terms).all())
+                )
+            )
         for epoch, part in groupby(zip(self.numbered, each), lambda item: item[0][1].epoch):
             steps, terms = zip(*part)
             ids = np.concatenate([step.ids for _, step in steps])
-            totals[epoch - oldest].index_add_(1, torch.from_numpy(ids), torch.cat(terms, dim=1), alpha=-1)
+            totals[epoch - oldest].index_add_(
+                1, torch.from_numpy(ids), torch.cat(terms, dim=1), alpha=-1
+            )
         if not bool(seen["whole"]):
             raise _not_finite(self.numbered[-1][0])
 

@@ -31,9 +31,15 @@ class Run:
 
     @staticmethod
     def open(
-        tape: str | os.PathLike, model: torch.nn.Module, train_set: Any, loss: Any, penalty: Penalty | None = None,
-        augment: Augment | None = None, *, progress: bool = True,
-    ) -> "Run":  # fmt: skip
+        tape: str | os.PathLike,
+        model: torch.nn.Module,
+        train_set: Any,
+        loss: Any,
+        penalty: Penalty | None = None,
+        augment: Augment | None = None,
+        *,
+        progress: bool = True,
+    ) -> "Run":
         """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there.
 
         tape: its folder, or a URL of a copy in object storage ("s3://bucket/run"), from which only what is needed is fetched.
@@ -68,7 +74,9 @@ class Run:
 
     def __repr__(self) -> str:
         made = self.recording.tape.manifest
-        what = f"{made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances"
+        what = (
+            f"{made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances"
+        )
         return f"<Run of {what}: {_so_far(self.recording.tape)}>"
 
     def evaluate(self, query: Query, *, at: int | None = None) -> np.ndarray:
@@ -78,12 +86,19 @@ class Run:
 
     def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
         """The parameters after the last step, or after `at` steps."""
-        return self.recording.objective.layout.unflatten(self.recording.state_at(self.steps if at is None else at).theta)
+        return self.recording.objective.layout.unflatten(
+            self.recording.state_at(self.steps if at is None else at).theta
+        )
 
     def influence(
-        self, query: Query, *, epochs: int | None = None, at: int | None = None, resume: str | os.PathLike | None = None,
+        self,
+        query: Query,
+        *,
+        epochs: int | None = None,
+        at: int | None = None,
+        resume: str | os.PathLike | None = None,
         group: Any = None,
-    ) -> Scores:  # fmt: skip
+    ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
         epochs: retrace only the last so many. at: ask the model after that many steps instead of the last.
@@ -92,16 +107,29 @@ class Run:
         group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of them makes this call and gets the scores.
         """
         asked = as_query(query)
-        return retrace(self.recording, asked, epochs=epochs, at=at, resume=resume, group=group, progress=self.progress)
+        return retrace(
+            self.recording,
+            asked,
+            epochs=epochs,
+            at=at,
+            resume=resume,
+            group=group,
+            progress=self.progress,
+        )
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter, for the given instances."""
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
     def counterfactual(
-        self, groups: Any, *, absent: str = "weight", epochs: int | None = None, n_jobs: int | None = None,
+        self,
+        groups: Any,
+        *,
+        absent: str = "weight",
+        epochs: int | None = None,
+        n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
-    ) -> Counterfactual:  # fmt: skip
+    ) -> Counterfactual:
         """Train again with each group of ids absent. epochs: only the last so many are run without them.
 
         absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from the batch and from
@@ -112,13 +140,26 @@ class Run:
         """
         window = self._window(epochs, self.steps)
         return counterfactual(
-            self.recording, groups, window=window, absent=absent, progress=self.progress, n_jobs=n_jobs, folder=folder
+            self.recording,
+            groups,
+            window=window,
+            absent=absent,
+            progress=self.progress,
+            n_jobs=n_jobs,
+            folder=folder,
         )
 
     def leave_one_out(
-        self, query: Query, instances: Any = None, *, absent: str = "weight", epochs: int | None = None, at: int | None = None,
-        n_jobs: int | None = None, folder: str | os.PathLike | None = None,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        query: Query,
+        instances: Any = None,
+        *,
+        absent: str = "weight",
+        epochs: int | None = None,
+        at: int | None = None,
+        n_jobs: int | None = None,
+        folder: str | os.PathLike | None = None,
+    ) -> np.ndarray:
         """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K].
 
         n_jobs and folder as for `counterfactual`.
@@ -126,17 +167,32 @@ class Run:
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         window = self._window(epochs, self.recording.checked_end(at))
         return leave_one_out(
-            self.recording, as_query(query), ids, window=window, absent=absent, progress=self.progress, n_jobs=n_jobs, folder=folder
+            self.recording,
+            as_query(query),
+            ids,
+            window=window,
+            absent=absent,
+            progress=self.progress,
+            n_jobs=n_jobs,
+            folder=folder,
         )
 
-    def verify(self, scores: Scores, query: Query, instances: Any = None, n: int = 64) -> Verification:
+    def verify(
+        self, scores: Scores, query: Query, instances: Any = None, n: int = 64
+    ) -> Verification:
         """Check scores against real counterfactual runs: of `instances`, or of the extremes and a random sample, n in all."""
         if not isinstance(scores, Scores):
-            raise BadInput(f"verify takes the Scores of this run and the query they are of, not a {type(scores).__name__}.")
+            raise BadInput(
+                f"verify takes the Scores of this run and the query they are of, not a {type(scores).__name__}."
+            )
         if scores.query != as_query(query).name:
-            raise BadInput(f"These are the scores of {scores.query}, not of {query.name}: pass the query they were computed for.")
+            raise BadInput(
+                f"These are the scores of {scores.query}, not of {query.name}: pass the query they were computed for."
+            )
         if len(scores) != len(self):
-            raise BadInput(f"These are the scores of {len(scores)} instances; the run has {len(self)}.")
+            raise BadInput(
+                f"These are the scores of {len(scores)} instances; the run has {len(self)}."
+            )
         ids = choose(scores, n) if instances is None else self._ids(instances)
         epochs = self.recording.epochs_before(scores.at, None)[1] - scores.first_epoch + 1
         actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at)
@@ -160,4 +216,8 @@ class Run:
 def _so_far(tape: Tape) -> str:
     planned = tape.manifest["planned"]
     kept = "" if tape.first == 0 else f", of which the tape keeps those from {tape.first} on"
-    return f"{tape.steps:,} steps{kept}" if planned in (None, tape.steps) else f"{tape.steps:,} of {planned:,} planned steps{kept}"
+    return (
+        f"{tape.steps:,} steps{kept}"
+        if planned in (None, tape.steps)
+        else f"{tape.steps:,} of {planned:,} planned steps{kept}"
+    )

@@ -22,22 +22,32 @@ _FORMATS = (".parquet", ".csv", ".safetensors")
 @dataclass(frozen=True)
 class Scores:
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query
-    by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's own contribution; they add up to the values
+    by_epoch: (
+        np.ndarray
+    )  # float64 [E, N], or [Q, E, N]: each epoch's own contribution; they add up to the values
     query: str = "query"
     first_epoch: int = 0  # the epoch that by_epoch begins with
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True
-    details: dict[str, Any] = field(default_factory=dict)  # what an estimator has to say about itself
+    details: dict[str, Any] = field(
+        default_factory=dict
+    )  # what an estimator has to say about itself
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
-            raise BadInput(f"Scores are [N] or [Q, N] with one axis more by epoch, not {self.values.shape}, {self.by_epoch.shape}.")
+            raise BadInput(
+                f"Scores are [N] or [Q, N] with one axis more by epoch, not {self.values.shape}, {self.by_epoch.shape}."
+            )
 
     def __len__(self) -> int:
         return self.values.shape[-1]
 
     def __repr__(self) -> str:
-        shape = f"{len(self):,} instances" if self.values.ndim == 1 else f"{len(self.values)} queries x {len(self):,} instances"
+        shape = (
+            f"{len(self):,} instances"
+            if self.values.ndim == 1
+            else f"{len(self.values)} queries x {len(self):,} instances"
+        )
         worst = ""
         if self.values.ndim == 1:
             j = self.most_harmful(1)[0]
@@ -58,7 +68,15 @@ class Scores:
             raise BadInput(f"There are {self.by_epoch.shape[-2]} epochs, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
         skipped = self.by_epoch.shape[-2] - epochs
-        return Scores(part.sum(-2), part, self.query, self.first_epoch + skipped, self.at, self.hessian, self.details)
+        return Scores(
+            part.sum(-2),
+            part,
+            self.query,
+            self.first_epoch + skipped,
+            self.at,
+            self.hessian,
+            self.details,
+        )
 
     def to_frame(self) -> "pandas.DataFrame":
         """A table with one row per instance: id, score (score_0, ... for several queries), epoch_0, ..."""
@@ -107,11 +125,15 @@ class Scores:
                 import pandas
 
                 frame = pandas.read_parquet(path)
-                return _from_columns({name: frame[name].to_numpy() for name in frame}, frame.attrs["dross"])
+                return _from_columns(
+                    {name: frame[name].to_numpy() for name in frame}, frame.attrs["dross"]
+                )
             with open(path, newline="") as file:
                 about = json.loads(file.readline().removeprefix("# "))
                 names, *rows = csv.reader(file)
-            return _from_columns(dict(zip(names, np.array(rows, dtype=np.float64).reshape(-1, len(names)).T)), about)
+            return _from_columns(
+                dict(zip(names, np.array(rows, dtype=np.float64).reshape(-1, len(names)).T)), about
+            )
         except FileNotFoundError:
             raise BadInput(f"There are no scores at {path}.") from None
         except Exception as error:  # a file that is not ours can fail anywhere inside three parsers
@@ -123,7 +145,9 @@ class Scores:
                 raise BadInput(f"These are the scores of one query; there is no query {query}.")
             return np.argsort(self.values, kind="stable")
         if query is None or not 0 <= query < len(self.values):
-            raise BadInput(f"These are the scores of {len(self.values)} queries: say which, query=0..{len(self.values) - 1}.")
+            raise BadInput(
+                f"These are the scores of {len(self.values)} queries: say which, query=0..{len(self.values) - 1}."
+            )
         return np.argsort(self.values[query], kind="stable")
 
     def _checked(self, m: int) -> int:
@@ -136,14 +160,21 @@ class Scores:
         epochs = self.by_epoch.shape[-2]
         if self.values.ndim == 1:
             columns["score"] = self.values
-            return columns | {f"epoch_{e + self.first_epoch}": self.by_epoch[e] for e in range(epochs)}
+            return columns | {
+                f"epoch_{e + self.first_epoch}": self.by_epoch[e] for e in range(epochs)
+            }
         columns |= {f"score_{q}": row for q, row in enumerate(self.values)}
         return columns | {
-            f"score_{q}_epoch_{e + self.first_epoch}": self.by_epoch[q, e] for q in range(len(self.values)) for e in range(epochs)
+            f"score_{q}_epoch_{e + self.first_epoch}": self.by_epoch[q, e]
+            for q in range(len(self.values))
+            for e in range(epochs)
         }
 
     def _about(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("query", "first_epoch", "at", "hessian", "details")}
+        kept = {
+            name: getattr(self, name)
+            for name in ("query", "first_epoch", "at", "hessian", "details")
+        }
         return kept | {"shape": list(self.by_epoch.shape)}
 
 
@@ -155,12 +186,28 @@ def _checked_path(path: str | Path) -> Path:
 
 
 def _restored(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
-    return Scores(values, by_epoch, about["query"], about["first_epoch"], about["at"], about["hessian"], about["details"])
+    return Scores(
+        values,
+        by_epoch,
+        about["query"],
+        about["first_epoch"],
+        about["at"],
+        about["hessian"],
+        about["details"],
+    )
 
 
 def _from_columns(columns: dict[str, np.ndarray], about: dict) -> Scores:
-    scores = [column for name, column in columns.items() if name.startswith("score") and "epoch" not in name]
+    scores = [
+        column
+        for name, column in columns.items()
+        if name.startswith("score") and "epoch" not in name
+    ]
     epochs = [column for name, column in columns.items() if "epoch_" in name]
     shape = about["shape"]
     values = np.asarray(scores, dtype=np.float64)
-    return _restored(values[0] if len(shape) == 2 else values, np.asarray(epochs, dtype=np.float64).reshape(shape), about)
+    return _restored(
+        values[0] if len(shape) == 2 else values,
+        np.asarray(epochs, dtype=np.float64).reshape(shape),
+        about,
+    )

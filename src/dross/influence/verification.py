@@ -32,7 +32,11 @@ class Verification:
         estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
         queries, ids = np.indices(estimated.shape)
         columns = {"query": queries.ravel()} if self.estimated.ndim == 2 else {}
-        columns |= {"id": self.instances[ids.ravel()], "estimated": estimated.ravel(), "actual": actual.ravel()}
+        columns |= {
+            "id": self.instances[ids.ravel()],
+            "estimated": estimated.ravel(),
+            "actual": actual.ravel(),
+        }
         return pandas.DataFrame(columns)
 
 
@@ -55,15 +59,33 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
     def correlations(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # constant input: the correlation is nan, and the sentence says so
-            tau, rho = float(stats.kendalltau(e, a).statistic), float(stats.spearmanr(e, a).statistic)  # type: ignore[attr-defined]
+            warnings.simplefilter(
+                "ignore"
+            )  # constant input: the correlation is nan, and the sentence says so
+            tau, rho = (
+                float(stats.kendalltau(e, a).statistic),
+                float(stats.spearmanr(e, a).statistic),
+            )  # type: ignore[attr-defined]
         spread = float(((e - e.mean()) ** 2).sum())
-        slope = float(((e - e.mean()) * (a - a.mean())).sum()) / spread if spread > 0 else float("nan")
+        slope = (
+            float(((e - e.mean()) * (a - a.mean())).sum()) / spread if spread > 0 else float("nan")
+        )
         return tau, rho, slope, jaccard_of_extremes(e, a)
 
     pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
-    tau, spearman, slope, jaccard = (float(np.mean(column)) for column in zip(*(correlations(e, a) for e, a in pairs)))
-    return Verification(instances, estimated, actual, tau, spearman, slope, jaccard, _sentence(len(instances), tau, slope))
+    tau, spearman, slope, jaccard = (
+        float(np.mean(column)) for column in zip(*(correlations(e, a) for e, a in pairs))
+    )
+    return Verification(
+        instances,
+        estimated,
+        actual,
+        tau,
+        spearman,
+        slope,
+        jaccard,
+        _sentence(len(instances), tau, slope),
+    )
 
 
 def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXTREMES) -> float:
@@ -80,10 +102,16 @@ def _sentence(count: int, tau: float, slope: float) -> str:
     if tau >= 0.8:
         verdict = "the scores put them in nearly the true order; trust the ranking"
     elif tau >= 0.5:
-        verdict = "the scores put them roughly in the true order; trust the extremes, not the fine order"
+        verdict = (
+            "the scores put them roughly in the true order; trust the extremes, not the fine order"
+        )
     elif tau >= 0.2:
         verdict = "the scores carry some of the truth; use them to choose what to look at, not what to remove"
     else:
         verdict = "the scores say little about this run; do not act on them"
-    size = "of about the right size" if 0.67 <= slope <= 1.5 else f"off in size (true change = {slope:.2g} x estimate)"
+    size = (
+        "of about the right size"
+        if 0.67 <= slope <= 1.5
+        else f"off in size (true change = {slope:.2g} x estimate)"
+    )
     return f"{checked} {verdict} (Kendall's tau {tau:.2f}). The estimates are {size}."

@@ -27,7 +27,9 @@ from .result_store import Pieces
 
 _PATIENCE = 3  # deaths in a row without anything finished in between
 _ALONE = threading.Lock()  # a pass over a model sets modes and random numbers for its whole process: one piece at a time in each
-_UNPACKED: dict[str, tuple[Callable[[Any], Any], Pieces | None]] = {}  # at a worker: the latest sweep it works for
+_UNPACKED: dict[
+    str, tuple[Callable[[Any], Any], Pieces | None]
+] = {}  # at a worker: the latest sweep it works for
 _NEIGHBOURS: ContextVar[int] = ContextVar("neighbours", default=1)
 
 Found = Iterator[tuple[int, Any]]
@@ -78,7 +80,9 @@ def sweep(
             yield number, result
 
 
-def _here(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | None, kept: Pieces | None) -> Found:
+def _here(
+    work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | None, kept: Pieces | None
+) -> Found:
     for number, piece in missing.items():
         result = work(piece)
         if kept is not None:
@@ -86,7 +90,9 @@ def _here(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | Non
         yield number, result
 
 
-def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | None, kept: Pieces | None) -> Found:
+def _spread(
+    work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | None, kept: Pieces | None
+) -> Found:
     luggage, deaths, total = _packed(work, kept), 0, len(missing)
     while missing:
         before = len(missing)
@@ -114,23 +120,33 @@ def _spread(work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | N
                 del missing[number]
                 yield number, written
         deaths = _PATIENCE if _is_final(died) else deaths + 1 if len(missing) == before else 0
-        done = f"{total - len(missing)} of {total} pieces are done" + ("" if kept is None else f" and kept in {kept.folder}")
+        done = f"{total - len(missing)} of {total} pieces are done" + (
+            "" if kept is None else f" and kept in {kept.folder}"
+        )
         if deaths == _PATIENCE:
             raise WorkerLost(
                 f"Workers die again and again, and nothing more gets done ({first_line(died)}). {done}. The usual cause is memory: take fewer "
                 "workers at once, and give the same call again."
             ) from died
         if missing:
-            warnings.warn(f"A worker died ({first_line(died)}). {done}; going on with the rest.", DrossWarning, stacklevel=3)
+            warnings.warn(
+                f"A worker died ({first_line(died)}). {done}; going on with the rest.",
+                DrossWarning,
+                stacklevel=3,
+            )
 
 
-def _given_out(luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_jobs: int | None) -> Found:
+def _given_out(
+    luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_jobs: int | None
+) -> Found:
     from joblib import Parallel, delayed
     from joblib.parallel import get_active_backend
 
     backend: Any = get_active_backend()[0]
     raw, digest = luggage
-    way = "generator_unordered" if backend.supports_return_generator else "list"  # Ray's hands everything in at the end
+    way = (
+        "generator_unordered" if backend.supports_return_generator else "list"
+    )  # Ray's hands everything in at the end
     parallel = Parallel(n_jobs=n_jobs, batch_size=1, return_as=way)  # type: ignore[arg-type]
     width = int(parallel.n_jobs)  # type: ignore[arg-type]
     shared: Any = raw
@@ -139,8 +155,13 @@ def _given_out(luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_job
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its size
             shared = dask.submit(_as_it_is, raw, key=f"dross-{digest}")
-        width = max(Counter(address.rpartition(":")[0] for address in dask.ncores()).values(), default=1)  # of one machine
-    yield from parallel(delayed(_at_worker)(shared, digest, width, number, piece) for number, piece in list(missing.items()))  # type: ignore[misc]
+        width = max(
+            Counter(address.rpartition(":")[0] for address in dask.ncores()).values(), default=1
+        )  # of one machine
+    yield from parallel(
+        delayed(_at_worker)(shared, digest, width, number, piece)
+        for number, piece in list(missing.items())
+    )  # type: ignore[misc]
 
 
 def _packed(work: Callable[[Any], Any], kept: Pieces | None) -> "tuple[np.ndarray, str]":
@@ -166,10 +187,16 @@ def _at_worker(luggage: Any, digest: str, width: int, number: int, piece: Any) -
 
     from joblib import parallel_config
 
-    with _ALONE, silence(), parallel_config(backend="sequential", n_jobs=1):  # a sweep inside a piece stays in it
+    with (
+        _ALONE,
+        silence(),
+        parallel_config(backend="sequential", n_jobs=1),
+    ):  # a sweep inside a piece stays in it
         if digest not in _UNPACKED:
             _UNPACKED.clear()
-            raw = luggage if isinstance(luggage, np.ndarray) else luggage.result()  # a cluster of one: joblib stays in our process
+            raw = (
+                luggage if isinstance(luggage, np.ndarray) else luggage.result()
+            )  # a cluster of one: joblib stays in our process
             _UNPACKED[digest] = pickle.loads(raw.data)
         work, kept = _UNPACKED[digest]
         within_reach = kept is not None and kept.folder.is_dir()

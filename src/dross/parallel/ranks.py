@@ -43,9 +43,13 @@ class Ranks:
     @staticmethod
     def of(group: Any, device: torch.device) -> "Ranks":
         if not dist.is_available() or not dist.is_initialized():
-            raise BadInput("torch.distributed is not initialised: call torch.distributed.init_process_group first.")
+            raise BadInput(
+                "torch.distributed is not initialised: call torch.distributed.init_process_group first."
+            )
         if dist.get_rank(group) < 0:
-            raise BadInput("This process is not one of the group's ranks: only those may call this.")
+            raise BadInput(
+                "This process is not one of the group's ranks: only those may call this."
+            )
         return Ranks(dist.get_rank(group), dist.get_world_size(group), group, device)
 
     # --- who does what ------------------------------------------------------------------------------------------------
@@ -53,12 +57,22 @@ class Ranks:
     def share(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This rank's part of a step."""
         if self.size > 1 and (not self.cuts or len(batches) % self.size == 0):
-            return [(k, _all(batch), batch) for k, batch in enumerate(batches) if k % self.size == self.rank]
+            return [
+                (k, _all(batch), batch)
+                for k, batch in enumerate(batches)
+                if k % self.size == self.rank
+            ]
         pieces = ((k, self._rows(k, len(batch.c)), batch) for k, batch in enumerate(batches))
-        return [(k, rows, batch.rows(rows)) for k, rows, batch in pieces if self.size == 1 or rows.start < rows.stop]
+        return [
+            (k, rows, batch.rows(rows))
+            for k, rows, batch in pieces
+            if self.size == 1 or rows.start < rows.stop
+        ]
 
     def _rows(self, k: int, count: int) -> slice:
-        turn = (self.rank + k) % self.size  # so that the longer parts do not always fall to the same rank
+        turn = (
+            self.rank + k
+        ) % self.size  # so that the longer parts do not always fall to the same rank
         return slice(count * turn // self.size, count * (turn + 1) // self.size)
 
     # --- what they tell each other ----------------------------------------------------------------------------------------
@@ -73,7 +87,9 @@ class Ranks:
         sums = message.split([part.numel() for part in parts])
         return tuple(one.view(part.shape) for one, part in zip(sums, parts))
 
-    def terms(self, pieces: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor) -> Tensor:
+    def terms(
+        self, pieces: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+    ) -> Tensor:
         """The terms [Q, b] of this rank's pieces at their places in the step: [Q, |S_t|], 0 where others know better."""
         if self.size == 1:
             columns = [found for _, found in pieces]
@@ -89,7 +105,9 @@ class Ranks:
             return value
         sent = [value]
         with self._listening():
-            dist.broadcast_object_list(sent, dist.get_global_rank(self.group, 0), self.group, self._place())
+            dist.broadcast_object_list(
+                sent, dist.get_global_rank(self.group, 0), self.group, self._place()
+            )
         return sent[0]
 
     def all(self, value: Value) -> list[Value]:
@@ -120,10 +138,16 @@ class Ranks:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         try:
-            with torch.cuda.device(self.device) if self.device is not None and self.device.type == "cuda" else nullcontext():
+            with (
+                torch.cuda.device(self.device)
+                if self.device is not None and self.device.type == "cuda"
+                else nullcontext()
+            ):
                 yield
         except RuntimeError as error:
-            reason = str(error).split("] ", 1)[-1].split(". ")[0]  # the backend's words, without its file and its advice
+            reason = (
+                str(error).split("] ", 1)[-1].split(". ")[0]
+            )  # the backend's words, without its file and its advice
             raise RankLost(
                 f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one of them has died, or takes longer than the "
                 "process group's timeout. Its own message, if it left one, says why. Start the job again; with resume=folder a retrace "
@@ -177,7 +201,11 @@ def divided(recording: "Recording", ranks: Ranks, stop: int) -> "Recording":
     moving = objective.layout.moving
     cuts = not moving and not objective.stochastic and _instances_are_independent(recording, stop)
     cuts = ranks.first(cuts)
-    if ranks.rank == 0 and not cuts and (moving or len(_some_step(recording, stop).micros) < ranks.size):
+    if (
+        ranks.rank == 0
+        and not cuts
+        and (moving or len(_some_step(recording, stop).micros) < ranks.size)
+    ):
         warnings.warn(
             f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances share BatchNorm's statistics or the random "
             "numbers of dropout. The scores are right, and no sooner there than on fewer ranks (docs/scale.md).",
@@ -209,10 +237,15 @@ def _instances_are_independent(recording: "Recording", stop: int) -> bool:
         whole, _ = objective.losses(theta, {}, batch)
         try:
             halves = torch.cat(
-                [objective.losses(theta, {}, batch.rows(rows))[0] for rows in (slice(0, half), slice(half, len(whole)))]
+                [
+                    objective.losses(theta, {}, batch.rows(rows))[0]
+                    for rows in (slice(0, half), slice(half, len(whole)))
+                ]
             )
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError):  # normalising over a single instance
             return False
-    return bool((whole - halves).abs().max() <= torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max())
+    return bool(
+        (whole - halves).abs().max() <= torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    )

@@ -31,7 +31,9 @@ def load(path: Path, settings: Any) -> dict | None:
 
 
 def other_settings(path: Path) -> TapeMismatch:
-    return TapeMismatch(f"{path} holds results of other settings, which must not be mixed. Choose another folder, or remove it.")
+    return TapeMismatch(
+        f"{path} holds results of other settings, which must not be mixed. Choose another folder, or remove it."
+    )
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,12 @@ class Pieces:
                 found = {name: file.get_tensor(name) for name in file.keys()} if tensors else None  # noqa: SIM118
         except (SafetensorError, OSError):
             return None
-        settings, numbers = (json.loads(about.get(name, "null")) for name in ("settings", "numbers"))
-        same = settings == json.loads(json.dumps(self.settings)) and len(numbers) == len(self.numbers)
+        settings, numbers = (
+            json.loads(about.get(name, "null")) for name in ("settings", "numbers")
+        )
+        same = settings == json.loads(json.dumps(self.settings)) and len(numbers) == len(
+            self.numbers
+        )
         if not same or not np.allclose(numbers, self.numbers, rtol=_ALIKE, atol=0, equal_nan=True):
             raise other_settings(path)
         return found

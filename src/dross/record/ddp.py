@@ -65,7 +65,9 @@ def tell(ranks: Ranks, micros: list[Micro], opens_segment: bool) -> Told:
     """Every rank's micro-batches, in their places, as the mean over the ranks counts them."""
     if ranks.size == 1:
         return Told(tuple(micros), opens_segment)
-    heard = ranks.all(([(micro.ids, micro.weights / ranks.size) for micro in micros], opens_segment))
+    heard = ranks.all(
+        ([(micro.ids, micro.weights / ranks.size) for micro in micros], opens_segment)
+    )
     counts = [len(own) for own, _ in heard]
     if len(set(counts)) > 1:
         raise NotSupported(

@@ -15,7 +15,9 @@ class GradientWatch:
         self.model = model
         self.versions: dict[Tensor, tuple[int, int]] = {}
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.handles: list[RemovableHandle] = [p.register_post_accumulate_grad_hook(self._note) for p in trained]
+        self.handles: list[RemovableHandle] = [
+            p.register_post_accumulate_grad_hook(self._note) for p in trained
+        ]
 
     def accept(self) -> None:
         """What was done to the gradients since is known and recorded."""
@@ -45,7 +47,10 @@ class GradientWatch:
 
     def check_step(self, layout: Layout, optimizer: Optimizer, step: int) -> None:
         """As the optimizer starts: the parameters with a gradient are those of the first step, and nobody touched the gradients."""
-        moving, in_optimizer = set(layout.names), {p for group in optimizer.param_groups for p in group["params"]}
+        moving, in_optimizer = (
+            set(layout.names),
+            {p for group in optimizer.param_groups for p in group["params"]},
+        )
         for name, p in self.model.named_parameters():
             if p not in in_optimizer:
                 continue

@@ -32,7 +32,14 @@ from ..step.inspect_model import count_of, device_and_dtype, discover, moving_gr
 from ..step.layout import Layout, State, check_signature
 from ..step.loss import NAMED, check_per_instance, resolve
 from ..step.objective import Objective, Penalty
-from ..step.optimizers import Optimizer, check_same_structure, current_numbers, read_slots, understand, write_slots
+from ..step.optimizers import (
+    Optimizer,
+    check_same_structure,
+    current_numbers,
+    read_slots,
+    understand,
+    write_slots,
+)
 from ..step.step import Micro, Step, advance
 from ..tape.manifest import check_same_run, describe
 from ..tape.reader import Tape
@@ -42,7 +49,9 @@ from .ddp import NoTape, after_averaging, bare, check_recordable, parallel, plac
 from .gradient_watch import GradientWatch
 from .train import check_finite
 
-_RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()  # by the optimizer they listen to
+_RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = (
+    weakref.WeakValueDictionary()
+)  # by the optimizer they listen to
 
 
 class Recorder:
@@ -65,10 +74,20 @@ class Recorder:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any, tape: str | os.PathLike, *,
-        penalty: Penalty | None = None, augment: Augment | None = None, keep: Keep | None = None, train_set: Any = None,
-        seed: int = 0, overwrite: bool = False, resume: bool = False,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Any,
+        tape: str | os.PathLike,
+        *,
+        penalty: Penalty | None = None,
+        augment: Augment | None = None,
+        keep: Keep | None = None,
+        train_set: Any = None,
+        seed: int = 0,
+        overwrite: bool = False,
+        resume: bool = False,
+    ):
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # an abandoned one must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
@@ -78,15 +97,25 @@ class Recorder:
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = Unasked() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
-        self.instances = None if train_set is None else Instances(train_set, self.device, self.dtype, self.keep.memory)
+        self.instances = (
+            None
+            if train_set is None
+            else Instances(train_set, self.device, self.dtype, self.keep.memory)
+        )
         self.folder = tape
-        self._earlier = self._ranks.first_does(lambda: prepare_folder(tape, overwrite=overwrite, resume=resume))
+        self._earlier = self._ranks.first_does(
+            lambda: prepare_folder(tape, overwrite=overwrite, resume=resume)
+        )
         self._objective: Objective | None = None
         self._pure: Optimizer | None = None
         self._writer: TapeWriter | NoTape | None = None
-        self._pending: list[tuple[Micro, Batch]] = []  # micro-batches whose gradients wait for the optimizer's step
+        self._pending: list[
+            tuple[Micro, Batch]
+        ] = []  # micro-batches whose gradients wait for the optimizer's step
         self._before: State | None = None  # the state they were computed from, where it is needed
-        self._buffers: dict[str, Tensor] = {}  # the buffers before them: a forward pass moves these at once
+        self._buffers: dict[
+            str, Tensor
+        ] = {}  # the buffers before them: a forward pass moves these at once
         self._stepping = False  # between the optimizer's two hooks
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self._clip: Clip | None = None
@@ -95,13 +124,17 @@ class Recorder:
         self._losses: list[Tensor] = []
         self._gradients = GradientWatch(self.model)
         self._handles = [
-            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._about_to_step(args, kwargs)),
+            optimizer.register_step_pre_hook(
+                lambda _, args, kwargs: self._about_to_step(args, kwargs)
+            ),
             optimizer.register_step_post_hook(lambda *_: self._has_stepped()),
             *self._gradients.handles,
         ]
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
-        atexit.register(self._at_exit)  # Ctrl-C in the middle of a loop still leaves every step that was taken
+        atexit.register(
+            self._at_exit
+        )  # Ctrl-C in the middle of a loop still leaves every step that was taken
         if self._earlier is not None:
             self._restore(self._earlier)
 
@@ -120,19 +153,31 @@ class Recorder:
         if self._inside:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
         if torch.is_autocast_enabled(self.device.type):
-            raise NotSupported("Autocast is on: dross replays in the model's own type. Record without autocast.")
+            raise NotSupported(
+                "Autocast is on: dross replays in the model's own type. Record without autocast."
+            )
         if epoch is None and self.keep.last_epochs is not None:
-            raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
+            raise BadInput(
+                "LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch)."
+            )
         if epoch is not None and int(epoch) < self._epoch:
-            raise BadInput(f"Epoch {epoch} came after epoch {self._epoch}: epochs count up, through all phases of a run.")
+            raise BadInput(
+                f"Epoch {epoch} came after epoch {self._epoch}: epochs count up, through all phases of a run."
+            )
         self._epoch = self._epoch if epoch is None else int(epoch)
-        ids = check_ids(ids, len(self.instances) if self.instances else np.iinfo(np.int32).max, "Instance ids")
+        ids = check_ids(
+            ids, len(self.instances) if self.instances else np.iinfo(np.int32).max, "Instance ids"
+        )
         x, y = (tree_map(lambda t: placed(t, self.device, self.dtype), part) for part in (x, y))
         if len(ids) != count_of(y):
-            raise BadInput(f"{len(ids)} ids came with {count_of(y)} labels: pass the id of every instance of the batch.")
+            raise BadInput(
+                f"{len(ids)} ids came with {count_of(y)} labels: pass the id of every instance of the batch."
+            )
         self._check_against_data_set(ids, x, y)
         position = (self.steps, place(len(self._pending), self._ranks))
-        batch = make_batch(x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype)
+        batch = make_batch(
+            x, y, Micro(ids), self.seed, position, self.augment, self.device, self.dtype
+        )
         before = self._begin(batch)
         weights = np.zeros(len(ids))
         self._inside, self._stepped = True, False
@@ -142,13 +187,17 @@ class Recorder:
         except BaseException:
             if not self._stepped and not self._stepping:
                 # once backward() has run, its gradient is mixed with those of the other micro-batches: all of them go
-                self._withdraw(self._buffers if weights.any() else before, everything=bool(weights.any()))
+                self._withdraw(
+                    self._buffers if weights.any() else before, everything=bool(weights.any())
+                )
             raise
         finally:
             self._inside = False
         if not self._stepped and not weights.any():
             self._withdraw(before)
-            raise NotReplayable("backward() was not called on the losses of this batch, so the batch has no part in any step.")
+            raise NotReplayable(
+                "backward() was not called on the losses of this batch, so the batch has no part in any step."
+            )
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """The last batch (or all that wait) has no part in any step: forget it, and what its forward pass did to the model."""
@@ -173,7 +222,9 @@ class Recorder:
     def _declare(self, clip: Clip) -> list[Tensor]:
         """Note the clip, and name the parameters that it is for."""
         if self._clip is not None:
-            raise NotSupported("The gradient is clipped twice in one step: dross follows one clip per step.")
+            raise NotSupported(
+                "The gradient is clipped twice in one step: dross follows one clip per step."
+            )
         if self._objective is None:
             raise BadInput("There is nothing to clip before the first recorder.step.")
         self._clip = clip
@@ -198,10 +249,16 @@ class Recorder:
     def run(self, train_set: Any = None) -> Run:
         """Close the tape and open it as a run."""
         self.close()
-        source = train_set if train_set is not None else (self.instances.source if self.instances else None)
+        source = (
+            train_set
+            if train_set is not None
+            else (self.instances.source if self.instances else None)
+        )
         if source is None:
             raise BadInput("Pass the training set: recorder.run(train_set).")
-        return Run.open(self.folder, self.model, source, self._given_loss(), self.penalty, self.augment)
+        return Run.open(
+            self.folder, self.model, source, self._given_loss(), self.penalty, self.augment
+        )
 
     def __enter__(self) -> "Recorder":
         return self
@@ -231,7 +288,9 @@ class Recorder:
     def _is_untouched(self) -> bool:
         """Whether the parameters are where the last recorded step left them."""
         return (
-            self._after is None or self._objective is None or torch.equal(self._objective.layout.read(self.model)[0], self._after)
+            self._after is None
+            or self._objective is None
+            or torch.equal(self._objective.layout.read(self.model)[0], self._after)
         )
 
     def _check_untouched(self) -> None:
@@ -271,9 +330,13 @@ class Recorder:
                 "optimizer.step(closure) computes losses that the recorder does not see. Call optimizer.step() without it."
             )
         if not self._inside:
-            raise NotReplayable(f"optimizer.step() ran outside `with recorder.step(...)` after step {self.steps - 1}.")
+            raise NotReplayable(
+                f"optimizer.step() ran outside `with recorder.step(...)` after step {self.steps - 1}."
+            )
         if self._stepped:
-            raise NotReplayable(f"The optimizer stepped twice in one `with recorder.step(...)`, at step {self.steps}.")
+            raise NotReplayable(
+                f"The optimizer stepped twice in one `with recorder.step(...)`, at step {self.steps}."
+            )
         assert self._objective is not None
         self._gradients.check_step(self._objective.layout, self.optimizer, self.steps)
         self._stepping = True
@@ -285,11 +348,20 @@ class Recorder:
         groups = moving_groups(self._objective.layout, self.model, self.optimizer)
         check_same_structure(self._pure, understand(self.optimizer, self._pure.group_sizes, groups))
         numbers = current_numbers(self._pure, groups)
-        told = tell(self._ranks, [micro.simplified() for micro, _ in self._pending], self._writer.opens_segment())
+        told = tell(
+            self._ranks,
+            [micro.simplified() for micro, _ in self._pending],
+            self._writer.opens_segment(),
+        )
         step = Step(told.micros, numbers, self._epoch, self._clip)
         own = [told.micros[place(k, self._ranks)] for k in range(len(self._pending))]
         batches = [
-            Batch(batch.x, batch.y, torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device), batch.seed)
+            Batch(
+                batch.x,
+                batch.y,
+                torch.as_tensor(micro.weights, dtype=self.dtype, device=self.device),
+                batch.seed,
+            )
             for micro, (_, batch) in zip(own, self._pending)
         ]
         g = self._gradients.flat(self._objective.layout)
@@ -298,7 +370,9 @@ class Recorder:
         check_finite(self.steps, State(after), g, self._losses, ids, kept=self._writer.first)
         if told.opens_segment:
             self._rehearse(step, batches, after)
-        self._writer.add(step, self._before, None, checksum(batches[0]) if told.opens_segment else 0)
+        self._writer.add(
+            step, self._before, None, checksum(batches[0]) if told.opens_segment else 0
+        )
         self._after = after
         self._pending, self._clip, self._stepped, self._stepping = [], None, True, False
 
@@ -311,7 +385,9 @@ class Recorder:
             state = advance(self._pure, self._before, step, g, {})
         difference = float((state.theta - after).abs().max())
         moved = float((after - self._before.theta).abs().max())
-        if not difference <= 100 * torch.finfo(self.dtype).eps ** 0.5 * max(moved, torch.finfo(self.dtype).tiny):
+        if not difference <= 100 * torch.finfo(self.dtype).eps ** 0.5 * max(
+            moved, torch.finfo(self.dtype).tiny
+        ):
             raise NotReplayable(
                 f"Step {self.steps} cannot be reproduced: the optimizer moved the parameters by up to {moved:.2e}, a replay "
                 f"differs by {difference:.2e}. Does the loop add something to the loss that is not in the losses it was given (use "
@@ -322,13 +398,24 @@ class Recorder:
     def _discover(self, batch: Batch) -> Objective:
         if not self.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
-        self._objective, self._pure = discover(self.model, self.optimizer, self._given_loss(), self.penalty, batch.x, batch.y)
+        self._objective, self._pure = discover(
+            self.model, self.optimizer, self._given_loss(), self.penalty, batch.x, batch.y
+        )
         check_recordable(self._objective, self._ranks)
         if self._ranks.rank > 0:
             self._writer = NoTape(self.steps)
             return self._objective
         manifest = describe(
-            self._objective, self._pure, self.loss_name, self.augment, self.keep, self.seed, None, self.device, self.instances, True
+            self._objective,
+            self._pure,
+            self.loss_name,
+            self.augment,
+            self.keep,
+            self.seed,
+            None,
+            self.device,
+            self.instances,
+            True,
         )
         if self._earlier is not None:
             check_same_run(self._earlier, manifest)
@@ -363,7 +450,14 @@ class Recorder:
         state = Tape(self.folder).end_state().map(lambda t: t.to(self.device))
         layout.write(state, self.model)
         if earlier["steps"]:
-            write_slots(pure, self.optimizer, layout, dict(self.model.named_parameters()), state.slots, state.clock)
+            write_slots(
+                pure,
+                self.optimizer,
+                layout,
+                dict(self.model.named_parameters()),
+                state.slots,
+                state.clock,
+            )
 
     def _check_against_data_set(self, ids: np.ndarray, x: Any, y: Any) -> None:
         """A data set that answers twice differently cannot be replayed; find out at the first batch."""
@@ -371,7 +465,9 @@ class Recorder:
             return
         seen = tree_leaves((x, y))
         again = tree_leaves(self.instances[ids])
-        same = len(seen) == len(again) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(seen, again))
+        same = len(seen) == len(again) and all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(seen, again)
+        )
         if not same:
             raise NotReplayable(
                 "The first batch is not what the data set gives for its ids. Record the inputs as the data set has them and pass "

@@ -35,16 +35,37 @@ from ..tape.writer import TapeWriter, prepare_folder
 
 _MOST_UNWATCHED = 64
 _UNWATCHED_BYTES = 256 << 20
-Eta = float | Sequence[float] | np.ndarray | Callable[[int], float] | torch.optim.lr_scheduler.LRScheduler
+Eta = (
+    float
+    | Sequence[float]
+    | np.ndarray
+    | Callable[[int], float]
+    | torch.optim.lr_scheduler.LRScheduler
+)
 
 
 def train(
-    model: torch.nn.Module, train_set: Any, loss: Any, optimizer: torch.optim.Optimizer, *, tape: str | os.PathLike,
-    epochs: int | None = None, batch_size: int | None = None, batches: Sequence[Any] | None = None, eta: Eta | None = None,
-    penalty: Penalty | None = None, augment: Augment | None = None, clip: Clip | None = None, keep: Keep | None = None,
-    seed: int = 0, device: str | torch.device | None = None, progress: bool = True, overwrite: bool = False,
-    resume: bool = False, arithmetic: str = "strict",
-) -> Run:  # fmt: skip
+    model: torch.nn.Module,
+    train_set: Any,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    *,
+    tape: str | os.PathLike,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    batches: Sequence[Any] | None = None,
+    eta: Eta | None = None,
+    penalty: Penalty | None = None,
+    augment: Augment | None = None,
+    clip: Clip | None = None,
+    keep: Keep | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    overwrite: bool = False,
+    resume: bool = False,
+    arithmetic: str = "strict",
+) -> Run:
     """Train a model and record the run on a tape.
 
     train_set   a map-style data set of (x, y), or a pair of tensors (X, Y); an instance's id is its index
@@ -61,7 +82,9 @@ def train(
 
     The model and the optimizer end up as if the loop had run on them.
     """
-    if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, (ClipNorm, ClipValue, NoneType)):
+    if not isinstance(keep, (Keep, NoneType)) or not isinstance(
+        clip, (ClipNorm, ClipValue, NoneType)
+    ):
         raise BadInput(
             "keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes); clip is ClipNorm(x) or ClipValue(x)."
         )
@@ -82,29 +105,49 @@ def train(
     objective.graphs.usual = len(first)
     loss_name, _ = resolve(loss)
     _check_all_labels(objective, instances, x, loss_name)
-    rows = _rates(optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps)
+    rows = _rates(
+        optimizer, pure, moving_groups(objective.layout, model, optimizer), eta, plan.steps
+    )
 
     parameters = dict(model.named_parameters())
     theta, buffers = objective.layout.read(model)
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
     state = State(theta, slots, buffers, clock)
     schedule = hashlib.sha256(rows.tobytes() + repr(clip).encode()).hexdigest()
-    manifest = describe(objective, pure, loss_name, augment, keep, seed, plan.steps, device, instances, False, schedule)
+    manifest = describe(
+        objective,
+        pure,
+        loss_name,
+        augment,
+        keep,
+        seed,
+        plan.steps,
+        device,
+        instances,
+        False,
+        schedule,
+    )
     earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
     if earlier is not None:
         check_same_run(earlier, manifest)
         state = Tape(tape).end_state().map(lambda t: t.to(device))
         manifest = earlier
-    writer = TapeWriter(tape, manifest, keep, state.nbytes, plan.steps, step_bytes=16 + 4 * len(first))
+    writer = TapeWriter(
+        tape, manifest, keep, state.nbytes, plan.steps, step_bytes=16 + 4 * len(first)
+    )
     if earlier is None:
         writer.flush(state)
-    state = _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress)
+    state = _fold(
+        objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress
+    )
     objective.layout.write(state, model)
     write_slots(pure, optimizer, objective.layout, parameters, state.slots, state.clock)
     return Run(Recording(Tape(tape), objective, pure, instances, augment, seed), progress)
 
 
-def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress) -> State:
+def _fold(
+    objective, pure, instances, plan, rows, writer, state, augment, clip, seed, progress
+) -> State:
     """Take the steps that are still to be taken; whatever ends them early, the tape keeps what was done."""
     complete, writer.ends = False, {writer.next: state}
     t, coming = writer.next, plan.from_step(writer.next)
@@ -113,15 +156,20 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
         try:
             while block := list(islice(coming, _MOST_UNWATCHED)):
                 steps = [
-                    Step((Micro(ids),) if len(ids) else (), rows[k], epoch, clip) for k, (ids, epoch) in enumerate(block, start=t)
+                    Step((Micro(ids),) if len(ids) else (), rows[k], epoch, clip)
+                    for k, (ids, epoch) in enumerate(block, start=t)
                 ]
                 feeds = instances.feed(steps, t, seed, augment)
                 at_once = _steps_unwatched(state)
                 for k in range(0, len(steps), at_once):
                     part = slice(k, k + at_once)
-                    waiting.append(_Row.taken(objective, pure, state, steps[part], feeds[part], t + k))
+                    waiting.append(
+                        _Row.taken(objective, pure, state, steps[part], feeds[part], t + k)
+                    )
                     state = waiting[-1].states[-1]
-                    if len(waiting) > int(state.theta.is_cuda):  # a GPU computes the next row meanwhile
+                    if len(waiting) > int(
+                        state.theta.is_cuda
+                    ):  # a GPU computes the next row meanwhile
                         _write(waiting.pop(0), objective, pure, writer, advance)
                 t += len(steps)
             for row in waiting:
@@ -130,9 +178,13 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
         except ValueError as error:
             if isinstance(error, DrossError):
                 raise
-            raise BadInput(f"Step {writer.next} cannot be taken: {error} (BatchNorm cannot train on a single instance.)") from error
+            raise BadInput(
+                f"Step {writer.next} cannot be taken: {error} (BatchNorm cannot train on a single instance.)"
+            ) from error
         except BaseException as error:
-            error.add_note(f"dross: the tape at {writer.folder} is kept; dross.train(..., resume=True) goes on from there.")
+            error.add_note(
+                f"dross: the tape at {writer.folder} is kept; dross.train(..., resume=True) goes on from there."
+            )
             raise
         finally:
             writer.finish(complete=complete)
@@ -141,7 +193,11 @@ def _fold(objective, pure, instances, plan, rows, writer, state, augment, clip, 
 
 def _steps_unwatched(state: State) -> int:
     """How many steps to take before looking whether they were finite: looking makes a GPU wait."""
-    return max(1, min(_MOST_UNWATCHED, _UNWATCHED_BYTES // max(state.nbytes, 1))) if state.theta.is_cuda else 1
+    return (
+        max(1, min(_MOST_UNWATCHED, _UNWATCHED_BYTES // max(state.nbytes, 1)))
+        if state.theta.is_cuda
+        else 1
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +211,14 @@ class _Row:
     seen: Sent  # the sum of the last theta, finite only if theta is; and whether each gradient was finite, where clipping can make it so again
 
     @staticmethod
-    def taken(objective: Objective, pure: Optimizer, state: State, steps: list[Step], feeds: list, first: int) -> "_Row":
+    def taken(
+        objective: Objective,
+        pure: Optimizer,
+        state: State,
+        steps: list[Step],
+        feeds: list,
+        first: int,
+    ) -> "_Row":
         states, clipped = [state], []
         if any(step.clip for step in steps):
             for step, batches in zip(steps, feeds):
@@ -164,29 +227,50 @@ class _Row:
                 clipped.append(torch.isfinite(g).all())
         else:
             states += take_steps(objective, pure, state, steps, feeds)
-        seen = {"total": states[-1].theta.sum(), **({"finite": torch.stack(clipped)} if clipped else {})}
+        seen = {
+            "total": states[-1].theta.sum(),
+            **({"finite": torch.stack(clipped)} if clipped else {}),
+        }
         return _Row(first, steps, feeds, states, Sent(seen))
 
     def check(self, objective: Objective, pure: Optimizer) -> None:
         # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
-        if all(bool(torch.isfinite(t).all() if t.is_floating_point() else t.all()) for t in self.seen.arrived().values()):
+        if all(
+            bool(torch.isfinite(t).all() if t.is_floating_point() else t.all())
+            for t in self.seen.arrived().values()
+        ):
             return
-        for t, (step, batches, before) in enumerate(zip(self.steps, self.feeds, self.states), start=self.first):
+        for t, (step, batches, before) in enumerate(
+            zip(self.steps, self.feeds, self.states), start=self.first
+        ):
             after, g, losses = take_step(objective, pure, before, step, batches)
             check_finite(t, after, g, losses, step.ids, kept=self.first)
 
 
-def _write(row: _Row, objective: Objective, pure: Optimizer, writer: TapeWriter, advance: Callable[[int], None]) -> None:
+def _write(
+    row: _Row,
+    objective: Objective,
+    pure: Optimizer,
+    writer: TapeWriter,
+    advance: Callable[[int], None],
+) -> None:
     row.check(objective, pure)
     with aside(row.states[0].theta.device):
         for step, batches, before, after in zip(row.steps, row.feeds, row.states, row.states[1:]):
             if writer.is_full(step.epoch):
                 writer.flush()
-            writer.add(step, before, after, checksum(batches[0]) if batches and writer.opens_segment() else 0)
+            writer.add(
+                step,
+                before,
+                after,
+                checksum(batches[0]) if batches and writer.opens_segment() else 0,
+            )
             advance(1)
 
 
-def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int) -> None:
+def check_finite(
+    t: int, after: State, g: torch.Tensor, losses: list[torch.Tensor], ids: np.ndarray, kept: int
+) -> None:
     """Stop at the step that breaks, and say which instances broke it."""
     if bool(torch.isfinite(g).all() & torch.isfinite(after.theta).all()):
         return
@@ -194,7 +278,11 @@ def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tenso
     if len(bad):
         what = f"the loss of instance{'s' * (len(bad) > 1)} {', '.join(map(str, bad[:5]))} is not finite"
     else:
-        what = "the gradient is not finite" if not bool(torch.isfinite(g).all()) else "the update overflows"
+        what = (
+            "the gradient is not finite"
+            if not bool(torch.isfinite(g).all())
+            else "the update overflows"
+        )
     raise NotFinite(
         f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape is whole up to step {kept}.",
         step=t,
@@ -204,7 +292,12 @@ def check_finite(t: int, after: State, g: torch.Tensor, losses: list[torch.Tenso
 class _Plan:
     """Which ids each step uses, epoch by epoch, without holding all of them."""
 
-    def __init__(self, per_epoch: Callable[[int], list[np.ndarray]], epochs: int, steps_of: Callable[[int], int]):
+    def __init__(
+        self,
+        per_epoch: Callable[[int], list[np.ndarray]],
+        epochs: int,
+        steps_of: Callable[[int], int],
+    ):
         self.per_epoch, self.epochs, self.steps_of = per_epoch, epochs, steps_of
         self.steps = sum(steps_of(epoch) for epoch in range(epochs))
 
@@ -218,7 +311,9 @@ class _Plan:
             t += size
 
     @staticmethod
-    def of(instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int) -> "_Plan":
+    def of(
+        instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int
+    ) -> "_Plan":
         for what, value in (("epochs", epochs), ("batch_size", batch_size)):
             if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
                 raise BadInput(f"{what} must be at least 1 and whole, not {value!r}.")
@@ -240,7 +335,9 @@ class _Plan:
         return _Plan(shuffled, epochs, lambda epoch: -(-count // batch_size))
 
 
-def _rates(optimizer, pure: Optimizer, groups: list[dict], eta: Eta | None, steps: int) -> np.ndarray:
+def _rates(
+    optimizer, pure: Optimizer, groups: list[dict], eta: Eta | None, steps: int
+) -> np.ndarray:
     """The optimizer's numbers at every step: [T, G, H]."""
     rows = np.repeat(current_numbers(pure, groups)[None], steps, axis=0)
     if eta is None:
@@ -250,7 +347,9 @@ def _rates(optimizer, pure: Optimizer, groups: list[dict], eta: Eta | None, step
             "ReduceLROnPlateau looks at a loss that dross.train does not show it. Use dross.Recorder in your own loop."
         )
     if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
-        optimizer._opt_called = True  # our loop is the optimizer's step; torch would warn that it was never called
+        optimizer._opt_called = (
+            True  # our loop is the optimizer's step; torch would warn that it was never called
+        )
         for t in range(steps):
             rows[t] = current_numbers(pure, groups)
             eta.step()
@@ -282,5 +381,7 @@ def _available(device: str | torch.device) -> torch.device:
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = first_line(error)
-        raise BadInput(f"The device '{device}' is not there ({reason}). Leave it out to train where the model is.") from None
+        raise BadInput(
+            f"The device '{device}' is not there ({reason}). Leave it out to train where the model is."
+        ) from None
     return wanted

@@ -31,7 +31,9 @@ from . import checkpoint_schedule
 from .replay_check import comparison, nothing
 from .take_steps import take_step, take_steps
 
-_STATES_AT_ONCE = 1 << 30  # bytes of states of one segment held in memory, where no budget was given
+_STATES_AT_ONCE = (
+    1 << 30
+)  # bytes of states of one segment held in memory, where no budget was given
 _PATIENCE = 8  # times that a step is taken before somebody is told
 
 
@@ -57,7 +59,12 @@ class Recording:
 
     @staticmethod
     def open(
-        place: str | os.PathLike, model: nn.Module, train_set: Any, loss: Any, penalty: Penalty | None, augment: Augment | None
+        place: str | os.PathLike,
+        model: nn.Module,
+        train_set: Any,
+        loss: Any,
+        penalty: Penalty | None,
+        augment: Augment | None,
     ) -> "Recording":
         """A tape with the model, the data and the loss that it was recorded with, or an error that says which of them is another."""
         tape = Tape(place)
@@ -76,15 +83,25 @@ class Recording:
                 )
         device, dtype = device_and_dtype(model)
         instances = Instances(train_set, device, dtype, made.get("memory"))
-        if made["instances"] not in (None, len(instances)) or made["data"] not in (None, instances.fingerprint()):
+        if made["instances"] not in (None, len(instances)) or made["data"] not in (
+            None,
+            instances.fingerprint(),
+        ):
             raise TapeMismatch(
                 f"The run was trained on another data set ({made['instances']} instances; this one has {len(instances)}, or "
                 "other contents). Pass the data set it was trained on."
             )
         objective = Objective(
-            model, layout, loss_function, loss_name, penalty, made["stochastic"], tuple(made["evaluated"]), tuple(made["unused"]),
+            model,
+            layout,
+            loss_function,
+            loss_name,
+            penalty,
+            made["stochastic"],
+            tuple(made["evaluated"]),
+            tuple(made["unused"]),
             precision.check(made.get("arithmetic", "strict"), device, dtype),
-        )  # fmt: skip
+        )
         optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
         if tape.entries and compiled.asked_for():
             objective.graphs.usual = len(tape.read(0).steps[0].ids)
@@ -116,7 +133,9 @@ class Recording:
             coming: Future[Segment] | None = None
             for index, after in zip(indices, [*indices[1:], None]):
                 found = self.tape.read(index) if coming is None else coming.result()
-                coming = reader.submit(self.tape.read, after) if ahead and after is not None else None
+                coming = (
+                    reader.submit(self.tape.read, after) if ahead and after is not None else None
+                )
                 segment = self._checked(found)
                 del found  # on a CPU, too, the segment is a copy
                 yield segment
@@ -126,7 +145,9 @@ class Recording:
         """Moved onto the device, once it is known that the data set is still the one it was recorded with."""
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
-            raise TapeMismatch(f"The run used instance {largest}, but the data set has only {len(self.instances)} instances.")
+            raise TapeMismatch(
+                f"The run used instance {largest}, but the data set has only {len(self.instances)} instances."
+            )
         with aside(self.device) as user:
             segment = replace(segment, states=self._all_placed(segment.states, user))
             (first,) = self.batches(segment.first, segment.steps[:1])
@@ -141,7 +162,10 @@ class Recording:
         if user is None:
             return [state.map(self._placed) for state in states]
         together = State.stacked(states).map(self._placed)  # one transfer for all of them
-        apart = [replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock) for k, state in enumerate(states)]
+        apart = [
+            replace(together.map(lambda t, k=k: t[k].clone()), clock=state.clock)
+            for k, state in enumerate(states)
+        ]
         for state in apart:
             state.map(lambda t: t.record_stream(user) or t)
         return apart
@@ -161,16 +185,24 @@ class Recording:
 
     def holding(self, first: int, stop: int) -> list[int]:
         """Which segments hold steps first..stop-1."""
-        return [k for k, entry in enumerate(self.tape.entries) if entry["first"] < stop and entry["first"] + entry["steps"] > first]
+        return [
+            k
+            for k, entry in enumerate(self.tape.entries)
+            if entry["first"] < stop and entry["first"] + entry["steps"] > first
+        ]
 
     def check_unchanged(self) -> None:
         """The frozen weights and the data must still be the recorded ones: both are the user's, who may have touched them."""
         made = self.tape.manifest
         check_constants(made["model"], self.objective.model, self.objective.layout)
         if self.instances.aliased and made["data"] not in (None, self.instances.fingerprint()):
-            raise TapeMismatch("The training data have been changed in place since the run was recorded. Pass them as they were.")
+            raise TapeMismatch(
+                "The training data have been changed in place since the run was recorded. Pass them as they were."
+            )
 
-    def blocks(self, index: int, segment: Segment, begin: int, stop: int) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
+    def blocks(
+        self, index: int, segment: Segment, begin: int, stop: int
+    ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """The part of a segment from `begin` to before `stop`, last block first: (its first step, the state before each step, and the gradients
         where replaying gave them). A segment whose states do not fit into memory is replayed more than once, block by block."""
         count = min(stop, segment.end) - segment.first
@@ -179,11 +211,19 @@ class Recording:
             yield segment.first, segment.states[:count], gradients
             check()  # now that a GPU has enough to do
             return
-        arrives = (lambda end: self._arrival(index, end, segment)) if count == len(segment.steps) else None
+        arrives = (
+            (lambda end: self._arrival(index, end, segment))
+            if count == len(segment.steps)
+            else None
+        )
         yield from self._blocks(segment, begin - segment.first, count, arrives)
 
     def _blocks(
-        self, segment: Segment, begin: int, stop: int, arrives: Callable[[State], Callable[[], None]] | None
+        self,
+        segment: Segment,
+        begin: int,
+        stop: int,
+        arrives: Callable[[State], Callable[[], None]] | None,
     ) -> Iterator[tuple[int, list[State], list[Tensor | None]]]:
         """The steps of a segment from number `begin` to `stop`, in blocks, with as few states at a time as there is room for (schedule.py). A block may begin sooner."""
         room = self._room(segment, stop)
@@ -211,7 +251,9 @@ class Recording:
                     continue
                 room = len(steps) // 2
             middle = low + checkpoint_schedule.first_part(len(steps), room)
-            reached, room = self._passed(segment.first + low, segment.steps[low:middle], start, room)
+            reached, room = self._passed(
+                segment.first + low, segment.steps[low:middle], start, room
+            )
             rows += [(low, middle, start, room), (middle, high, reached, room - 1)]
             del start, reached
 
@@ -230,7 +272,11 @@ class Recording:
 
     def _warn_of_patience(self, segment: Segment, steps: int, room: int) -> None:
         if (times := checkpoint_schedule.times(steps, room)) > _PATIENCE:
-            needed = next(more for more in range(room, steps + 1) if checkpoint_schedule.times(steps, more) <= _PATIENCE)
+            needed = next(
+                more
+                for more in range(room, steps + 1)
+                if checkpoint_schedule.times(steps, more) <= _PATIENCE
+            )
             warnings.warn(
                 f"There is room for {room} states in memory, so some of the steps are taken up to {times} times; "
                 f"{needed} states, in_memory={needed * self._bytes_each(segment):,}, would do with {_PATIENCE}.",
@@ -238,7 +284,9 @@ class Recording:
                 stacklevel=6,
             )
 
-    def _passed(self, first: int, steps: Sequence[Step], state: State, room: int) -> tuple[State, int]:
+    def _passed(
+        self, first: int, steps: Sequence[Step], state: State, room: int
+    ) -> tuple[State, int]:
         """The state after these steps, and how many states do fit."""
         k = 0
         while k < len(steps):
@@ -248,7 +296,9 @@ class Recording:
             else:
                 state, k = found[2], k + len(row)
             del found  # before others are made
-        return state.map(torch.clone), room  # on a GPU it is a part of a row of states, which would all be held with it
+        return state.map(
+            torch.clone
+        ), room  # on a GPU it is a part of a row of states, which would all be held with it
 
     def _fitting_row(self, first: int, steps: Sequence[Step], start: State):
         """None where the states do not fit into the memory that there is."""
@@ -258,7 +308,11 @@ class Recording:
             if len(steps) == 1 or self.ranks.size > 1:  # the other ranks go on to the next step
                 raise
         self.objective.graphs.give_back()
-        warnings.warn(f"Out of memory: going on with {len(steps) // 2} states at once.", DrossWarning, stacklevel=2)
+        warnings.warn(
+            f"Out of memory: going on with {len(steps) // 2} states at once.",
+            DrossWarning,
+            stacklevel=2,
+        )
         return None
 
     def _row(
@@ -275,11 +329,17 @@ class Recording:
             gradients.append(g)
         return states[:-1], gradients, states[-1]
 
-    def _taken(self, step: Step, state: State, batches: Sequence[AnyBatch]) -> tuple[State, Tensor | None]:
-        after, g, _ = take_step(self.objective, self.optimizer, state, step, batches, ranks=self.ranks)
+    def _taken(
+        self, step: Step, state: State, batches: Sequence[AnyBatch]
+    ) -> tuple[State, Tensor | None]:
+        after, g, _ = take_step(
+            self.objective, self.optimizer, state, step, batches, ranks=self.ranks
+        )
         return after, g if needs_gradient(self.optimizer, step) else None
 
-    def _links(self, index: int, segment: Segment, count: int) -> tuple[list[Tensor | None], Callable[[], None]]:
+    def _links(
+        self, index: int, segment: Segment, count: int
+    ) -> tuple[list[Tensor | None], Callable[[], None]]:
         """Where every state was kept, each must lead to the next. dross.train wrote them so, and its first step is a sample; in
         somebody else's loop anything may have happened in between. The gradients that this gives, and the check."""
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
@@ -290,7 +350,9 @@ class Recording:
             after, gradients[k] = self._taken(segment.steps[k], segment.states[k], batches[k])
             check()  # of the step before, while a GPU takes this one
             if k + 1 < len(segment.steps):
-                check = comparison(after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape)
+                check = comparison(
+                    after, lambda k=k: segment.states[k + 1], segment.first + k + 1, self.tape
+                )
             else:
                 check = self._arrival(index, after, segment)
         return gradients, check
@@ -298,7 +360,12 @@ class Recording:
     def check_replay(self, index: int, segment: Segment) -> None:
         """Whether a segment's steps still lead where they led: somebody who goes on in the middle of it has not seen its end."""
         if len(segment.states) < len(segment.steps):
-            end, _ = self._passed(segment.first, segment.steps, segment.states[0], self._room(segment, len(segment.steps)))
+            end, _ = self._passed(
+                segment.first,
+                segment.steps,
+                segment.states[0],
+                self._room(segment, len(segment.steps)),
+            )
             self.check_arrival(index, end, segment)
 
     def check_arrival(self, index: int, arrived: State, segment: Segment) -> None:
@@ -315,34 +382,48 @@ class Recording:
         if t == self.tape.steps:
             return self.tape.end_state().map(self._placed)
         if not self.tape.first <= t <= self.tape.steps:
-            raise BadInput(f"The tape holds the model after {self.tape.first} to {self.tape.steps} steps; {t} is not among them.")
-        index = next(i for i, e in enumerate(self.tape.entries) if e["first"] <= t < e["first"] + e["steps"])
+            raise BadInput(
+                f"The tape holds the model after {self.tape.first} to {self.tape.steps} steps; {t} is not among them."
+            )
+        index = next(
+            i for i, e in enumerate(self.tape.entries) if e["first"] <= t < e["first"] + e["steps"]
+        )
         segment = self.segment(index)
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
         steps = segment.steps[: t - segment.first]
         with self.objective.training():
-            return self._passed(segment.first, steps, segment.states[0], self._room(segment, len(steps)))[0]
+            return self._passed(
+                segment.first, steps, segment.states[0], self._room(segment, len(steps))
+            )[0]
 
     def checked_end(self, at: int | None) -> int:
         """The number of steps after which the model is asked."""
         if at is not None and not self.tape.first <= at <= self.tape.steps:
-            raise BadInput(f"at={at}: the tape holds the model after {self.tape.first} to {self.tape.steps} steps.")
+            raise BadInput(
+                f"at={at}: the tape holds the model after {self.tape.first} to {self.tape.steps} steps."
+            )
         return self.tape.steps if at is None else at
 
     def epoch_of(self, t: int) -> int:
         """The epoch of step t."""
-        index = next(i for i, entry in enumerate(self.tape.entries) if t < entry["first"] + entry["steps"])
+        index = next(
+            i for i, entry in enumerate(self.tape.entries) if t < entry["first"] + entry["steps"]
+        )
         segment = self.tape.read(index)
         return segment.steps[t - segment.first].epoch
 
     def start_of(self, epoch: int) -> int:
         """The first kept step of this epoch or a later one."""
-        index = next((i for i, entry in enumerate(self.tape.entries) if entry["epochs"][1] >= epoch), None)
+        index = next(
+            (i for i, entry in enumerate(self.tape.entries) if entry["epochs"][1] >= epoch), None
+        )
         if index is None:
             return self.tape.steps
         segment = self.tape.read(index)
-        return segment.first + next(k for k, step in enumerate(segment.steps) if step.epoch >= epoch)
+        return segment.first + next(
+            k for k, step in enumerate(segment.steps) if step.epoch >= epoch
+        )
 
     def epochs_before(self, stop: int, epochs: int | None) -> tuple[int, int]:
         """The epochs to look at when the model after `stop` steps is asked: all that are kept, or the last so many."""
@@ -352,12 +433,16 @@ class Recording:
             return (0, 0)
         newest, oldest = self.epoch_of(stop - 1), self.tape.entries[0]["epochs"][0]
         if epochs is not None and self.tape.first > 0 and newest - epochs + 1 < oldest:
-            raise BadInput(f"The tape keeps only the last {newest - oldest + 1} epochs; {epochs} were asked for.")
+            raise BadInput(
+                f"The tape keeps only the last {newest - oldest + 1} epochs; {epochs} were asked for."
+            )
         return (oldest if epochs is None else max(oldest, newest - epochs + 1), newest)
 
 
 def _reopened(place: str, id: str, steps: int, *given: Any) -> Recording:
     opened = Recording.open(place, *given)
     if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
-        raise TapeMismatch(f"The tape at {place} is another one here than where the work was sent from. Give both the same folder.")
+        raise TapeMismatch(
+            f"The tape at {place} is another one here than where the work was sent from. Give both the same folder."
+        )
     return opened

@@ -15,7 +15,9 @@ def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
     comparison(arrived, lambda: recorded, t, tape)()
 
 
-def comparison(arrived: State, recorded: Callable[[], State], t: int, tape: Tape) -> Callable[[], None]:
+def comparison(
+    arrived: State, recorded: Callable[[], State], t: int, tape: Tape
+) -> Callable[[], None]:
     """The check that a replay is where it should be. On a GPU it is the caller's to make, when there is something else to compute meanwhile."""
     sent, device = Sent(arrived.tensors()), arrived.theta.device
 
@@ -33,14 +35,22 @@ def nothing() -> None:
     """There is nothing to check, or it has been."""
 
 
-def _compare(arrived: dict[str, Tensor], recorded: dict[str, Tensor], device: torch.device, t: int, tape: Tape) -> None:
+def _compare(
+    arrived: dict[str, Tensor],
+    recorded: dict[str, Tensor],
+    device: torch.device,
+    t: int,
+    tape: Tape,
+) -> None:
     """Tolerates rounding (another loop's optimizer adds up in another order), and nothing else."""
     for name, value in recorded.items():
         own = arrived[name]
         if torch.equal(own, value):
             continue
         if not value.is_floating_point():
-            raise TapeMismatch(f"Step {t - 1} replayed to another {name}: the tape is of another model or data set.")
+            raise TapeMismatch(
+                f"Step {t - 1} replayed to another {name}: the tape is of another model or data set."
+            )
         tolerance = torch.finfo(value.dtype).eps ** 0.5
         difference, scale = float((own - value).abs().max()), float(value.abs().max())
         if not difference <= tolerance * max(scale, torch.finfo(value.dtype).tiny):

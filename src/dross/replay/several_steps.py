@@ -19,14 +19,21 @@ _SMALL = 1 << 22  # parameters; the steps of a larger network keep a GPU busy on
 
 
 def cut(
-    name: str, objective: Objective, optimizer: Optimizer, start: State, steps: Sequence[Step], feeds: Sequence[list[Fed]]
-) -> list[slice]:  # fmt: skip
+    name: str,
+    objective: Objective,
+    optimizer: Optimizer,
+    start: State,
+    steps: Sequence[Step],
+    feeds: Sequence[list[Fed]],
+) -> list[slice]:
     """A row of steps, the first of which begins at `start`, in parts that can be one pass each: AT_ONCE steps or one."""
     possible = (
         objective.captures(name, start.theta)
         and start.theta.numel() <= _SMALL
         and len(optimizer.group_sizes) == 1
-        and isinstance(optimizer.rule, SGD)  # other rules count their steps, and a captured number does not count
+        and isinstance(
+            optimizer.rule, SGD
+        )  # other rules count their steps, and a captured number does not count
     )
     kinds = [_kind(step, batches) if possible else None for step, batches in zip(steps, feeds)]
     if kinds and start.clock and start.clock[0]["step"] == 0:

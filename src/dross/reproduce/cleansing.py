@@ -82,7 +82,9 @@ class Task:
         x = torch.from_numpy(np.ascontiguousarray(images)).float() / 255
         if x.dim() == 3:
             return (x[:, None] - 0.5) / 0.5
-        return (x.permute(0, 3, 1, 2) - torch.tensor(_CIFAR_MEAN)[:, None, None]) / torch.tensor(_CIFAR_STD)[:, None, None]
+        return (x.permute(0, 3, 1, 2) - torch.tensor(_CIFAR_MEAN)[:, None, None]) / torch.tensor(
+            _CIFAR_STD
+        )[:, None, None]
 
 
 _BLACK = tuple(-mean / std for mean, std in zip(_CIFAR_MEAN, _CIFAR_STD))
@@ -131,7 +133,9 @@ def numbers(draws: str) -> range:
 def positions(settings: Settings, number: int, available: int) -> tuple[np.ndarray, np.ndarray]:
     """Where the validation and the training instances of a draw stand in the set's own training part."""
     if settings.train + settings.validation > available:
-        raise BadInput(f"{settings.data} has {available} training instances, not {settings.train + settings.validation}.")
+        raise BadInput(
+            f"{settings.data} has {available} training instances, not {settings.train + settings.validation}."
+        )
     order = np.random.default_rng([7, number]).permutation(available)
     return order[: settings.validation], order[settings.validation :][: settings.train]
 
@@ -153,7 +157,9 @@ class Draw:
         assert data.test is not None
         held_out, used = positions(settings, number, len(data.train[1]))
         parts = [(data.train, held_out), (data.train, used), (data.test, np.arange(settings.test))]
-        validation, training, test = ((task.prepared(x[ids]), torch.from_numpy(y[ids])) for (x, y), ids in parts)
+        validation, training, test = (
+            (task.prepared(x[ids]), torch.from_numpy(y[ids])) for (x, y), ids in parts
+        )
         return Draw(settings, number, training, validation, test)
 
     def trained(self, folder: Path, seed: int, device: str | None, progress: bool) -> Run:
@@ -163,20 +169,36 @@ class Draw:
             torch.manual_seed(seed)
             model = task.model()
             return train(
-                model, self.train, "cross_entropy", torch.optim.SGD(model.parameters(), lr=settings.rate), tape=folder, epochs=settings.epochs,
-                batch_size=settings.batch_size, augment=task.augment, seed=seed, device=device, progress=progress, resume=resume,
+                model,
+                self.train,
+                "cross_entropy",
+                torch.optim.SGD(model.parameters(), lr=settings.rate),
+                tape=folder,
+                epochs=settings.epochs,
+                batch_size=settings.batch_size,
+                augment=task.augment,
+                seed=seed,
+                device=device,
+                progress=progress,
+                resume=resume,
                 overwrite=not resume,
-            )  # fmt: skip
+            )
 
         if (folder / MANIFEST).exists():
-            with suppress(TapeMismatch, TapeDamaged):  # a tape of other settings, or damaged: it is recorded again
+            with suppress(
+                TapeMismatch, TapeDamaged
+            ):  # a tape of other settings, or damaged: it is recorded again
                 return begin(resume=True)
         return begin(resume=False)
 
-    def measured(self, run: Run, removed: dict[tuple[str, int], np.ndarray], retrain: str) -> list[dict]:
+    def measured(
+        self, run: Run, removed: dict[tuple[str, int], np.ndarray], retrain: str
+    ) -> list[dict]:
         """One row per method and m: test error and loss, and those of the model that kept everything."""
         epochs = 1 if retrain == "last" else None
-        without = run.counterfactual(list(removed.values()), epochs=epochs, absent=TASKS[self.settings.data].absent)
+        without = run.counterfactual(
+            list(removed.values()), epochs=epochs, absent=TASKS[self.settings.data].absent
+        )
         rows = [{"method": method, "m": m, "retrain": retrain} for method, m in removed]
         for name, query in (("error", error_rate(self.test)), ("loss", mean_loss(self.test))):
             values, changes = without.evaluate(query), without.changes(query)
@@ -216,16 +238,31 @@ def compute(
     with _timed(result, "training"):
         run = draw.trained(tape, number, device, progress)
     wanted = [name for name in METHODS if any(name in names for names in missing.values())]
-    values = _scored(run, mean_loss(draw.validation), methods(settings, number), wanted, result, folder / "scores" / path.stem)
+    values = _scored(
+        run,
+        mean_loss(draw.validation),
+        methods(settings, number),
+        wanted,
+        result,
+        folder / "scores" / path.stem,
+    )
     order = {name: np.argsort(values[name], kind="stable") for name in wanted}
     result["harmful"] |= {name: order[name][:SHOWN].tolist() for name in wanted}
-    result["agreement"] |= {f"{a} ~ {b}": _rank_correlation(values[a], values[b]) for a, b in combinations(wanted, 2)}
+    result["agreement"] |= {
+        f"{a} ~ {b}": _rank_correlation(values[a], values[b]) for a, b in combinations(wanted, 2)
+    }
     sizes = [m for m in settings.removed if m < settings.train]
     for way, names in missing.items():
         if not names:
             continue
         with _timed(result, f"retrain {way}"):
-            again = draw.trained(tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress) if way == "fresh" else run
+            again = (
+                draw.trained(
+                    tape.with_name(tape.name + "-fresh"), 10_000 + number, device, progress
+                )
+                if way == "fresh"
+                else run
+            )
             removed = {(name, m): order[name][:m] for name in names for m in sizes}
             result["rows"] += draw.measured(again, removed, way)
         write_json(path, result)
@@ -233,7 +270,12 @@ def compute(
 
 
 def _scored(
-    run: Run, query: Query, available: dict[str, Estimator], wanted: list[str], result: dict, folder: Path
+    run: Run,
+    query: Query,
+    available: dict[str, Estimator],
+    wanted: list[str],
+    result: dict,
+    folder: Path,
 ) -> dict[str, np.ndarray]:
     """The scores of each method. They are kept with the id of the run that they are of, so a draw that is stopped goes on from there."""
     values = {}
@@ -244,7 +286,9 @@ def _scored(
             if path.exists():
                 scores = Scores.load(path)
             elif name == "last-epoch" and whole.exists():
-                scores = Scores.load(whole).last_epochs(1)  # the same numbers: a retrace goes through the last epoch first
+                scores = Scores.load(whole).last_epochs(
+                    1
+                )  # the same numbers: a retrace goes through the last epoch first
             else:
                 scores = available[name].score(run, query)
                 scores.save(path)
@@ -278,9 +322,16 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def compute_all(
-    settings: Settings, draws: Sequence[int], chosen: list[str], retrain: list[str], folder: Path, *, device: str | None = None,
-    n_jobs: int | None = None, progress: bool = True,
-) -> Iterator[int]:  # fmt: skip
+    settings: Settings,
+    draws: Sequence[int],
+    chosen: list[str],
+    retrain: list[str],
+    folder: Path,
+    *,
+    device: str | None = None,
+    n_jobs: int | None = None,
+    progress: bool = True,
+) -> Iterator[int]:
     """The draws, side by side where there are workers; the numbers of those that are done, as they are done. Each keeps its own results."""
     work = partial(_draw, settings, chosen, retrain, folder.absolute(), device, progress)
     for place, _ in sweep(work, draws, what="draws", n_jobs=n_jobs, progress=progress):
@@ -288,14 +339,23 @@ def compute_all(
 
 
 def _draw(
-    settings: Settings, chosen: list[str], retrain: list[str], folder: Path, device: str | None, progress: bool, number: int
+    settings: Settings,
+    chosen: list[str],
+    retrain: list[str],
+    folder: Path,
+    device: str | None,
+    progress: bool,
+    number: int,
 ) -> None:
     compute(settings, number, chosen, retrain, folder, device=device, progress=progress)
 
 
 def merged(folder: Path, settings: Settings) -> list[dict]:
     """The results of all draws that are in the folder."""
-    results = [result_store.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))]
+    results = [
+        result_store.load(path, asdict(settings))
+        for path in sorted(folder.glob(f"{settings.data}-*.json"))
+    ]
     return [result for result in results if result is not None and result["rows"]]
 
 
@@ -309,8 +369,18 @@ def summarized(rows: list[dict]) -> list[dict]:
         error, whole = (np.array([row[name] for row in chosen]) for name in ("error", "error_kept"))
         differences = len(set(np.round(error - whole, 12)))  # a test needs differences that differ
         p = float(ttest_rel(error, whole)[1]) if differences > 1 else float("nan")  # type: ignore[arg-type]
-        table.append({
-            "retrain": key[0], "method": key[1], "m": key[2], "draws": len(chosen), "error": float(error.mean()),
-            "error_std": float(error.std()), "error_kept": float(whole.mean()), "error_kept_std": float(whole.std()), "p": p, "improved": int((error < whole).sum()),
-        })  # fmt: skip
+        table.append(
+            {
+                "retrain": key[0],
+                "method": key[1],
+                "m": key[2],
+                "draws": len(chosen),
+                "error": float(error.mean()),
+                "error_std": float(error.std()),
+                "error_kept": float(whole.mean()),
+                "error_kept_std": float(whole.std()),
+                "p": p,
+                "improved": int((error < whole).sum()),
+            }
+        )
     return table

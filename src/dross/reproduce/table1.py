@@ -83,21 +83,41 @@ def penalty_weight(cell: Cell, sample: paper.Sample) -> float:
     from sklearn.linear_model import LogisticRegressionCV
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # announcements of scikit-learn's next version, and folds that do not converge
-        search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False).fit(sample.x_train, sample.y_train)
+        warnings.simplefilter(
+            "ignore"
+        )  # announcements of scikit-learn's next version, and folds that do not converge
+        search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False).fit(
+            sample.x_train, sample.y_train
+        )
     return 1 / (paper.DRAWN * float(np.ravel(search.C_)[0]))
 
 
-def trained(cell: Cell, sample: paper.Sample, alpha: float, seed: int, folder: Path) -> tuple[Run, Query]:
+def trained(
+    cell: Cell, sample: paper.Sample, alpha: float, seed: int, folder: Path
+) -> tuple[Run, Query]:
     torch.manual_seed(seed)
     model = dense(sample.x_train.shape[1], *([8, 8] if cell.network else []), 1)
-    orders = [np.random.default_rng([seed, epoch]).permutation(paper.DRAWN) for epoch in range(cell.epochs)]
+    orders = [
+        np.random.default_rng([seed, epoch]).permutation(paper.DRAWN)
+        for epoch in range(cell.epochs)
+    ]
     batches = [ids for order in orders for ids in np.split(order, paper.DRAWN // cell.batch_size)]
     run = train(
-        model, (sample.x_train, sample.y_train), "binary_cross_entropy", torch.optim.SGD(model.parameters(), lr=cell.rate), tape=folder,
-        batches=batches, epochs=cell.epochs, eta=cell.eta, seed=seed, progress=False, overwrite=True,
-        penalty=lambda params: alpha / 2 * torch.stack([value.square().sum() for value in params.values()]).sum(),
-    )  # fmt: skip
+        model,
+        (sample.x_train, sample.y_train),
+        "binary_cross_entropy",
+        torch.optim.SGD(model.parameters(), lr=cell.rate),
+        tape=folder,
+        batches=batches,
+        epochs=cell.epochs,
+        eta=cell.eta,
+        seed=seed,
+        progress=False,
+        overwrite=True,
+        penalty=lambda params: (
+            alpha / 2 * torch.stack([value.square().sum() for value in params.values()]).sum()
+        ),
+    )
     return run, mean_loss((sample.x_validation, sample.y_validation))
 
 
@@ -113,7 +133,9 @@ def repetition(name: str, seed: int) -> dict:
         estimated = {
             "retrace": run.influence(query).values,
             "no-hessian": estimators.without_hessian(run, query).values,
-            "k&l": estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping).score(run, query).values,
+            "k&l": estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping)
+            .score(run, query)
+            .values,
         }
         try:
             exact = estimators.InfluenceFunction(estimators.ConjugateGradients(500, 1e-6), damping)
@@ -121,32 +143,54 @@ def repetition(name: str, seed: int) -> dict:
         except NotFinite:  # a network's Hessian need not be positive definite, whatever the damping
             pass
         truth = _truths(run, query)
-    agreement = {method: {of: _agreement(values, true) for of, true in truth.items()} for method, values in estimated.items()}
+    agreement = {
+        method: {of: _agreement(values, true) for of, true in truth.items()}
+        for method, values in estimated.items()
+    }
     return {
-        "cell": name, "seed": seed, "settings": SETTINGS, "alpha": alpha, "agreement": agreement,
+        "cell": name,
+        "seed": seed,
+        "settings": SETTINGS,
+        "alpha": alpha,
+        "agreement": agreement,
         "estimated": {method: values.tolist() for method, values in estimated.items()},
         "truth": {of: values.tolist() for of, values in truth.items()},
-    }  # fmt: skip
+    }
 
 
 def _truths(run: Run, query: Query) -> dict[str, np.ndarray]:
     """The change of the loss and <u, theta_-j - theta>, for every instance, from the same counterfactual runs."""
     cf = run.counterfactual([[j] for j in range(len(run))])
     seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
-    linear = np.concatenate([((chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0]).double().numpy() for chunk in cf.chunks])
+    linear = np.concatenate(
+        [
+            ((chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0]).double().numpy()
+            for chunk in cf.chunks
+        ]
+    )
     return {"change": cf.changes(query), "linear": linear}
 
 
 def _agreement(estimated: np.ndarray, true: np.ndarray) -> dict[str, float]:
     from scipy.stats import kendalltau
 
-    return {"tau": float(kendalltau(estimated, true)[0]), "jaccard": jaccard_of_extremes(estimated, true)}  # type: ignore[arg-type]
+    return {
+        "tau": float(kendalltau(estimated, true)[0]),
+        "jaccard": jaccard_of_extremes(estimated, true),
+    }  # type: ignore[arg-type]
 
 
 # --- many repetitions --------------------------------------------------------------------------------------------------------------
 
 
-def run_all(folder: Path, cells: list[str], repetitions: int, *, n_jobs: int | None = None, progress: bool = True) -> list[dict]:
+def run_all(
+    folder: Path,
+    cells: list[str],
+    repetitions: int,
+    *,
+    n_jobs: int | None = None,
+    progress: bool = True,
+) -> list[dict]:
     """Compute what is not there yet, and return everything that was asked for."""
     wanted = [(name, seed) for seed in range(repetitions) for name in cells]
     missing = [(name, seed) for name, seed in wanted if _load(folder, name, seed) is None]
@@ -207,12 +251,28 @@ def as_markdown(rows: list[dict]) -> str:
     for row in rows:
         if row["truth"] != "change":
             continue
-        linear = next(r for r in rows if (r["cell"], r["method"], r["truth"]) == (row["cell"], row["method"], "linear"))
-        shown = [f"{r[m]:.2f} ({r[m + '_std']:.2f})" for r in (row, linear) for m in ("tau", "jaccard")]
-        known = [
-            "" if (value := paper_value(row["cell"], row["method"], m)) is None else f"{value:.2f}" for m in ("tau", "jaccard")
+        linear = next(
+            r
+            for r in rows
+            if (r["cell"], r["method"], r["truth"]) == (row["cell"], row["method"], "linear")
+        )
+        shown = [
+            f"{r[m]:.2f} ({r[m + '_std']:.2f})" for r in (row, linear) for m in ("tau", "jaccard")
         ]
-        cells = [row["cell"], METHODS[row["method"]], str(row["repetitions"]), shown[0], known[0], shown[1], known[1], *shown[2:]]
+        known = [
+            "" if (value := paper_value(row["cell"], row["method"], m)) is None else f"{value:.2f}"
+            for m in ("tau", "jaccard")
+        ]
+        cells = [
+            row["cell"],
+            METHODS[row["method"]],
+            str(row["repetitions"]),
+            shown[0],
+            known[0],
+            shown[1],
+            known[1],
+            *shown[2:],
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -232,7 +292,15 @@ def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     for panel, result in zip(panels, chosen):
         true = np.array(result["truth"]["change"])
         for method, colour in (("k&l", charts.ORANGE), ("retrace", charts.BLUE)):
-            panel.scatter(true, result["estimated"][method], s=6, color=colour, alpha=0.7, linewidths=0, label=METHODS[method])
+            panel.scatter(
+                true,
+                result["estimated"][method],
+                s=6,
+                color=colour,
+                alpha=0.7,
+                linewidths=0,
+                label=METHODS[method],
+            )
         low, high = true.min(), true.max()
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
         tau = result["agreement"]["retrace"]["change"]["tau"]

@@ -29,7 +29,9 @@ class Api:
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         ranks = project.instances["harm_rank"].to_numpy()
-        self.suggested = set((ranks < (project.about.get("suggested", {}).get("m") or 0)).nonzero()[0].tolist())
+        self.suggested = set(
+            (ranks < (project.about.get("suggested", {}).get("m") or 0)).nonzero()[0].tolist()
+        )
 
     @property
     def routes(self) -> list[Route]:
@@ -37,7 +39,10 @@ class Api:
             _get("/api/project", self.about),
             _get("/api/list", self.list),
             _get("/api/items", self.items),
-            _get("/api/why", lambda query: explain(self.listing, _whole_number(query.get("id"), "id"))),
+            _get(
+                "/api/why",
+                lambda query: explain(self.listing, _whole_number(query.get("id"), "id")),
+            ),
             _get("/api/since", self.since),
             _get("/api/verdicts", lambda query: {"verdicts": self.project.verdicts()}),
             _get("/api/judge", lambda query: self.judging.status()),
@@ -54,13 +59,23 @@ class Api:
 
     def about(self, query: Mapping[str, str]) -> _JSON:
         about = self.project.about
-        revision = self.decisions.revision  # before what it covers: what comes in between is told again, not left out
+        revision = (
+            self.decisions.revision
+        )  # before what it covers: what comes in between is told again, not left out
         current = self.decisions.current()
         return {
-            "name": about["name"], "kind": about["kind"], "task": about["task"], "label": about["label"], "runs": about["runs"],
-            "counts": about["counts"], "suggested": about.get("suggested", {}), "classes": self.project.classes,
-            "layout": self.listing.layout, "columns": self.listing.columns, "decisions": _said(current, current),
-        } | self._standing(revision, current, query.get("who", ""))  # fmt: skip
+            "name": about["name"],
+            "kind": about["kind"],
+            "task": about["task"],
+            "label": about["label"],
+            "runs": about["runs"],
+            "counts": about["counts"],
+            "suggested": about.get("suggested", {}),
+            "classes": self.project.classes,
+            "layout": self.listing.layout,
+            "columns": self.listing.columns,
+            "decisions": _said(current, current),
+        } | self._standing(revision, current, query.get("who", ""))
 
     def list(self, query: Mapping[str, str]) -> _JSON:
         """The ids alone, in order: the page keeps them, so that a list does not move under the hand of who decides."""
@@ -73,7 +88,9 @@ class Api:
 
     def since(self, query: Mapping[str, str]) -> _JSON:
         """What changed after a revision, and how the judgement is getting on."""
-        return self._caught_up(query.get("revision"), query.get("who", "")) | {"judge": self.judging.status()}
+        return self._caught_up(query.get("revision"), query.get("who", "")) | {
+            "judge": self.judging.status()
+        }
 
     def picture(self, request: Request) -> Response:
         picture = self.project.picture(request.path_params["part"], request.path_params["id"])
@@ -85,7 +102,9 @@ class Api:
 
     def decide(self, body: _JSON) -> _JSON:
         changes = self._changes(body)
-        self.decisions.record(changes, _text(body, "who"), _text(body, "why"), _text(body, "once") or None)
+        self.decisions.record(
+            changes, _text(body, "who"), _text(body, "why"), _text(body, "once") or None
+        )
         return self._caught_up(body.get("revision"), _text(body, "who"))
 
     def preview(self, body: _JSON) -> _JSON:
@@ -93,14 +112,22 @@ class Api:
         changes, current = self._changes(body), self.decisions.current()
         settled = {id: current[id] for id in changes if id in current}
         others = sum(settled[id] != changes[id] for id in settled)
-        return {"count": len(changes), "changed": others, "warnings": self._warnings(current | changes)}
+        return {
+            "count": len(changes),
+            "changed": others,
+            "warnings": self._warnings(current | changes),
+        }
 
     def judge(self, body: _JSON) -> _JSON:
-        if not any(action in ("remove", "relabel") for action, _ in self.decisions.current().values()):
+        if not any(
+            action in ("remove", "relabel") for action, _ in self.decisions.current().values()
+        ):
             raise BadInput(
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. Decide about some instances first."
             )
-        self.judging.start(_whole_number(body.get("seeds"), "number of seeds"), body.get("quick") is True)
+        self.judging.start(
+            _whole_number(body.get("seeds"), "number of seeds"), body.get("quick") is True
+        )
         return self.judging.status()
 
     def cancel(self, body: _JSON) -> _JSON:
@@ -114,13 +141,22 @@ class Api:
         if event is not None:
             first = min(event.changes)
             source = str(self.project.instances.at[first, "source"])
-            answer["event"] = {"kind": event.kind, "count": len(event.changes), "first": first, "source": source}
+            answer["event"] = {
+                "kind": event.kind,
+                "count": len(event.changes),
+                "first": first,
+                "source": source,
+            }
         return answer
 
     def _changes(self, body: _JSON) -> dict[int, Decision]:
         """{"changes": [[action, label, [ids]], ...]}"""
         try:
-            changes = {int(id): (str(action), label) for action, label, ids in body["changes"] for id in ids}
+            changes = {
+                int(id): (str(action), label)
+                for action, label, ids in body["changes"]
+                for id in ids
+            }
         except (KeyError, TypeError, ValueError):
             raise BadInput("A decision is written as [[action, label, [ids]], ...].") from None
         for id, (action, label) in changes.items():
@@ -138,7 +174,9 @@ class Api:
         except (TypeError, ValueError):
             fine = False
         if not fine:
-            raise BadInput(f"{label!r} is not a number. The new value of a regression is one, such as 3.5.")
+            raise BadInput(
+                f"{label!r} is not a number. The new value of a regression is one, such as 3.5."
+            )
 
     def _caught_up(self, known: Any, who: str) -> _JSON:
         """Everything that happened after the revision that the page knows, by anybody; part of every answer to a change."""
@@ -155,7 +193,10 @@ class Api:
         return {
             "revision": revision,
             "progress": {action: actions.count(action) for action in ("keep", "remove", "relabel")}
-            | {"suggested": len(self.suggested), "suggested_decided": len(self.suggested & current.keys())},
+            | {
+                "suggested": len(self.suggested),
+                "suggested_decided": len(self.suggested & current.keys()),
+            },
             "warnings": self._warnings(current),
             "undoable": self.decisions.undoable(who),
             "redoable": self.decisions.redoable(who),

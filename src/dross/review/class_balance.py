@@ -9,7 +9,9 @@ _MUCH = 0.20
 _FEW = 10
 
 
-def class_warnings(labels: Sequence[str], decisions: Mapping[int, Decision], *, regression: bool = False) -> list[str]:
+def class_warnings(
+    labels: Sequence[str], decisions: Mapping[int, Decision], *, regression: bool = False
+) -> list[str]:
     """One sentence for each class that would lose a fifth or more of its instances, or be left with fewer than ten."""
     if regression:
         labels = ["the data"] * len(labels)

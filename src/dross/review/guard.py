@@ -49,12 +49,21 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if _name(host) not in self.hosts:
-            return JSONResponse({"error": f"This is not the host {host[:100]!r}. Open the address that the terminal shows."}, 421)
+            return JSONResponse(
+                {
+                    "error": f"This is not the host {host[:100]!r}. Open the address that the terminal shows."
+                },
+                421,
+            )
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             return JSONResponse({"error": "A page of another site may not ask this."}, 403)
         if not _short_enough(request.headers):
-            return JSONResponse({"error": f"A request may be at most {_LARGEST_BODY // 2**20} MB long."}, 413)
-        path = request.scope["path"]  # what the routes see; an address put together from the Host header may lie
+            return JSONResponse(
+                {"error": f"A request may be at most {_LARGEST_BODY // 2**20} MB long."}, 413
+            )
+        path = request.scope[
+            "path"
+        ]  # what the routes see; an address put together from the Host header may lie
         if path.startswith("/static/") or self._knows_the_token(request, path):
             return None
         if path == "/":
@@ -67,7 +76,9 @@ class Guard:
             given.append(request.cookies.get(cookie_name(self.token)))
         if path == "/":
             given.append(request.query_params.get("token"))
-        return any(secrets.compare_digest(value.encode(), self.token.encode()) for value in given if value)
+        return any(
+            secrets.compare_digest(value.encode(), self.token.encode()) for value in given if value
+        )
 
 
 def cookie_name(token: str) -> str:

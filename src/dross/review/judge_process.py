@@ -21,7 +21,9 @@ _GRACE = 5.0
 
 class Judging:
     def __init__(self, folder: Path, command: Sequence[str] | None = None):
-        self.command = list(command or [sys.executable, "-m", "dross", "judge", str(folder), "--decisions"])
+        self.command = list(
+            command or [sys.executable, "-m", "dross", "judge", str(folder), "--decisions"]
+        )
         self._progress = folder / "judging.json"
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,7 +42,11 @@ class Judging:
             try:
                 # Its own session, so that cancelling reaches its workers and Ctrl-C in our terminal does not reach it unasked.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise StorageFailed(f"dross judge cannot be started: {error.strerror}.") from error
@@ -90,6 +96,10 @@ class Judging:
             if fresh and time.time() - self._progress.stat().st_mtime > _FRESH:
                 return None
             found = json.loads(self._progress.read_text())
-            return {"done": int(found["done"]), "of": int(found["of"]), "stage": str(found.get("stage", ""))}
+            return {
+                "done": int(found["done"]),
+                "of": int(found["of"]),
+                "stage": str(found.get("stage", "")),
+            }
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there yet, or just being replaced

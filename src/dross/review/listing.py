@@ -46,7 +46,9 @@ class Filter:
             (wanted.state, ("", "undecided", "decided", "keep", "remove", "relabel")),
         ):
             if value not in known:
-                raise BadInput(f"{value!r} is not a filter; it is one of {', '.join(known).strip(', ')}.")
+                raise BadInput(
+                    f"{value!r} is not a filter; it is one of {', '.join(known).strip(', ')}."
+                )
         return wanted
 
 
@@ -60,7 +62,13 @@ class Listing:
         kind, columns = self.project.about["kind"], list(self.project.content.columns)
         if kind in ("images", "text", "table"):
             return kind
-        return "text" if columns == ["text"] else "images" if (self.project.folder / "pictures").is_dir() else "table"
+        return (
+            "text"
+            if columns == ["text"]
+            else "images"
+            if (self.project.folder / "pictures").is_dir()
+            else "table"
+        )
 
     @cached_property
     def columns(self) -> list[dict[str, Any]]:
@@ -70,11 +78,18 @@ class Listing:
         content = self.project.content
         sample = content.iloc[:: max(1, len(content) // 500)]
         wide = lambda name: max(len(str(name)), *(len(str(value)) for value in sample[name]), 3)
-        return [{"name": str(name), "width": min(wide(name), 26)} for name in content.columns[:_COLUMNS_IN_LIST]]
+        return [
+            {"name": str(name), "width": min(wide(name), 26)}
+            for name in content.columns[:_COLUMNS_IN_LIST]
+        ]
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """In the order of the tab."""
-        keep = self._searched(wanted.search) & (self._score >= wanted.lowest) & (self._score <= wanted.highest)
+        keep = (
+            self._searched(wanted.search)
+            & (self._score >= wanted.lowest)
+            & (self._score <= wanted.highest)
+        )
         if wanted.label:
             keep &= self._label == wanted.label
         if wanted.prediction:
@@ -112,7 +127,13 @@ class Listing:
 
     def _in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:
         chosen = np.zeros(len(self._score), bool)
-        chosen[[id for id, (action, _) in decisions.items() if state in (action, "decided", "undecided")]] = True
+        chosen[
+            [
+                id
+                for id, (action, _) in decisions.items()
+                if state in (action, "decided", "undecided")
+            ]
+        ] = True
         return ~chosen if state == "undecided" else chosen
 
     def _searched(self, search: str) -> np.ndarray:
@@ -124,7 +145,12 @@ class Listing:
     def _texts(self) -> list[str]:
         """Everything that can be searched in an instance."""
         instances, content = self.project.instances, self.project.content
-        columns = [instances["source"], instances["label"], instances["prediction"], *(content[name] for name in content.columns)]
+        columns = [
+            instances["source"],
+            instances["label"],
+            instances["prediction"],
+            *(content[name] for name in content.columns),
+        ]
         rows = zip(*(column.to_list() for column in columns))
         return ["\n".join(str(value) for value in row if value is not None).lower() for row in rows]
 

@@ -34,7 +34,10 @@ def sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     ]
     if math.isfinite(row["outlier"]):
         found.append(
-            {"about": "Unusual", "text": f"It is more unusual than {percent(min(row['outlier'], 0.99))} of the training instances."}
+            {
+                "about": "Unusual",
+                "text": f"It is more unusual than {percent(min(row['outlier'], 0.99))} of the training instances.",
+            }
         )
     return found
 
@@ -55,7 +58,11 @@ def _confidence(row: Any, runs: int) -> str:
     varies = f"from run to run the estimate varies by {amount(row['spread'])}"
     if times not in (0, runs):
         return f"{said}, so the runs disagree and it may be chance; {varies}."
-    more = "" if abs(row["score"]) > row["spread"] else ", more than the estimate itself, so its size is uncertain"
+    more = (
+        ""
+        if abs(row["score"]) > row["spread"]
+        else ", more than the estimate itself, so its size is uncertain"
+    )
     return f"{said}: all runs agree; {varies}{more}."
 
 
@@ -64,10 +71,18 @@ def _label(row: Any, task: str) -> str:
     if task == "regression":
         return f"Its value is {label}; the models predict {prediction}."
     sure = f" with {percent(row['probability'])}" if math.isfinite(row["probability"]) else ""
-    often = f"; {percent(row['agreement'])} of the runs agree on that" if math.isfinite(row["agreement"]) else ""
+    often = (
+        f"; {percent(row['agreement'])} of the runs agree on that"
+        if math.isfinite(row["agreement"])
+        else ""
+    )
     if label == prediction:
         return f"Its label is {label}, and the models say so too{sure}{often}."
-    own = f" They give its own label {percent(row['label_probability'])}." if math.isfinite(row["label_probability"]) else ""
+    own = (
+        f" They give its own label {percent(row['label_probability'])}."
+        if math.isfinite(row["label_probability"])
+        else ""
+    )
     return f"Its label is {label}, but the models say {prediction}{sure}{often}.{own}"
 
 
@@ -75,7 +90,9 @@ def _verified(row: Any) -> str:
     true, score = row["verified"], row["score"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
-    moved = "stayed the same" if true == 0 else f"{'fell' if true < 0 else 'rose'} by {amount(true)}"
+    moved = (
+        "stayed the same" if true == 0 else f"{'fell' if true < 0 else 'rose'} by {amount(true)}"
+    )
     ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
     return f"The first run was trained again without it: its validation loss {moved}, {ending} (which is the mean over runs)."
 
@@ -98,14 +115,21 @@ def _whole(listing: Listing, id: int, unusual: dict[str, str]) -> dict[str, Any]
     content = listing.project.content.loc[id]
     if listing.layout == "text":
         return {"text": str(content["text"])[:_LONGEST_TEXT]}
-    return {"fields": [[str(name), plain(value), unusual.get(str(name))] for name, value in content.items()]}
+    return {
+        "fields": [
+            [str(name), plain(value), unusual.get(str(name))] for name, value in content.items()
+        ]
+    }
 
 
 def _hurt(listing: Listing, id: int, change: float, verified: Any = None) -> dict[str, Any]:
     """verified: whether the change was found by retraining, or the change that was found."""
     if isinstance(verified, (int, float)) and not isinstance(verified, bool):
         change, verified = verified, True
-    return _beside(listing, "validation", int(id)) | {"change": number(change), "verified": bool(verified)}
+    return _beside(listing, "validation", int(id)) | {
+        "change": number(change),
+        "verified": bool(verified),
+    }
 
 
 def _beside(listing: Listing, part: str, id: int) -> dict[str, Any]:
@@ -114,7 +138,13 @@ def _beside(listing: Listing, part: str, id: int) -> dict[str, Any]:
     table = project.content if part == "train" else project.validation
     names = ("source", "label") if part == "train" else (" source", " label")
     if id not in table.index:
-        return {"id": id, "part": part, "source": f"{part} {id}", "label": "", "brief": "It is not in this folder any more."}
+        return {
+            "id": id,
+            "part": part,
+            "source": f"{part} {id}",
+            "label": "",
+            "brief": "It is not in this folder any more.",
+        }
     row = table.loc[id]
     source, label = (project.instances.loc[id] if part == "train" else row)[list(names)]
     columns = [name for name in table.columns if name not in (" source", " label", "path")]
@@ -122,5 +152,13 @@ def _beside(listing: Listing, part: str, id: int) -> dict[str, Any]:
         text = str(row["text"])
         brief = text[:_TEXT_BESIDE] + (" …" if len(text) > _TEXT_BESIDE else "")
     else:
-        brief = ", ".join(f"{name} {plain(row[name])}" for name in columns if plain(row[name]) is not None)
-    return {"id": id, "part": part, "source": str(source), "label": str(label), "brief": brief[: 2 * _TEXT_BESIDE]}
+        brief = ", ".join(
+            f"{name} {plain(row[name])}" for name in columns if plain(row[name]) is not None
+        )
+    return {
+        "id": id,
+        "part": part,
+        "source": str(source),
+        "label": str(label),
+        "brief": brief[: 2 * _TEXT_BESIDE],
+    }

@@ -32,10 +32,14 @@ from .guard import ANSWER_HEADERS, Guard, cookie_name
 from .judge_process import Judging
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
-mimetypes.add_type("text/javascript", ".js")  # some systems say text/plain, which browsers refuse for modules
+mimetypes.add_type(
+    "text/javascript", ".js"
+)  # some systems say text/plain, which browsers refuse for modules
 
 
-def create_app(project: Project, token: str, *, hosts: set[str], judge_command: Sequence[str] | None = None) -> Starlette:
+def create_app(
+    project: Project, token: str, *, hosts: set[str], judge_command: Sequence[str] | None = None
+) -> Starlette:
     """hosts: the names under which the page may be opened. judge_command: what to run instead of `dross judge FOLDER --decisions`."""
     judging = Judging(project.folder, judge_command)
     api = Api(project, judging)
@@ -46,7 +50,11 @@ def create_app(project: Project, token: str, *, hosts: set[str], judge_command: 
 
     def page(request: Request) -> Response:
         about = project.about
-        answer = HTMLResponse(render("review.html", token=token, name=about["name"], key=key, regression=api.regression))
+        answer = HTMLResponse(
+            render(
+                "review.html", token=token, name=about["name"], key=key, regression=api.regression
+            )
+        )
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer
 
@@ -67,7 +75,13 @@ def create_app(project: Project, token: str, *, hosts: set[str], judge_command: 
     )
 
 
-def serve(folder: str | os.PathLike, *, port: int | None = None, host: str = "127.0.0.1", open_browser: bool = True) -> None:
+def serve(
+    folder: str | os.PathLike,
+    *,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    open_browser: bool = True,
+) -> None:
     """Serve the review page of a project folder until Ctrl-C."""
     with _listening(host, port, folder) as listener:
         project, token = Project.open(folder), secrets.token_urlsafe(24)
@@ -116,7 +130,14 @@ def running(project: Project, *, judge_command: Sequence[str] | None = None) -> 
 
 def _server(app: Starlette) -> uvicorn.Server:
     return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, ws="none")
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            ws="none",
+        )
     )
 
 
@@ -126,7 +147,9 @@ def _listening(host: str, port: int | None, folder: str | os.PathLike) -> Iterat
     usual = 20_000 + zlib.crc32(os.fsencode(Path(folder).resolve())) % 10_000
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for choice in (usual, 0) if port is None else (port,):
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves answers waiting 40 ms
+        listener = socket.socket(
+            family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+        )  # named, or asyncio leaves answers waiting 40 ms
         if os.name == "posix":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -137,14 +160,22 @@ def _listening(host: str, port: int | None, folder: str | os.PathLike) -> Iterat
             if choice == usual and port is None:
                 continue
             why = getattr(error, "strerror", None) or str(error)
-            raise BadInput(f"Port {choice} of {host} cannot be used: {why}. Leave out --port to have a free one chosen.") from None
+            raise BadInput(
+                f"Port {choice} of {host} cannot be used: {why}. Leave out --port to have a free one chosen."
+            ) from None
         with listener:
             yield listener
         return
 
 
 def _address(host: str, listener: socket.socket, token: str) -> str:
-    shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    shown = (
+        socket.gethostname()
+        if host in ("0.0.0.0", "::", "")
+        else f"[{host}]"
+        if ":" in host
+        else host
+    )
     return f"http://{shown}:{listener.getsockname()[1]}/?token={token}"
 
 
@@ -175,17 +206,26 @@ def _open_when_started(server: uvicorn.Server, address: str) -> None:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    status = 400 if isinstance(error, BadInput) else 507 if isinstance(error, StorageFailed) else 500
+    status = (
+        400 if isinstance(error, BadInput) else 507 if isinstance(error, StorageFailed) else 500
+    )
     return JSONResponse({"error": str(error)}, status)
 
 
 def _not_here(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse(
-        {"error": "There is nothing at this address." if error.status_code == 404 else error.detail}, error.status_code
+        {
+            "error": "There is nothing at this address."
+            if error.status_code == 404
+            else error.detail
+        },
+        error.status_code,
     )
 
 
 def _broken(request: Request, error: Exception) -> Response:
     sentence = f"Something in dross broke ({type(error).__name__}). The terminal shows what; your decisions are safe."
-    return JSONResponse({"error": sentence}, 500, headers=ANSWER_HEADERS)  # this answer does not pass the guard
+    return JSONResponse(
+        {"error": sentence}, 500, headers=ANSWER_HEADERS
+    )  # this answer does not pass the guard

@@ -65,7 +65,10 @@ def to_numbers(clip: Clip | None) -> tuple[float, float]:
     """How a clip is kept on a tape: which kind, and its one number."""
     if clip is None:
         return (-1.0, 0.0)
-    return (float(_KINDS.index(type(clip))), clip.max_norm if isinstance(clip, ClipNorm) else clip.limit)
+    return (
+        float(_KINDS.index(type(clip))),
+        clip.max_norm if isinstance(clip, ClipNorm) else clip.limit,
+    )
 
 
 def from_numbers(kind: float, value: float) -> Clip | None:

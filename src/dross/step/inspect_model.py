@@ -30,7 +30,9 @@ def unwrapped(model: Any) -> nn.Module:
             "DistributedDataParallel."
         )
     for name, module in model.named_modules():
-        compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        compiled = (
+            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        )
         if compiled or isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
                 f"The module '{name or type(model).__name__}' is compiled and has no second derivative. Record the model "
@@ -47,27 +49,44 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
         raise BadInput("The model has no parameters to train.")
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
-        raise NotSupported(f"The parameters to train must share one device and one dtype; found {sorted(map(str, kinds))}.")
+        raise NotSupported(
+            f"The parameters to train must share one device and one dtype; found {sorted(map(str, kinds))}."
+        )
     device, dtype = kinds.pop()
-    if elsewhere := [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.device != device]:
+    if elsewhere := [
+        name
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+        if t.device != device
+    ]:
         raise NotSupported(
             f"'{elsewhere[0]}' is not on {device}, where the parameters to train are: move the whole model to one device."
         )
     if dtype not in (torch.float32, torch.float64):
-        raise NotSupported(f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use float32 or float64.")
+        raise NotSupported(
+            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use float32 or float64."
+        )
     return device, dtype
 
 
 def discover(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any, penalty: Penalty | None, x: Any, y: Any
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Any,
+    penalty: Penalty | None,
+    x: Any,
+    y: Any,
 ) -> tuple[Objective, Optimizer]:
     """The objective and the pure optimizer of a run whose first batch is (x, y). The model is left as it was."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise BadInput(f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}.")
+        raise BadInput(
+            f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
+        )
     loss_name, loss_function = resolve(loss)
     parameters = dict(model.named_parameters())
     name_of: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
-    candidates = [[_named(p, name_of) for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
+    candidates = [
+        [_named(p, name_of) for p in g["params"] if p.requires_grad] for g in optimizer.param_groups
+    ]
     used, moved, stochastic = _look(model, loss_function, loss_name, penalty, x, y)
 
     groups = [[name for name in names if name in used] for names in candidates]
@@ -79,7 +98,9 @@ def discover(
     layout = Layout(names, tuple(parameters[name].shape for name in names), sizes, tuple(moved))
     evaluated = tuple(name for name, module in model.named_modules() if not module.training)
     unused = tuple(name for group in candidates for name in group if name not in used)
-    objective = Objective(model, layout, loss_function, loss_name, penalty, stochastic, evaluated, unused)
+    objective = Objective(
+        model, layout, loss_function, loss_name, penalty, stochastic, evaluated, unused
+    )
     pure = understand(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
     _check_second_derivative(objective, x, y)
     return objective, pure
@@ -88,7 +109,12 @@ def discover(
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """An operator that can be trained but not retraced is found now, not after a long run."""
     theta, buffers = objective.layout.read(objective.model)
-    batch = Batch(x, y, torch.full((count_of(y),), 1.0 / count_of(y), dtype=theta.dtype, device=theta.device), 0)
+    batch = Batch(
+        x,
+        y,
+        torch.full((count_of(y),), 1.0 / count_of(y), dtype=theta.dtype, device=theta.device),
+        0,
+    )
     try:
         with objective.training():
             objective._pull_reverse(theta, buffers, batch, random_direction(theta), {}, True)
@@ -115,13 +141,17 @@ def moving_groups(layout: Layout, model: nn.Module, optimizer: torch.optim.Optim
 
 def _named(parameter: Tensor, name_of: dict[Tensor, str]) -> str:
     if parameter not in name_of:
-        raise BadInput(f"The optimizer has a parameter of shape {tuple(parameter.shape)} that is not one of the model's.")
+        raise BadInput(
+            f"The optimizer has a parameter of shape {tuple(parameter.shape)} that is not one of the model's."
+        )
     return name_of[parameter]
 
 
 def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], bool]:
     """One forward and backward pass: which parameters get a gradient, which buffers move, whether random numbers are drawn."""
-    parameters = {n: p.detach().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
+    parameters = {
+        n: p.detach().requires_grad_() for n, p in model.named_parameters() if p.requires_grad
+    }
     device = next(iter(parameters.values())).device
     named = {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
     given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
@@ -132,7 +162,9 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
             outputs = called(model, named, given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadInput(f"The model does not take the training inputs: {error}") from error
-        stochastic = any(not torch.equal(g.get_state(), state) for g, state in zip(generators, before))
+        stochastic = any(
+            not torch.equal(g.get_state(), state) for g, state in zip(generators, before)
+        )
         if any(isinstance(t, Tensor) and t._version for t in tree_leaves(given)):
             raise NotSupported(
                 "The model changes its input in place, so a batch would look different the second time. Use x = x - 1, not x -= 1."
@@ -142,10 +174,18 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
         try:
             losses = check_per_instance(loss(outputs, y), count_of(y))
         except (RuntimeError, IndexError, AttributeError, TypeError) as error:
-            got = f"a {type(outputs).__name__}" if not isinstance(outputs, Tensor) else f"outputs of shape {tuple(outputs.shape)}"
-            raise BadInput(f"The loss does not take what the model returns ({got}) and the labels: {error}") from error
+            got = (
+                f"a {type(outputs).__name__}"
+                if not isinstance(outputs, Tensor)
+                else f"outputs of shape {tuple(outputs.shape)}"
+            )
+            raise BadInput(
+                f"The loss does not take what the model returns ({got}) and the labels: {error}"
+            ) from error
         if penalty is not None:
-            losses = losses + Objective(model, Layout((), (), (), ()), loss, penalty=penalty).penalty_at(parameters)
+            losses = losses + Objective(
+                model, Layout((), (), (), ()), loss, penalty=penalty
+            ).penalty_at(parameters)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
     moved = {name for name, buffer in model.named_buffers() if not torch.equal(named[name], buffer)}
     strangers = moved - batchnorm.statistics_of(model)
@@ -155,6 +195,10 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
             "other moving buffer yet."
         )
     # a statistic may by chance not have moved in this batch; the layer's three always move together
-    moving = [f"{name}.{k}" if name else k for name, layer in batchnorm.tracking(model).items() if layer.training
-              for k in ("running_mean", "running_var", "num_batches_tracked")]  # fmt: skip
+    moving = [
+        f"{name}.{k}" if name else k
+        for name, layer in batchnorm.tracking(model).items()
+        if layer.training
+        for k in ("running_mean", "running_var", "num_batches_tracked")
+    ]
     return {name for name, g in zip(parameters, grads) if g is not None}, moving, stochastic

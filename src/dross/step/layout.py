@@ -23,7 +23,9 @@ class State:
     theta: Tensor  # [p]
     slots: dict[str, Tensor] = field(default_factory=dict)  # the optimizer's memory, each [p]
     buffers: dict[str, Tensor] = field(default_factory=dict)  # what the forward pass moves, by name
-    clock: tuple[dict[str, float], ...] = ()  # the optimizer's counters, one dict per parameter group
+    clock: tuple[
+        dict[str, float], ...
+    ] = ()  # the optimizer's counters, one dict per parameter group
 
     def tensors(self) -> dict[str, Tensor]:
         named = {"theta": self.theta}
@@ -40,10 +42,14 @@ class State:
     def stacked(states: "Sequence[State]") -> "State":
         """With a leading axis, of models or of steps, and the first one's clock."""
         named = [state.tensors() for state in states]
-        return State.from_tensors({name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock)
+        return State.from_tensors(
+            {name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock
+        )
 
     def map(self, change) -> "State":
-        return State.from_tensors({name: change(t) for name, t in self.tensors().items()}, self.clock)
+        return State.from_tensors(
+            {name: change(t) for name, t in self.tensors().items()}, self.clock
+        )
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +79,17 @@ class Layout:
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """[..., p] -> {name: [..., *shape]}"""
         parts = theta.split(self.sizes, dim=-1)
-        return {n: part.unflatten(-1, s) if s else part.squeeze(-1) for n, s, part in zip(self.names, self.shapes, parts)}
+        return {
+            n: part.unflatten(-1, s) if s else part.squeeze(-1)
+            for n, s, part in zip(self.names, self.shapes, parts)
+        }
 
     def flatten(self, named: dict[str, Tensor]) -> Tensor:
         """{name: [..., *shape]} -> [..., p]"""
-        parts = (named[n].flatten(-len(s)) if s else named[n].unsqueeze(-1) for n, s in zip(self.names, self.shapes))
+        parts = (
+            named[n].flatten(-len(s)) if s else named[n].unsqueeze(-1)
+            for n, s in zip(self.names, self.shapes)
+        )
         return torch.cat(list(parts), dim=-1)
 
     def read(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
@@ -106,21 +118,34 @@ class Layout:
 
     def signature(self, model: nn.Module) -> dict:
         """What a tape must find again in a model before it lets itself be retraced with it."""
-        return {"class": type(model).__name__, "constants": self.digest_of_constants(model), **_shapes(model)}
+        return {
+            "class": type(model).__name__,
+            "constants": self.digest_of_constants(model),
+            **_shapes(model),
+        }
 
     def digest_of_constants(self, model: nn.Module) -> str:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.constants(model).items()):
-            digest.update(name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode()
+                + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()
 
     def to_json(self) -> dict:
-        return {"names": list(self.names), "group_sizes": list(self.group_sizes), "moving": list(self.moving)}
+        return {
+            "names": list(self.names),
+            "group_sizes": list(self.group_sizes),
+            "moving": list(self.moving),
+        }
 
     @staticmethod
     def from_json(saved: dict, signature: dict) -> "Layout":
         shapes = tuple(torch.Size(signature["parameters"][name][0]) for name in saved["names"])
-        return Layout(tuple(saved["names"]), shapes, tuple(saved["group_sizes"]), tuple(saved["moving"]))
+        return Layout(
+            tuple(saved["names"]), shapes, tuple(saved["group_sizes"]), tuple(saved["moving"])
+        )
 
 
 def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:
@@ -146,7 +171,10 @@ def check_constants(saved: dict, model: nn.Module, layout: Layout) -> None:
 
 def _shapes(model: nn.Module) -> dict[str, dict[str, list]]:
     described = lambda named: {name: [list(t.shape), str(t.dtype)] for name, t in named}
-    return {"parameters": described(model.named_parameters()), "buffers": described(model.named_buffers())}
+    return {
+        "parameters": described(model.named_parameters()),
+        "buffers": described(model.named_buffers()),
+    }
 
 
 def _described(entry) -> str:

@@ -24,17 +24,23 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return _per_instance((outputs - _aligned(outputs, targets)) ** 2)
 
 
-NAMED: dict[str, Loss] = {f.__name__: f for f in (cross_entropy, binary_cross_entropy, squared_error)}
+NAMED: dict[str, Loss] = {
+    f.__name__: f for f in (cross_entropy, binary_cross_entropy, squared_error)
+}
 
 
 def resolve(loss: str | Loss) -> tuple[str, Loss]:
     """The name under which a tape remembers a loss, and the function."""
     if isinstance(loss, str):
         if loss not in NAMED:
-            raise BadInput(f"There is no loss named '{loss}'. Choose one of {', '.join(NAMED)}, or pass a function.")
+            raise BadInput(
+                f"There is no loss named '{loss}'. Choose one of {', '.join(NAMED)}, or pass a function."
+            )
         return loss, NAMED[loss]
     if not callable(loss):
-        raise BadInput(f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED)}, not {loss!r}.")
+        raise BadInput(
+            f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED)}, not {loss!r}."
+        )
     # the module is left out: the same function is __main__.f in a script and train.f when imported
     return f"function {getattr(loss, '__name__', type(loss).__name__)}", loss
 
@@ -42,7 +48,9 @@ def resolve(loss: str | Loss) -> tuple[str, Loss]:
 def check_per_instance(losses: object, count: int) -> Tensor:
     """The losses as [count], or an error that says what a loss has to return."""
     if not isinstance(losses, Tensor):
-        raise BadInput(f"The loss returned {type(losses).__name__}, not a tensor with one loss per instance.")
+        raise BadInput(
+            f"The loss returned {type(losses).__name__}, not a tensor with one loss per instance."
+        )
     if losses.numel() != count or losses.dim() == 0:
         raise BadInput(
             f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs one loss per instance, not "
@@ -53,11 +61,26 @@ def check_per_instance(losses: object, count: int) -> Tensor:
 
 def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
     """Labels that cross entropy cannot use, found before a GPU asserts on them."""
-    if name == "binary_cross_entropy" and targets.numel() and not 0 <= float(targets.min()) <= float(targets.max()) <= 1:
-        raise BadInput(f"Labels run from {float(targets.min()):g} to {float(targets.max()):g}; binary_cross_entropy takes 0 to 1.")
-    if name != "cross_entropy" or targets.is_floating_point() or targets.numel() == 0 or not isinstance(outputs, Tensor):
+    if (
+        name == "binary_cross_entropy"
+        and targets.numel()
+        and not 0 <= float(targets.min()) <= float(targets.max()) <= 1
+    ):
+        raise BadInput(
+            f"Labels run from {float(targets.min()):g} to {float(targets.max()):g}; binary_cross_entropy takes 0 to 1."
+        )
+    if (
+        name != "cross_entropy"
+        or targets.is_floating_point()
+        or targets.numel() == 0
+        or not isinstance(outputs, Tensor)
+    ):
         return
-    low, high, classes = int(targets.min()), int(targets.max()), outputs.shape[1] if outputs.dim() > 1 else 0
+    low, high, classes = (
+        int(targets.min()),
+        int(targets.max()),
+        outputs.shape[1] if outputs.dim() > 1 else 0,
+    )
     if low < 0 or high >= classes:
         raise BadInput(
             f"Labels run from {low} to {high}, but the model has {classes} outputs: labels must lie in 0..{classes - 1}."
@@ -71,5 +94,7 @@ def _per_instance(losses: Tensor) -> Tensor:
 def _aligned(outputs: Tensor, targets: Tensor) -> Tensor:
     """Targets in the shape and type of the outputs: [B] labels meet [B, 1] outputs without broadcasting to [B, B]."""
     if outputs.numel() != targets.numel():
-        raise BadInput(f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must match.")
+        raise BadInput(
+            f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must match."
+        )
     return targets.reshape(outputs.shape).to(torch.promote_types(outputs.dtype, torch.float32))

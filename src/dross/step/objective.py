@@ -38,20 +38,31 @@ class Objective:
     loss_name: str = ""
     penalty: Penalty | None = None
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
-    evaluated: tuple[str, ...] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
-    unused: tuple[str, ...] = ()  # parameters that the optimizer has and the first batch did not need
+    evaluated: tuple[
+        str, ...
+    ] = ()  # modules that were in eval mode while training (a frozen BatchNorm)
+    unused: tuple[
+        str, ...
+    ] = ()  # parameters that the optimizer has and the first batch did not need
     arithmetic: str = "strict"  # see arithmetic.py
     plans: dict[int, tuple[bool, int]] = field(default_factory=dict, init=False, repr=False)
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
-    hooked: bool = field(default=False, init=False, repr=False)  # somebody's hooks want to be called in every pass
+    hooked: bool = field(
+        default=False, init=False, repr=False
+    )  # somebody's hooks want to be called in every pass
     _counted: float | None = field(default=None, init=False, repr=False)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 
     def losses(
-        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, differentiable: bool = False, products: AsProducts | None = None,
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        differentiable: bool = False,
+        products: AsProducts | None = None,
         rules: ForwardRules | None = None,
-    ) -> tuple[Tensor, Buffers]:  # fmt: skip
+    ) -> tuple[Tensor, Buffers]:
         """One loss per instance [B], and the buffers that the forward pass leaves.
 
         differentiable: the new buffers are functions of theta and of the old ones, for the adjoint of the statistics.
@@ -59,17 +70,30 @@ class Objective:
         """
         parameters, batch = self.layout.unflatten(theta), batch.realized()
         convolving = products or AsProducts() if batch.c.is_cuda else nullcontext()
-        moved = {name: buffer.clone() for name, buffer in buffers.items()}  # the forward pass writes into these
+        moved = {
+            name: buffer.clone() for name, buffer in buffers.items()
+        }  # the forward pass writes into these
         if differentiable:
             with batchnorm.watched(self.model) as moved_by_the_pass:
-                losses = self._forward(parameters, {n: b.detach().clone() for n, b in buffers.items()}, batch, convolving, rules)
+                losses = self._forward(
+                    parameters,
+                    {n: b.detach().clone() for n, b in buffers.items()},
+                    batch,
+                    convolving,
+                    rules,
+                )
                 moved = moved_by_the_pass(buffers)
         else:
             losses = self._forward(parameters, moved, batch, convolving, rules)
         return losses, moved
 
     def _forward(
-        self, parameters: dict[str, Tensor], buffers: Buffers, batch: Batch, convolving, rules: ForwardRules | None
+        self,
+        parameters: dict[str, Tensor],
+        buffers: Buffers,
+        batch: Batch,
+        convolving,
+        rules: ForwardRules | None,
     ) -> Tensor:
         # the inner one comes first: a dual convolution is taken apart by the rules, and its parts become products
         with convolving, rules or nullcontext():
@@ -87,7 +111,9 @@ class Objective:
     def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The penalty as a scalar tensor, or a clear error."""
         assert self.penalty is not None
-        frozen = {name: p.detach() for name, p in self.model.named_parameters() if name not in parameters}
+        frozen = {
+            name: p.detach() for name, p in self.model.named_parameters() if name not in parameters
+        }
         try:
             value = self.penalty({**parameters, **frozen})
         except (AttributeError, TypeError) as error:
@@ -95,12 +121,16 @@ class Objective:
                 f"penalty(params) failed: {error}. params is a dict of name -> tensor; sum over params.values()."
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise BadInput("penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of squares.")
+            raise BadInput(
+                "penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of squares."
+            )
         return value.reshape(())
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
-    def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None) -> tuple[Tensor, Tensor, Buffers]:
+    def gradient(
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
         """sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
         return self._run("training step", self._gradient, batch, theta, buffers, w)
 
@@ -108,9 +138,15 @@ class Objective:
         theta = theta.detach().requires_grad_()
         with torch.enable_grad():
             losses, moved = self.losses(theta, buffers, batch, products=AsProducts(wide=WIDE))
-            idle = {name: p for name, p in self.model.named_parameters() if name in self.unused} if self.unused else {}
+            idle = (
+                {name: p for name, p in self.model.named_parameters() if name in self.unused}
+                if self.unused
+                else {}
+            )
             weights = batch.c if w is None else batch.c * w
-            g, *others = torch.autograd.grad(losses, [theta, *idle.values()], weights, allow_unused=True)
+            g, *others = torch.autograd.grad(
+                losses, [theta, *idle.values()], weights, allow_unused=True
+            )
         for name, other in zip(idle, others):
             if other is not None:
                 raise NotSupported(
@@ -119,13 +155,26 @@ class Objective:
                 )
         return g, losses.detach(), moved
 
-    def gradients(self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False) -> tuple[Tensor, Buffers]:
+    def gradients(
+        self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False
+    ) -> tuple[Tensor, Buffers]:
         """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> [K, p], [K, ...].
 
         cut: where w is 0, the instance is gone from BatchNorm's batch as well."""
-        return self._run("step of many models", self._gradients, batch, thetas, buffers, w, cut, times=len(thetas))
+        return self._run(
+            "step of many models",
+            self._gradients,
+            batch,
+            thetas,
+            buffers,
+            w,
+            cut,
+            times=len(thetas),
+        )
 
-    def _gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool) -> tuple[Tensor, Buffers]:
+    def _gradients(
+        self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool
+    ) -> tuple[Tensor, Buffers]:
         def one(theta: Tensor, buffers: Buffers, present: Tensor) -> tuple[Tensor, Buffers]:
             with PresentOnly(present) if cut else nullcontext():
                 return self.losses(theta, buffers, batch, products=AsProducts(many=True))
@@ -139,7 +188,15 @@ class Objective:
 
     # --- second order: the heart of a reverse step -----------------------------------------------------------------------
 
-    def pull(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, a_g: Tensor, a_buffers: Buffers, hessian: bool = True):
+    def pull(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ):
         """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
 
             terms_i  = c_i <a_g, grad l_i>                    [Q, B]   d query / d w_i
@@ -149,16 +206,43 @@ class Objective:
         training steps. Reverse over reverse gives the same numbers, works for every operator with a double backward, and is
         the quicker one where a model is so small that the layers of torch.func cost more than its arithmetic.
         """
-        return self._run("reverse step", self._pull, batch, theta, buffers, a_g, a_buffers, hessian, times=len(a_g))
+        return self._run(
+            "reverse step",
+            self._pull,
+            batch,
+            theta,
+            buffers,
+            a_g,
+            a_buffers,
+            hessian,
+            times=len(a_g),
+        )
 
-    def _pull(self, batch: Batch, theta: Tensor, buffers: Buffers, a_g: Tensor, a_buffers: Buffers, hessian: bool):
+    def _pull(
+        self,
+        batch: Batch,
+        theta: Tensor,
+        buffers: Buffers,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool,
+    ):
         parts, done = [], 0
         while done < len(a_g):
             forward_mode, at_once = self.plan(theta, buffers, batch, a_buffers)
             how = self._pull_forward if forward_mode else self._pull_reverse
             rows = slice(done, min(done + at_once, len(a_g)))
             try:
-                parts.append(how(theta, buffers, batch, a_g[rows], {name: a[rows] for name, a in a_buffers.items()}, hessian))
+                parts.append(
+                    how(
+                        theta,
+                        buffers,
+                        batch,
+                        a_g[rows],
+                        {name: a[rows] for name, a in a_buffers.items()},
+                        hessian,
+                    )
+                )
                 done = rows.stop
                 continue
             except torch.OutOfMemoryError as error:
@@ -168,20 +252,30 @@ class Objective:
                     )
                 if rows.stop - done == 1 or self.graphs.capturing:
                     raise
-            self._halve_plan(batch, rows.stop - done)  # here, where the error and what it holds are gone
+            self._halve_plan(
+                batch, rows.stop - done
+            )  # here, where the error and what it holds are gone
         if len(parts) == 1:
             return parts[0]
         terms, a_theta, moved = zip(*parts)
-        return torch.cat(terms), torch.cat(a_theta), {name: torch.cat([m[name] for m in moved]) for name in a_buffers}
+        return (
+            torch.cat(terms),
+            torch.cat(a_theta),
+            {name: torch.cat([m[name] for m in moved]) for name in a_buffers},
+        )
 
-    def plan(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> tuple[bool, int]:
+    def plan(
+        self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
+    ) -> tuple[bool, int]:
         """Whether to use forward mode for a batch of this size, and for how many queries at once.
 
         Decided by counting, not by a clock: the choice must not change from one retrace to the next."""
         size = len(batch.c).bit_length()
         if size not in self.plans:
             flops = self._operations(theta, buffers, batch)
-            forward = flops >= _WORTH_FORWARD_MODE and self._forward_mode_is_right(theta, buffers, batch, a_buffers)
+            forward = flops >= _WORTH_FORWARD_MODE and self._forward_mode_is_right(
+                theta, buffers, batch, a_buffers
+            )
             at_hand = _WORK_AT_ONCE_GPU if theta.is_cuda else _WORK_AT_ONCE
             self.plans[size] = forward, min(256, max(8, _power_of_two(at_hand // max(flops, 1))))
         return self.plans[size]
@@ -190,13 +284,19 @@ class Objective:
         size = len(batch.c).bit_length()
         self.plans[size] = self.plans[size][0], failed // 2
         self.graphs.give_back()
-        warnings.warn(f"Out of memory: going on with {failed // 2} of the queries at once.", DrossWarning, stacklevel=2)
+        warnings.warn(
+            f"Out of memory: going on with {failed // 2} of the queries at once.",
+            DrossWarning,
+            stacklevel=2,
+        )
 
     @property
     def uses_forward_mode(self) -> bool:
         return any(forward for forward, _ in self.plans.values())
 
-    def _forward_mode_is_right(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> bool:
+    def _forward_mode_is_right(
+        self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
+    ) -> bool:
         """Some operators have no forward mode, and a forward rule can be wrong once it is differentiated again (see
         forward_rules.py). So it is tried on the first batch, in a random direction, and compared with reverse mode."""
         a_g = random_direction(theta)
@@ -207,30 +307,44 @@ class Objective:
             raise
         except (NotImplementedError, RuntimeError):
             return False
-        expected_terms, expected, _ = self._pull_reverse(theta, buffers, batch, a_g, a_buffers, True)
+        expected_terms, expected, _ = self._pull_reverse(
+            theta, buffers, batch, a_g, a_buffers, True
+        )
         # deep float32 networks round to 1e-3; a wrong rule is off by 5 % and more
         tolerance = 30 * torch.finfo(theta.dtype).eps ** 0.5
         pairs = ((terms, expected_terms), (a_theta, expected))
-        return all(bool((found - wanted).norm() <= tolerance * wanted.norm()) for found, wanted in pairs)
+        return all(
+            bool((found - wanted).norm() <= tolerance * wanted.norm()) for found, wanted in pairs
+        )
 
     def _pull_forward(self, theta, buffers, batch, a_g, a_buffers, hessian):
         floating = {name: buffers[name] for name in a_buffers}
         alone = len(a_g) == 1
-        rules = ForwardRules(joined=alone and theta.is_cuda, several=not alone)  # joined, a CPU gains nothing
+        rules = ForwardRules(
+            joined=alone and theta.is_cuda, several=not alone
+        )  # joined, a CPU gains nothing
 
         products = AsProducts(wide=WIDE if alone else WIDE_FOR_SEVERAL)
 
         def directional(theta: Tensor, floating: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
-                return self.losses(theta, {**buffers, **floating}, batch, bool(floating), products, rules)
+                return self.losses(
+                    theta, {**buffers, **floating}, batch, bool(floating), products, rules
+                )
 
             _, d, moved = jvp(losses, (theta,), (a_g,), has_aux=True)  # type: ignore[misc]  # three with has_aux
             return d, {name: moved[name] for name in floating}
 
         def one(a_g: Tensor, a_buffers: Buffers):
             if not hessian:
-                return batch.c * directional(theta, floating, a_g)[0], torch.zeros_like(a_g), a_buffers
-            (d, _), back = vjp_function(lambda theta, floating: directional(theta, floating, a_g), theta, floating)  # type: ignore[misc]
+                return (
+                    batch.c * directional(theta, floating, a_g)[0],
+                    torch.zeros_like(a_g),
+                    a_buffers,
+                )
+            (d, _), back = vjp_function(
+                lambda theta, floating: directional(theta, floating, a_g), theta, floating
+            )  # type: ignore[misc]
             return batch.c * d, *back((batch.c, a_buffers))
 
         return self._one_or_many(one, a_g, a_buffers)
@@ -247,7 +361,9 @@ class Objective:
         w = torch.ones_like(batch.c, requires_grad=True)
         floating = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
         with torch.enable_grad(), _rules(len(a_g)):
-            losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+            losses, moved = self.losses(
+                theta, {**buffers, **floating}, batch, differentiable=bool(floating)
+            )
             (g,) = torch.autograd.grad((losses * batch.c * w).sum(), theta, create_graph=True)
         outputs, cotangents = [g], [a_g]
         if hessian:
@@ -259,7 +375,15 @@ class Objective:
             return terms, torch.zeros_like(a_g), a_buffers
         return terms, rest[0], dict(zip(floating, rest[1:]))
 
-    def push(self, theta: Tensor, buffers: Buffers, batch: AnyBatch, dot: Tensor, buffers_dot: Buffers, w_dot: Tensor):
+    def push(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        dot: Tensor,
+        buffers_dot: Buffers,
+        w_dot: Tensor,
+    ):
         """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
 
             g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i        dot [J, p], w_dot [J, B] -> [J, p]
@@ -270,22 +394,30 @@ class Objective:
         theta = theta.detach().requires_grad_()
         floating = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
         with torch.enable_grad(), _rules(len(dot)):
-            losses, moved = self.losses(theta, {**buffers, **floating}, batch, differentiable=bool(floating))
+            losses, moved = self.losses(
+                theta, {**buffers, **floating}, batch, differentiable=bool(floating)
+            )
             weighted = losses * batch.c
             (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
             moving = {name: moved[name] for name in buffers_dot}
             # d moved . dot, as the derivative in r of <vjp(r), dot>: reverse mode run twice is forward mode
-            r = {name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()}
+            r = {
+                name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()
+            }
             sources = [theta, *floating.values()]
             back = vjp(list(moving.values()), sources, list(r.values())) if moving else []
         (g_dot,) = batched_vjp([g], [theta], [dot])
         g_dot = g_dot + batched_vjp([weighted], [theta], [w_dot])[0]
         if not moving:
             return g_dot, {}
-        moved_dot = batched_vjp(back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)])
+        moved_dot = batched_vjp(
+            back, list(r.values()), [dot, *(buffers_dot[name] for name in floating)]
+        )
         return g_dot, dict(zip(moving, moved_dot))
 
-    def _run(self, name: str, function: Callable, batch: AnyBatch, *args: Any, times: int = 1) -> Any:
+    def _run(
+        self, name: str, function: Callable, batch: AnyBatch, *args: Any, times: int = 1
+    ) -> Any:
         """Random numbers and parameters that come and go are decided anew by each pass; the others may be replayed.
 
         times: how many models or queries go through it."""
@@ -300,7 +432,9 @@ class Objective:
         if self._counted is None:
             batch = batch.realized()
             one = lambda t: t[0] if theta.dim() > 1 else t  # one model of many
-            counted = self._operations(one(theta), {name: one(b) for name, b in buffers.items()}, batch)
+            counted = self._operations(
+                one(theta), {name: one(b) for name, b in buffers.items()}, batch
+            )
             self._counted = counted / max(1, len(batch.c))
         return self._counted
 
@@ -326,14 +460,23 @@ class Objective:
         self.hooked = modes.has_hooks(self.model)
         wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
         computing = precision.computing(self.model, self.arithmetic)
-        with threads.lent(), modes.modes(wanted), computing, self.graphs.within("training", self._constants()):
+        with (
+            threads.lent(),
+            modes.modes(wanted),
+            computing,
+            self.graphs.within("training", self._constants()),
+        ):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         self.hooked = modes.has_hooks(self.model)
         wanted = dict.fromkeys(self.model.modules(), False)
-        with modes.modes(wanted), precision.computing(self.model), self.graphs.within("evaluating", self._constants()):
+        with (
+            modes.modes(wanted),
+            precision.computing(self.model),
+            self.graphs.within("evaluating", self._constants()),
+        ):
             yield
 
     def _constants(self) -> list[Tensor]:
@@ -344,8 +487,12 @@ class Objective:
         return called(self.model, {**self.layout.unflatten(theta), **buffers}, x)
 
 
-_WORTH_FORWARD_MODE = 2**25  # operations of a forward pass: below, torch.func's own layers cost more than they save
-_WORK_AT_ONCE = 2**30  # operations of the forward passes of queries retraced side by side: more leave the processor's caches
+_WORTH_FORWARD_MODE = (
+    2**25
+)  # operations of a forward pass: below, torch.func's own layers cost more than they save
+_WORK_AT_ONCE = (
+    2**30
+)  # operations of the forward passes of queries retraced side by side: more leave the processor's caches
 _WORK_AT_ONCE_GPU = 2**38
 
 
@@ -356,7 +503,9 @@ def _power_of_two(most: int) -> int:
 
 def random_direction(theta: Tensor) -> Tensor:
     """[1, p], the same every time."""
-    drawn = torch.randn(1, theta.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    drawn = torch.randn(
+        1, theta.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float32
+    )
     return drawn.to(theta)
 
 

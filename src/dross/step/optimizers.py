@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from ..errors import NotReplayable, NotSupported
-from .update_rules import FRESH, SGD, Adam, Clock, Numbers, Rule, Slots, Table, TorchStep, counter_dtype
+from .update_rules import (
+    FRESH,
+    SGD,
+    Adam,
+    Clock,
+    Numbers,
+    Rule,
+    Slots,
+    Table,
+    TorchStep,
+    counter_dtype,
+)
 
 _IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
 SUPPORTED = ("SGD", "Adam", "AdamW", *FRESH)
@@ -54,7 +65,10 @@ class Optimizer:
         return [dict(zip(self.columns, values)) for values in row.tolist()]
 
     def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, tuple[Clock, ...]]:
-        parts = [self.rule.initial(t, h) for t, h in zip(theta.split(self.group_sizes, -1), self.numbers(row))]
+        parts = [
+            self.rule.initial(t, h)
+            for t, h in zip(theta.split(self.group_sizes, -1), self.numbers(row))
+        ]
         return _joined([slots for slots, _ in parts]), tuple(clock for _, clock in parts)
 
     def update(self, theta, slots, clock, g, row) -> tuple[Tensor, Slots, tuple[Clock, ...]]:
@@ -71,8 +85,15 @@ class Optimizer:
         if len(tables) == 1:
             return tables[0]
         keys = {key: None for table in tables for key in table}
-        as_vector = lambda c, size: torch.as_tensor(c, dtype=theta.dtype, device=theta.device).expand(size)
-        return {key: torch.cat([as_vector(t.get(key, 0.0), size) for t, size in zip(tables, self.group_sizes)]) for key in keys}
+        as_vector = lambda c, size: torch.as_tensor(
+            c, dtype=theta.dtype, device=theta.device
+        ).expand(size)
+        return {
+            key: torch.cat(
+                [as_vector(t.get(key, 0.0), size) for t, size in zip(tables, self.group_sizes)]
+            )
+            for key in keys
+        }
 
     def _groups(self, theta, slots, clock, g, row):
         numbers = self.numbers(row)
@@ -86,18 +107,31 @@ class Optimizer:
         ]
 
     def to_json(self) -> dict:
-        return {"name": self.name, "flags": self.flags, "columns": list(self.columns), "any_momentum": self.any_momentum}
+        return {
+            "name": self.name,
+            "flags": self.flags,
+            "columns": list(self.columns),
+            "any_momentum": self.any_momentum,
+        }
 
     @staticmethod
     def from_json(saved: dict, group_sizes: Sequence[int]) -> "Optimizer":
-        return Optimizer(saved["name"], saved["flags"], tuple(saved["columns"]), tuple(group_sizes), saved["any_momentum"])
+        return Optimizer(
+            saved["name"],
+            saved["flags"],
+            tuple(saved["columns"]),
+            tuple(group_sizes),
+            saved["any_momentum"],
+        )
 
 
 def _joined(parts: list[Slots]) -> Slots:
     return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
 
 
-def understand(optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], groups: list[dict]) -> Optimizer:
+def understand(
+    optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], groups: list[dict]
+) -> Optimizer:
     """The pure form of a torch optimizer, or a refusal by name. `groups`: the parameter groups that have moving parameters."""
     name = type(optimizer).__name__
     if name not in SUPPORTED or type(optimizer) is not getattr(torch.optim, name):
@@ -109,7 +143,11 @@ def understand(optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], gro
     columns = [tuple(flat_numbers(g, own)) for g in groups]
     momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
     mixed = name == "RMSprop" and len(momenta) > 1  # it keeps a buffer only where there is momentum
-    if mixed or any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns):
+    if (
+        mixed
+        or any(f != flags[0] for f in flags)
+        or any(set(c) != set(columns[0]) for c in columns)
+    ):
         raise NotSupported(
             f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all groups the same options; "
             "rates, momenta and decays may differ."
@@ -133,15 +171,27 @@ def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
 
 
-def read_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mapping[str, Tensor], theta: Tensor, row: np.ndarray):
+def read_slots(
+    optimizer: Optimizer,
+    torch_optimizer,
+    layout,
+    parameters: Mapping[str, Tensor],
+    theta: Tensor,
+    row: np.ndarray,
+):
     """The slots and the clock that a torch optimizer holds now; those of a fresh one where it has not stepped."""
     slots, clock = optimizer.initial(theta, row)
     held = {name: torch_optimizer.state.get(parameters[name], {}) for name in layout.names}
-    if not any("step" in state or state.get("momentum_buffer") is not None for state in held.values()):
+    if not any(
+        "step" in state or state.get("momentum_buffer") is not None for state in held.values()
+    ):
         return slots, clock
     for slot in slots:
         filled = layout.unflatten(slots[slot])
-        filled = {n: filled[n] if held[n].get(slot) is None else held[n][slot].detach().to(theta.device) for n in layout.names}
+        filled = {
+            n: filled[n] if held[n].get(slot) is None else held[n][slot].detach().to(theta.device)
+            for n in layout.names
+        }
         slots[slot] = layout.flatten(filled)
     counters = []
     for group, fresh in enumerate(clock):
@@ -157,11 +207,23 @@ def read_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mappin
 
 
 def _counters_of(state: dict, fresh: Clock) -> Clock:
-    started = {"step": 1.0} if state.get("momentum_buffer") is not None else {}  # SGD keeps no counter
-    return {name: float(state[name]) if name in state else started.get(name, value) for name, value in fresh.items()}
+    started = (
+        {"step": 1.0} if state.get("momentum_buffer") is not None else {}
+    )  # SGD keeps no counter
+    return {
+        name: float(state[name]) if name in state else started.get(name, value)
+        for name, value in fresh.items()
+    }
 
 
-def write_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mapping[str, Tensor], slots: Slots, clock) -> None:
+def write_slots(
+    optimizer: Optimizer,
+    torch_optimizer,
+    layout,
+    parameters: Mapping[str, Tensor],
+    slots: Slots,
+    clock,
+) -> None:
     """Leave a torch optimizer as if it had taken the steps itself, so that its owner can go on from here."""
     named = {slot: layout.unflatten(value) for slot, value in slots.items()}
     options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
@@ -169,7 +231,12 @@ def write_slots(optimizer: Optimizer, torch_optimizer, layout, parameters: Mappi
         counters = {} if optimizer.name == "SGD" else clock[group]
         state = {slot: values[name].clone() for slot, values in named.items()}
         own = options[parameters[name]]
-        on_device = own.get("fused") or own.get("capturable")  # such steps want their counter beside the parameter
+        on_device = own.get("fused") or own.get(
+            "capturable"
+        )  # such steps want their counter beside the parameter
         device = parameters[name].device if on_device else torch.device("cpu")
-        state |= {counter: torch.tensor(value, dtype=counter_dtype(), device=device) for counter, value in counters.items()}
+        state |= {
+            counter: torch.tensor(value, dtype=counter_dtype(), device=device)
+            for counter, value in counters.items()
+        }
         torch_optimizer.state[parameters[name]] = state

@@ -36,7 +36,9 @@ class Micro:
 
     def simplified(self) -> "Micro":
         """1/B each is what a tape assumes; anything else is kept."""
-        return Micro(self.ids) if np.allclose(self.weights, self._equal, rtol=1e-7, atol=0) else self
+        return (
+            Micro(self.ids) if np.allclose(self.weights, self._equal, rtol=1e-7, atol=0) else self
+        )
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,27 @@ class Derivative:
 
     theta: Tensor  # [Q, p]
     slots: dict[str, Tensor] = field(default_factory=dict)  # each [Q, p]
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # each [Q, ...]; only those that are floating point
+    buffers: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # each [Q, ...]; only those that are floating point
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Derivative":
         every = lambda named: {name: change(t) for name, t in named.items()}
         return Derivative(change(self.theta), every(self.slots), every(self.buffers))
 
 
-def advance(optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]) -> State:
+def advance(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
+) -> State:
     """s_{t+1} from s_t, the raw gradient and the buffers that the forward pass left."""
     g = step.clip(g) if step.clip else g
     theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
     return State(theta, slots, buffers, clock)
 
 
-def pull(optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative) -> tuple[Tensor, Derivative]:
+def pull(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative
+) -> tuple[Tensor, Derivative]:
     """The adjoint of `advance`: d query / d g, and d query / d s as far as it does not pass through g."""
     table = _table(optimizer, state, step, g)
     inputs = {"theta": after.theta, **_ordered(after.slots)}
@@ -87,7 +95,9 @@ def pull(optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Deriv
     return a_g, Derivative(before.pop("theta"), before, after.buffers)
 
 
-def push(optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor) -> Derivative:
+def push(
+    optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor
+) -> Derivative:
     """The tangent of `advance`: how s_{t+1} moves when s_t moves by `before` and the raw gradient by `g_dot`."""
     table = _table(optimizer, state, step, g)
     g_dot = step.clip.derivative(g, g_dot) if step.clip else g_dot
@@ -125,6 +135,10 @@ def _sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | 
         coefficient = table.get(key, 0.0)
         if isinstance(coefficient, float) and coefficient == 0.0:
             continue
-        term = vector if isinstance(coefficient, float) and coefficient == 1.0 else vector * coefficient
+        term = (
+            vector
+            if isinstance(coefficient, float) and coefficient == 1.0
+            else vector * coefficient
+        )
         total = term if total is None else total + term
     return total

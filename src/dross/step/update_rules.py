@@ -32,7 +32,9 @@ class Rule(Protocol):
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Clock]: ...
 
-    def update(self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, h: Numbers) -> tuple[Tensor, Slots, Clock]: ...
+    def update(
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, h: Numbers
+    ) -> tuple[Tensor, Slots, Clock]: ...
 
     def table(self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, h: Numbers) -> Table: ...
 
@@ -47,7 +49,9 @@ class SGD:
     needs_gradient: bool = False
 
     def initial(self, theta, h):
-        return ({"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}), {"step": 0.0}
+        return ({"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}), {
+            "step": 0.0
+        }
 
     def update(self, theta, slots, clock, g, h):
         lr, mu, weight_decay = h["lr"], h["momentum"], h["weight_decay"]
@@ -65,7 +69,9 @@ class SGD:
     def table(self, theta, slots, clock, g, h):
         lr, mu, weight_decay = h["lr"], h["momentum"], h["weight_decay"]
         sign = -1.0 if self.maximize else 1.0
-        keep = 1.0 if clock["step"] == 0 else 1 - h["dampening"]  # d m' / d g', where g' = sign g + weight_decay theta
+        keep = (
+            1.0 if clock["step"] == 0 else 1 - h["dampening"]
+        )  # d m' / d g', where g' = sign g + weight_decay theta
         carry = 0.0 if clock["step"] == 0 else mu  # d m' / d m
         if not self.momentum or not mu:
             by_g, by_m = 1.0, 0.0
@@ -73,7 +79,10 @@ class SGD:
             by_g, by_m = 1.0 + mu * keep, mu * carry
         else:
             by_g, by_m = keep, carry
-        table: Table = {("theta", "theta"): 1 - lr * by_g * weight_decay, ("theta", "g"): -lr * by_g * sign}
+        table: Table = {
+            ("theta", "theta"): 1 - lr * by_g * weight_decay,
+            ("theta", "g"): -lr * by_g * sign,
+        }
         if self.momentum:
             table |= {
                 ("theta", "momentum_buffer"): -lr * by_m,
@@ -123,11 +132,18 @@ class Adam:
         scale = lr / (1 - beta1**step)
         by_m = -scale / denominator  # d theta' / d m'
         # d theta' / d v_used. Where v is 0 every gradient so far was 0, so m is 0 too and the derivative is 0, not 0/0.
-        by_v = torch.where(root > 0, scale * m / (denominator**2 * 2 * correction * torch.where(root > 0, root, 1.0)), 0.0)
+        by_v = torch.where(
+            root > 0,
+            scale * m / (denominator**2 * 2 * correction * torch.where(root > 0, root, 1.0)),
+            0.0,
+        )
 
         sign = -1.0 if self.maximize else 1.0
         decay = 0.0 if self.decoupled else h["weight_decay"]
-        m_g, v_g = 1 - beta1, 2 * (1 - beta2) * g  # by the decayed gradient g' = sign g + decay theta
+        m_g, v_g = (
+            1 - beta1,
+            2 * (1 - beta2) * g,
+        )  # by the decayed gradient g' = sign g + decay theta
         table: Table = {
             ("exp_avg", "exp_avg"): beta1,
             ("exp_avg", "g"): m_g * sign,
@@ -157,7 +173,9 @@ class Adam:
 
     def _decayed(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
         g = -g if self.maximize else g
-        return g.add(theta, alpha=h["weight_decay"]) if h["weight_decay"] and not self.decoupled else g
+        return (
+            g.add(theta, alpha=h["weight_decay"]) if h["weight_decay"] and not self.decoupled else g
+        )
 
 
 def _zeros(*names: str):
@@ -165,20 +183,33 @@ def _zeros(*names: str):
 
 
 def _rmsprop(theta, h, flags):
-    names = ["square_avg"] + ["momentum_buffer"] * (h["momentum"] > 0) + ["grad_avg"] * bool(flags["centered"])
+    names = (
+        ["square_avg"]
+        + ["momentum_buffer"] * (h["momentum"] > 0)
+        + ["grad_avg"] * bool(flags["centered"])
+    )
     return {name: torch.zeros_like(theta) for name in names}
 
 
 #: the state that torch.optim gives a parameter it has not stepped yet: slots, and counters beside "step"
 FRESH = {
     "RMSprop": (_rmsprop, {}),
-    "Adagrad": (lambda theta, h, _: {"sum": torch.full_like(theta, h["initial_accumulator_value"])}, {}),
+    "Adagrad": (
+        lambda theta, h, _: {"sum": torch.full_like(theta, h["initial_accumulator_value"])},
+        {},
+    ),
     "Adadelta": (_zeros("square_avg", "acc_delta"), {}),
     "NAdam": (_zeros("exp_avg", "exp_avg_sq"), {"mu_product": lambda h: 1.0}),
     "RAdam": (_zeros("exp_avg", "exp_avg_sq"), {}),
     "Adamax": (_zeros("exp_avg", "exp_inf"), {}),
     "ASGD": (_zeros("ax"), {"eta": lambda h: h["lr"], "mu": lambda h: 1.0}),
-    "Rprop": (lambda theta, h, _: {"prev": torch.zeros_like(theta), "step_size": torch.full_like(theta, h["lr"])}, {}),
+    "Rprop": (
+        lambda theta, h, _: {
+            "prev": torch.zeros_like(theta),
+            "step_size": torch.full_like(theta, h["lr"]),
+        },
+        {},
+    ),
 }
 _SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _NUDGE = 1e-30  # far below any squared gradient that matters, far above the smallest float32
@@ -194,10 +225,14 @@ class TorchStep:
 
     def initial(self, theta, h):
         fresh, counters = FRESH[self.name]
-        return fresh(theta, h, self.flags), {"step": 0.0} | {name: start(h) for name, start in counters.items()}
+        return fresh(theta, h, self.flags), {"step": 0.0} | {
+            name: start(h) for name, start in counters.items()
+        }
 
     def update(self, theta, slots, clock, g, h):
-        new, slots, clock = self._step(theta.detach().clone(), {n: s.clone() for n, s in slots.items()}, clock, g, h, False)
+        new, slots, clock = self._step(
+            theta.detach().clone(), {n: s.clone() for n, s in slots.items()}, clock, g, h, False
+        )
         return new.detach(), {name: slot.detach() for name, slot in slots.items()}, clock
 
     def table(self, theta, slots, clock, g, h):
@@ -205,27 +240,37 @@ class TorchStep:
         inputs = {"theta": theta, "g": g, **slots}
         inputs = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
         with torch.enable_grad():
-            copies = {name: t.clone() for name, t in inputs.items()}  # the step works in place, never on a leaf
+            copies = {
+                name: t.clone() for name, t in inputs.items()
+            }  # the step works in place, never on a leaf
             held = {name: copies[name] for name in slots}
             new, new_slots, _ = self._step(copies["theta"], held, clock, copies["g"], h, True)
         table: Table = {}
         for out, value in {"theta": new, **new_slots}.items():
             if value.grad_fn is None:
                 continue
-            rows = torch.autograd.grad(value.sum(), list(inputs.values()), retain_graph=True, allow_unused=True)
+            rows = torch.autograd.grad(
+                value.sum(), list(inputs.values()), retain_graph=True, allow_unused=True
+            )
             table |= {(out, name): row for name, row in zip(inputs, rows) if row is not None}
         return table
 
     def _nudged(self, name: str, slot: Tensor, g: Tensor) -> Tensor:
         """sqrt has no derivative at 0. Where a second moment is 0 and so is the gradient, the first moment is 0 as well, and
         the product of the two derivatives is 0: an invisible nudge lets autograd say so instead of nan."""
-        return torch.where((slot == 0) & (g == 0), _NUDGE, slot) if name in _SECOND_MOMENTS else slot
+        return (
+            torch.where((slot == 0) & (g == 0), _NUDGE, slot) if name in _SECOND_MOMENTS else slot
+        )
 
     def _step(self, theta, slots, clock, g, h, differentiable):
-        with warnings.catch_warnings():  # torch warns about .grad on tensors that are not leaves; here that is the point
+        with (
+            warnings.catch_warnings()
+        ):  # torch warns about .grad on tensors that are not leaves; here that is the point
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
             options = {"foreach": False, "differentiable": differentiable}
-            optimizer = getattr(torch.optim, self.name)([theta], **unflatten_numbers(h), **self.flags, **options)
+            optimizer = getattr(torch.optim, self.name)(
+                [theta], **unflatten_numbers(h), **self.flags, **options
+            )
             # float32 counters are torch's choice and so the run's; its derivative may be taken more exactly
             exact = torch.float64 if differentiable else counter_dtype()
             counters = {name: torch.tensor(value, dtype=exact) for name, value in clock.items()}
@@ -233,7 +278,11 @@ class TorchStep:
             theta.grad = g.expand_as(theta)
             optimizer.step()
             state = optimizer.state[theta]
-        return theta, {name: state[name] for name in slots}, {name: float(state[name]) for name in clock}
+        return (
+            theta,
+            {name: state[name] for name in slots},
+            {name: float(state[name]) for name in clock},
+        )
 
 
 def counter_dtype() -> torch.dtype:

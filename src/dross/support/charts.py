@@ -15,23 +15,35 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise BadInput("Figures need matplotlib: pip install matplotlib. The results themselves are kept.") from None
+        raise BadInput(
+            "Figures need matplotlib: pip install matplotlib. The results themselves are kept."
+        ) from None
     matplotlib.use("svg")
     matplotlib.rcParams.update(
         {
-            "svg.hashsalt": "dross", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-            "axes.titlesize": 8, "legend.fontsize": 7, "figure.constrained_layout.use": True,
+            "svg.hashsalt": "dross",
+            "font.size": 8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+            "axes.titlesize": 8,
+            "legend.fontsize": 7,
+            "figure.constrained_layout.use": True,
         }
-    )  # fmt: skip
+    )
     import matplotlib.pyplot as plt
 
     return plt
 
 
-def panels(count: int, columns: int, *, width: float = 7.6, height: float = 2.3, **options: Any) -> tuple[Any, list[Any]]:
+def panels(
+    count: int, columns: int, *, width: float = 7.6, height: float = 2.3, **options: Any
+) -> tuple[Any, list[Any]]:
     """A figure with `count` panels in rows; the places left over stay empty."""
     rows = -(-count // columns)
-    figure, grid = pyplot().subplots(rows, columns, figsize=(width, height * rows), squeeze=False, **options)
+    figure, grid = pyplot().subplots(
+        rows, columns, figsize=(width, height * rows), squeeze=False, **options
+    )
     cells = list(grid.ravel())
     for cell in cells[count:]:
         cell.set_visible(False)

@@ -11,9 +11,15 @@ def _environment() -> Any:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise BadInput("Pages need Jinja2: pip install jinja2. The results themselves are kept.") from None
+        raise BadInput(
+            "Pages need Jinja2: pip install jinja2. The results themselves are kept."
+        ) from None
     return Environment(
-        loader=PackageLoader("dross.support"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("dross.support"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

@@ -13,7 +13,9 @@ def png(picture: np.ndarray) -> bytes:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput("Pictures need Pillow: pip install pillow. The results themselves are kept.") from None
+        raise BadInput(
+            "Pictures need Pillow: pip install pillow. The results themselves are kept."
+        ) from None
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "png", optimize=True)
     return out.getvalue()

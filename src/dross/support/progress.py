@@ -31,7 +31,14 @@ def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Ite
         return
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.text import Text
     except ImportError:  # the core runs on machines that have torch and little else
         yield _silent
@@ -41,7 +48,13 @@ def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Ite
         def render(self, task):
             return Text("" if task.speed is None else f"{task.speed:,.0f} {unit}/s")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda amount: progress.advance(task, amount)

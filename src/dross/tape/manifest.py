@@ -15,9 +15,18 @@ from .retention import Keep
 
 
 def describe(
-    objective: Objective, optimizer: Optimizer, loss_name: str, augment: Augment | None, keep: Keep, seed: int,
-    planned: int | None, device: torch.device, instances: Instances | None, foreign: bool, schedule: str | None = None,
-) -> dict:  # fmt: skip
+    objective: Objective,
+    optimizer: Optimizer,
+    loss_name: str,
+    augment: Augment | None,
+    keep: Keep,
+    seed: int,
+    planned: int | None,
+    device: torch.device,
+    instances: Instances | None,
+    foreign: bool,
+    schedule: str | None = None,
+) -> dict:
     """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop. schedule: a digest of the numbers that
     the optimizer will use, where they are known beforehand."""
     from .. import __version__
@@ -59,7 +68,9 @@ _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 
 def check_same_run(earlier: dict, now: dict) -> None:
     """A tape is only continued with the settings it was started with."""
-    known = set(now) - ({"schedule", "arithmetic", "memory"} - set(earlier))  # tapes of the first days do not have them
+    known = set(now) - (
+        {"schedule", "arithmetic", "memory"} - set(earlier)
+    )  # tapes of the first days do not have them
     for key in sorted(known - _MAY_DIFFER):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))

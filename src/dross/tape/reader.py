@@ -35,7 +35,9 @@ class Tape:
         self.place = place(where)
         self.manifest = read_manifest(self.place)
         self._intact: set[str] = set()  # files whose digest has been checked
-        self._reading = threading.Lock()  # one file at a time: the next segment is read while the end of this one is compared
+        self._reading = (
+            threading.Lock()
+        )  # one file at a time: the next segment is read while the end of this one is compared
 
     @property
     def entries(self) -> list[dict]:
@@ -83,7 +85,9 @@ class Tape:
             ) from None
         except OSError as error:
             raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
-        if entry["file"] not in self._intact or isinstance(self.place, Bucket):  # it may have been fetched anew
+        if entry["file"] not in self._intact or isinstance(
+            self.place, Bucket
+        ):  # it may have been fetched anew
             if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
                 raise TapeDamaged(
                     f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were written, or its digest "
@@ -115,7 +119,9 @@ def read_manifest(where: Path | Place) -> dict:
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise TapeDamaged(f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run again.") from None
+        raise TapeDamaged(
+            f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run again."
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
         raise TapeDamaged(f"{path} was not written by dross.")
     if manifest.get("format") != FORMAT:
@@ -123,9 +129,24 @@ def read_manifest(where: Path | Place) -> dict:
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads format {FORMAT}. "
             "Use the dross that recorded it, or record the run again."
         )
-    if missing := {"segments", "end", "steps", "complete", "model", "layout", "optimizer", "loss", "id", "foreign"} - set(manifest):
-        raise TapeDamaged(f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again.")
+    if missing := {
+        "segments",
+        "end",
+        "steps",
+        "complete",
+        "model",
+        "layout",
+        "optimizer",
+        "loss",
+        "id",
+        "foreign",
+    } - set(manifest):
+        raise TapeDamaged(
+            f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again."
+        )
     for entry in [*manifest["segments"], manifest["end"]]:
-        if not isinstance(entry, dict) or Path(str(entry.get("file", "/"))).name != entry.get("file"):
+        if not isinstance(entry, dict) or Path(str(entry.get("file", "/"))).name != entry.get(
+            "file"
+        ):
             raise TapeDamaged(f"{path} names a file outside the tape.")
     return manifest

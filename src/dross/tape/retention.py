@@ -76,7 +76,9 @@ class Checkpoints(Keep):
             return self.every
         if planned is not None:
             return max(1, round(math.sqrt(planned)))
-        return max(16, math.isqrt(first))  # grows along with the run: still about sqrt(T) when T is not known
+        return max(
+            16, math.isqrt(first)
+        )  # grows along with the run: still about sqrt(T) when T is not known
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ class Unasked(Checkpoints):
     """What is kept when nobody says what to keep."""
 
     def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
-        return EveryStep() if planned is not None and planned * state_bytes <= _SMALL else Checkpoints()
+        return (
+            EveryStep()
+            if planned is not None and planned * state_bytes <= _SMALL
+            else Checkpoints()
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,9 @@ class Budget(Keep):
         return self.spacing
 
     def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
-        fixed = 2 * (state_bytes + _SEGMENT_HEADER) + (planned or 0) * step_bytes  # the first state, the last one, all steps
+        fixed = (
+            2 * (state_bytes + _SEGMENT_HEADER) + (planned or 0) * step_bytes
+        )  # the first state, the last one, all steps
         if self.bytes < fixed:
             raise BadInput(
                 f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of this model and the list of "

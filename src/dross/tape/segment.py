@@ -26,8 +26,12 @@ class Segment:
 
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
-    tensors = {f"state.{name}": t.cpu() for name, t in State.stacked(segment.states).tensors().items()}
-    tensors["ids"] = torch.from_numpy(np.concatenate([m.ids for m in micros] or [np.zeros(0)]).astype(np.int32))
+    tensors = {
+        f"state.{name}": t.cpu() for name, t in State.stacked(segment.states).tensors().items()
+    }
+    tensors["ids"] = torch.from_numpy(
+        np.concatenate([m.ids for m in micros] or [np.zeros(0)]).astype(np.int32)
+    )
     tensors["micro.sizes"] = _int32([len(m.ids) for m in micros])
     if any(len(step.micros) != 1 for step in steps):
         tensors["step.micros"] = _int32([len(step.micros) for step in steps])
@@ -38,8 +42,14 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     tensors["numbers"] = torch.from_numpy(numbers[:1].copy() if constant else numbers)
     tensors["epochs"] = _int32([step.epoch for step in steps])
     if any(step.clip for step in steps):
-        tensors["clips"] = torch.tensor([clips.to_numbers(step.clip) for step in steps], dtype=torch.float64)
-    about = {"steps": len(steps), "clocks": [state.clock for state in segment.states], "checksum": segment.checksum}
+        tensors["clips"] = torch.tensor(
+            [clips.to_numbers(step.clip) for step in steps], dtype=torch.float64
+        )
+    about = {
+        "steps": len(steps),
+        "clocks": [state.clock for state in segment.states],
+        "checksum": segment.checksum,
+    }
     return tensors, about
 
 
@@ -61,7 +71,11 @@ def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segme
     clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
     steps, at = [], 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
-        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clips.from_numbers(*clip_rows[t])))
+        steps.append(
+            Step(
+                tuple(micros[at : at + size]), numbers[t], epoch, clips.from_numbers(*clip_rows[t])
+            )
+        )
         at += size
     return Segment(first, steps, states, about["checksum"])
 

@@ -58,7 +58,10 @@ class Bucket(Place):
 
         try:
             self.system, self.root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:  # the package for this kind of storage is missing; an unknown kind
+        except (
+            ImportError,
+            ValueError,
+        ) as error:  # the package for this kind of storage is missing; an unknown kind
             raise BadInput(f"{url} cannot be opened: {error}.") from None
         self.address = url
         self.folder: Path | None = None  # made when there is something to put into it

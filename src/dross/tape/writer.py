@@ -31,16 +31,33 @@ class TapeWriter:
     """
 
     def __init__(
-        self, folder: str | os.PathLike, manifest: dict, keep: Keep, state_bytes: int, planned: int | None, step_bytes: int = 0
+        self,
+        folder: str | os.PathLike,
+        manifest: dict,
+        keep: Keep,
+        state_bytes: int,
+        planned: int | None,
+        step_bytes: int = 0,
     ):
-        self.folder, self.manifest, self.planned, self.state_bytes = Path(folder), manifest, planned, state_bytes
+        self.folder, self.manifest, self.planned, self.state_bytes = (
+            Path(folder),
+            manifest,
+            planned,
+            state_bytes,
+        )
         self.keep = keep.settled(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
-        self.open: list[tuple[Step, State | None, int]] = []  # (step, the state before it if it is kept, checksum)
-        self._written: list[dict] = []  # segments that have been written and that the manifest does not name yet
+        self.open: list[
+            tuple[Step, State | None, int]
+        ] = []  # (step, the state before it if it is kept, checksum)
+        self._written: list[
+            dict
+        ] = []  # segments that have been written and that the manifest does not name yet
         self._committed = -math.inf  # when
-        self.ends: dict[int, State] = {}  # the states before and after the last step, by the number of steps taken
+        self.ends: dict[
+            int, State
+        ] = {}  # the states before and after the last step, by the number of steps taken
 
     @property
     def next(self) -> int:
@@ -57,33 +74,47 @@ class TapeWriter:
         if not self.open:
             return False
         length = max(self.spacing, self.keep.length(self.first, self.planned, self.state_bytes))
-        return len(self.open) >= length or (self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch)
+        return len(self.open) >= length or (
+            self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch
+        )
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """One step more. `after` may be left out by who knows the end when it is flushed."""
         if before is not None and after is not None:
             self.ends = {self.next: before, self.next + 1: after}
-        kept = before.map(lambda t: t.detach()) if before is not None and self.wants_state() else None
+        kept = (
+            before.map(lambda t: t.detach()) if before is not None and self.wants_state() else None
+        )
         self.open.append((step, kept, checksum))
 
     def flush(self, after: State | None = None) -> None:
         """Write the open segment; `after` is the state that its last step led to, if `add` was not told."""
-        self._written = [entry for entry in self._written if entry["first"] >= self.manifest["steps"]]
+        self._written = [
+            entry for entry in self._written if entry["first"] >= self.manifest["steps"]
+        ]
         saved = self._steps_written() - self.first
         if saved:  # an interrupt came between the writing and this
             self.open, self.first = self.open[saved:], self.first + saved
         after = self.ends[self.next] if after is None else after
         if self.open:
-            steps, states = [step for step, _, _ in self.open], [state for _, state, _ in self.open if state is not None]
+            steps, states = (
+                [step for step, _, _ in self.open],
+                [state for _, state, _ in self.open if state is not None],
+            )
             segment = Segment(self.first, steps, states, self.open[0][2])
-            self._written = [*self._written, self._write_segment(self._new_number(self._written), segment)]
+            self._written = [
+                *self._written,
+                self._write_segment(self._new_number(self._written), segment),
+            ]
             self.open, self.first = [], segment.end
         if not self._may_wait():
             self._publish(after)
 
     def _may_wait(self) -> bool:
         """A commit waits for the disk several times. A quick run commits twice a second instead of after every segment."""
-        bounded = self.keep.limit is not None or self.keep.last_epochs is not None  # files go as the manifest lets go of them
+        bounded = (
+            self.keep.limit is not None or self.keep.last_epochs is not None
+        )  # files go as the manifest lets go of them
         return not bounded and time.monotonic() - self._committed < _BETWEEN_COMMITS
 
     def _steps_written(self) -> int:
@@ -102,7 +133,9 @@ class TapeWriter:
         entries, merged = self._thinned(entries, end["bytes"])
         self._commit({**self.manifest, "segments": entries, "end": end, "steps": steps})
         self._written, self._committed = [], time.monotonic()
-        gone = [*dropped, *merged] + ([old_end["file"]] if old_end and old_end["file"] != end["file"] else [])
+        gone = [*dropped, *merged] + (
+            [old_end["file"]] if old_end and old_end["file"] != end["file"] else []
+        )
         for name in gone:
             (self.folder / name).unlink(missing_ok=True)
 
@@ -123,7 +156,10 @@ class TapeWriter:
     def _thinned(self, entries: list[dict], end_bytes: int) -> tuple[list[dict], list[str]]:
         """Keep within a budget when the length of the run is not known: merge neighbours, so half of the states go."""
         gone: list[str] = []
-        while self.keep.limit is not None and sum(e["bytes"] for e in entries) + end_bytes > self.keep.limit:
+        while (
+            self.keep.limit is not None
+            and sum(e["bytes"] for e in entries) + end_bytes > self.keep.limit
+        ):
             if len(entries) == 1:
                 raise TapeError(
                     f"The budget of {self.keep.limit:,} bytes is spent after {self.next} steps: one state and the list of "
@@ -149,11 +185,21 @@ class TapeWriter:
         return parse(path.read_bytes(), path)
 
     def _new_number(self, entries: list[dict]) -> int:
-        return max((int(e["file"][8:14]) for e in [*entries, *self.manifest.get("segments", [])]), default=-1) + 1
+        return (
+            max(
+                (int(e["file"][8:14]) for e in [*entries, *self.manifest.get("segments", [])]),
+                default=-1,
+            )
+            + 1
+        )
 
     def _write_segment(self, number: int, segment: Segment) -> dict:
         epochs = [step.epoch for step in segment.steps]
-        entry = {"first": segment.first, "steps": len(segment.steps), "epochs": [min(epochs), max(epochs)]}
+        entry = {
+            "first": segment.first,
+            "steps": len(segment.steps),
+            "epochs": [min(epochs), max(epochs)],
+        }
         return entry | self._write(f"segment-{number:06d}.safetensors", *encode_segment(segment))
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
@@ -164,7 +210,9 @@ class TapeWriter:
     def _commit(self, manifest: dict) -> None:
         present = self.folder / MANIFEST
         if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
-            raise TapeExists(f"Another run has been recorded in {self.folder} in the meantime; this one is not written over it.")
+            raise TapeExists(
+                f"Another run has been recorded in {self.folder} in the meantime; this one is not written over it."
+            )
         self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), settled=True)
         self.manifest = manifest
 
@@ -211,9 +259,16 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for file in (file for kind in ("segment", "state", "retrace") for file in folder.glob(f"{kind}-*.safetensors*")):
+        for file in (
+            file
+            for kind in ("segment", "state", "retrace")
+            for file in folder.glob(f"{kind}-*.safetensors*")
+        ):
             file.unlink()
-    elif folder.exists() and (not folder.is_dir() or any(f.suffix not in (".tmp", ".safetensors") for f in folder.iterdir())):
+    elif folder.exists() and (
+        not folder.is_dir()
+        or any(f.suffix not in (".tmp", ".safetensors") for f in folder.iterdir())
+    ):
         raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -230,4 +285,6 @@ def _storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
         errno.EROFS: "the disk is read-only",
     }
     cause = causes.get(error.errno or 0, error.strerror or str(error))
-    return StorageFailed(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")
+    return StorageFailed(
+        f"{path} cannot be written: {cause}. The tape is whole up to step {steps}."
+    )

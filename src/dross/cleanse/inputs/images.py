@@ -23,7 +23,9 @@ def read_folder(folder: Path) -> Source:
 
     if not folder.is_dir():
         raise BadInput(f"There is no folder {folder}.")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+    )
     if not files:
         raise BadInput(
             f"There are no pictures under {folder}. Expected one folder per class with {', '.join(sorted(SUFFIXES))} files in it."
@@ -36,7 +38,9 @@ def read_folder(folder: Path) -> Source:
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
-    return _checked(Source("images", "class", pandas.DataFrame({"path": names}), labels, names), folder)
+    return _checked(
+        Source("images", "class", pandas.DataFrame({"path": names}), labels, names), folder
+    )
 
 
 def read_table(table: Path, paths: str, label: str) -> Source:
@@ -52,7 +56,12 @@ def read_table(table: Path, paths: str, label: str) -> Source:
     names = [f"row {k + 2}" for k in np.flatnonzero(whole.to_numpy())]
     frame = frame[whole]
     labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
-    return _checked(Source("images", label, pandas.DataFrame({"path": frame[paths].tolist()}), labels, names, notes), table.parent)
+    return _checked(
+        Source(
+            "images", label, pandas.DataFrame({"path": frame[paths].tolist()}), labels, names, notes
+        ),
+        table.parent,
+    )
 
 
 def _checked(source: Source, root: Path) -> Source:
@@ -67,7 +76,9 @@ def _checked(source: Source, root: Path) -> Source:
             f"{len(broken)} of {len(source)} pictures cannot be opened ({shown} ...). Are they pictures, and are the paths right?"
         )
     kept = np.setdiff1d(np.arange(len(source)), broken)
-    source.notes.append(f"{len(broken)} pictures cannot be opened and are left out: {shown}{' ...' if len(broken) > 3 else ''}.")
+    source.notes.append(
+        f"{len(broken)} pictures cannot be opened and are left out: {shown}{' ...' if len(broken) > 3 else ''}."
+    )
     return source.take(kept)
 
 
@@ -98,16 +109,23 @@ class ImageEncoder:
     def __init__(self, content: Frame, root: Path):
         self.root = root
         first = _opened(root / content["path"].iloc[0])
-        sample = [_opened(root / name) for name in content["path"].iloc[:: max(1, len(content) // 200)]]
+        sample = [
+            _opened(root / name) for name in content["path"].iloc[:: max(1, len(content) // 200)]
+        ]
         seen = [picture for picture in sample if picture is not None]
         assert first is not None and seen
-        self.grey = all((p[..., 0] == p[..., 1]).all() and (p[..., 1] == p[..., 2]).all() for p in seen)
+        self.grey = all(
+            (p[..., 0] == p[..., 1]).all() and (p[..., 1] == p[..., 2]).all() for p in seen
+        )
         same = len({picture.shape for picture in seen}) == 1
         height, width = first.shape[:2]
         fits = same and max(height, width) <= _LARGEST + 8 and min(height, width) >= 4
         self.size = (height, width) if fits else (_LARGEST, _LARGEST)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // 2000)])
-        self.mean, self.deviation = pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3)
+        self.mean, self.deviation = (
+            pixels.mean((0, 2, 3), keepdim=True),
+            pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3),
+        )
 
     def __call__(self, content: Frame) -> torch.Tensor:
         return (self._pixels(content) - self.mean) / self.deviation
@@ -119,9 +137,13 @@ class ImageEncoder:
         for name in content["path"]:
             picture = _opened(self.root / name)
             if picture is None:
-                raise BadInput(f"{self.root / name} could be opened before and cannot be now. Was it moved?")
+                raise BadInput(
+                    f"{self.root / name} could be opened before and cannot be now. Was it moved?"
+                )
             if picture.shape[:2] != self.size:
                 height, width = self.size
-                picture = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+                picture = np.asarray(
+                    Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
+                )
             pictures.append(picture[..., :1] if self.grey else picture)
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255

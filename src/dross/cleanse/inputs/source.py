@@ -29,7 +29,9 @@ class Source:
     content: Frame  # what each instance looks like; pictures by their file names
     labels: np.ndarray  # str for classes, float64 for numbers
     names: list[str]  # where each instance comes from: "row 17", a file name
-    notes: list[str] = field(default_factory=list)  # what was inferred or left out, for a person to read
+    notes: list[str] = field(
+        default_factory=list
+    )  # what was inferred or left out, for a person to read
 
     @property
     def task(self) -> str:
@@ -43,7 +45,12 @@ class Source:
         return len(self.labels)
 
     def take(self, ids: np.ndarray) -> "Source":
-        return replace(self, content=self.content.iloc[ids], labels=self.labels[ids], names=[self.names[k] for k in ids])
+        return replace(
+            self,
+            content=self.content.iloc[ids],
+            labels=self.labels[ids],
+            names=[self.names[k] for k in ids],
+        )
 
 
 def _natural(name: str) -> tuple:
@@ -63,7 +70,9 @@ def check_learnable(source: Source) -> None:
         )
     if source.task == "regression":
         if float(np.std(source.labels)) == 0:
-            raise BadInput(f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn.")
+            raise BadInput(
+                f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn."
+            )
         return
     if len(source.classes) < 2:
         raise BadInput(
@@ -86,14 +95,23 @@ def split(source: Source, seed: int, shares: dict[str, float] = SHARES) -> dict[
             parts["train"].append(group)
             continue
         total = sum(shares.values())
-        ends = np.cumsum([round(shares[part] / total * len(group)) for part in ("validation", "test")])
+        ends = np.cumsum(
+            [round(shares[part] / total * len(group)) for part in ("validation", "test")]
+        )
         for part, ids in zip(("validation", "test", "train"), np.split(group, ends)):
             parts[part].append(ids)
-    return {part: np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64) for part, found in parts.items()}
+    return {
+        part: np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+        for part, found in parts.items()
+    }
 
 
 def rare_classes(source: Source) -> list[str]:
-    values, counts = np.unique(source.labels, return_counts=True) if source.task == "classification" else ([], [])
+    values, counts = (
+        np.unique(source.labels, return_counts=True)
+        if source.task == "classification"
+        else ([], [])
+    )
     return [str(value) for value, count in zip(values, counts) if count < _RARE]
 
 
@@ -112,5 +130,9 @@ def joined(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:
     parts = dict(zip(sources, np.split(np.arange(ends[-1]), ends[:-1])))
     content = pandas.concat([source.content for source in sources.values()], ignore_index=True)
     labels = np.concatenate([source.labels for source in sources.values()])
-    names = [f"{part}: {name}" if part != "train" else name for part, source in sources.items() for name in source.names]
+    names = [
+        f"{part}: {name}" if part != "train" else name
+        for part, source in sources.items()
+        for name in source.names
+    ]
     return replace(first, content=content, labels=labels, names=names), parts

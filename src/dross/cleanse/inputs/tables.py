@@ -36,7 +36,9 @@ def read_frame(path: Path, as_it_is: bool = False) -> tuple[Frame, list[str]]:
             raise BadInput(f"{path} cannot be read as Parquet: {error}") from None
         if as_it_is:
             return frame, []
-        return frame.astype(object).where(frame.notna(), None).map(lambda v: None if v is None else str(v)), []
+        return frame.astype(object).where(frame.notna(), None).map(
+            lambda v: None if v is None else str(v)
+        ), []
     raw = path.read_bytes()
     if not raw.strip():
         raise BadInput(f"{path} is empty.")
@@ -45,23 +47,45 @@ def read_frame(path: Path, as_it_is: bool = False) -> tuple[Frame, list[str]]:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
         if b"\0" in raw[:1000]:
-            raise BadInput(f"{path} is not a text file. Save it as CSV (UTF-8) or Parquet.") from None
+            raise BadInput(
+                f"{path} is not a text file. Save it as CSV (UTF-8) or Parquet."
+            ) from None
         encoding = "cp1252"
         text = raw.decode(encoding, errors="replace")
-        notes.append(f"{path.name} is not UTF-8 (byte {error.start}); read as Windows-1252. Look at letters with accents.")
+        notes.append(
+            f"{path.name} is not UTF-8 (byte {error.start}); read as Windows-1252. Look at letters with accents."
+        )
     separator = _separator(text[:65536])
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows that are longer than the header
-            frame = pandas.read_csv(path, sep=separator, dtype=str, encoding=encoding, encoding_errors="replace", keep_default_na=False,
-                                    na_values=[] if as_it_is else _MISSING, skipinitialspace=not as_it_is, index_col=False)  # fmt: skip
-    except (pandas.errors.ParserError, pandas.errors.ParserWarning, pandas.errors.EmptyDataError, csv.Error) as error:
+            warnings.simplefilter(
+                "error", pandas.errors.ParserWarning
+            )  # rows that are longer than the header
+            frame = pandas.read_csv(
+                path,
+                sep=separator,
+                dtype=str,
+                encoding=encoding,
+                encoding_errors="replace",
+                keep_default_na=False,
+                na_values=[] if as_it_is else _MISSING,
+                skipinitialspace=not as_it_is,
+                index_col=False,
+            )
+    except (
+        pandas.errors.ParserError,
+        pandas.errors.ParserWarning,
+        pandas.errors.EmptyDataError,
+        csv.Error,
+    ) as error:
         raise BadInput(
             f"{path} cannot be read as a table: {error}. Rows must have as many cells as the first line has names."
         ) from None
     frame.columns = frame.columns if as_it_is else [str(name).strip() for name in frame.columns]
     if separator != ",":
-        notes.append(f"Columns are separated by {'a tab' if separator == chr(9) else repr(separator)}.")
+        notes.append(
+            f"Columns are separated by {'a tab' if separator == chr(9) else repr(separator)}."
+        )
     return frame, notes
 
 
@@ -77,17 +101,30 @@ def _separator(sample: str) -> str:
 
 
 def read(
-    path: Path, label: str, *, task: str | None = None, text: str | None = None, columns: dict[str, str] | None = None
+    path: Path,
+    label: str,
+    *,
+    task: str | None = None,
+    text: str | None = None,
+    columns: dict[str, str] | None = None,
 ) -> Source:
     """A source from a file. `text`: the column that is to be read as text; everything else is left aside then."""
     frame, notes = read_frame(path)
-    return from_frame(frame, label, task=task, text=text, columns=columns, notes=notes, where=str(path))
+    return from_frame(
+        frame, label, task=task, text=text, columns=columns, notes=notes, where=str(path)
+    )
 
 
 def from_frame(
-    frame: Frame, label: str, *, task: str | None = None, text: str | None = None, columns: dict[str, str] | None = None,
-    notes: list[str] | None = None, where: str = "the table",
-) -> Source:  # fmt: skip
+    frame: Frame,
+    label: str,
+    *,
+    task: str | None = None,
+    text: str | None = None,
+    columns: dict[str, str] | None = None,
+    notes: list[str] | None = None,
+    where: str = "the table",
+) -> Source:
     notes = list(notes or [])
     if label not in frame.columns and len(frame.columns) == 1:
         raise BadInput(
@@ -102,7 +139,9 @@ def from_frame(
     present = frame[label].notna().to_numpy()
     if not present.all():
         notes.append(f"{(~present).sum():,} rows have no '{label}' and are left out.")
-    names = [f"row {k + 2}" for k in np.flatnonzero(present)]  # as a spreadsheet counts them: the first line has the names
+    names = [
+        f"row {k + 2}" for k in np.flatnonzero(present)
+    ]  # as a spreadsheet counts them: the first line has the names
     frame = frame[present].reset_index(drop=True)
     labels = _labels(frame[label], label, task, notes)
     content = frame[[text]].rename(columns={text: "text"}) if text else frame.drop(columns=[label])
@@ -111,7 +150,9 @@ def from_frame(
         if empty.any():
             notes.append(f"{int(empty.sum()):,} texts are empty.")
     elif (twice := int(frame.duplicated().sum())) > 0:
-        notes.append(f"{twice:,} rows are exact copies of an earlier row. They are kept; look at them on the page.")
+        notes.append(
+            f"{twice:,} rows are exact copies of an earlier row. They are kept; look at them on the page."
+        )
     return Source("text" if text else "table", label, content, labels, names, notes)
 
 
@@ -123,14 +164,20 @@ def _labels(column: Series, name: str, task: str | None, notes: list[str]) -> np
         whole = bool(numbers.notna().all()) and bool((numbers == numbers.round()).all())
         many = column.nunique() > (20 if whole else 10)
         task = "regression" if bool(numbers.notna().all()) and many else "classification"
-        kind = "a number to be predicted (regression)" if task == "regression" else f"{column.nunique()} classes"
+        kind = (
+            "a number to be predicted (regression)"
+            if task == "regression"
+            else f"{column.nunique()} classes"
+        )
         notes.append(f"'{name}' is taken for {kind}; --task says otherwise.")
     check_name("task", task, ("classification", "regression"))
     if task == "classification":
         return column.astype(str).str.strip().to_numpy(dtype=object)
     if not numbers.notna().all():
         wrong = column[numbers.isna()].iloc[0]
-        raise BadInput(f"'{name}' is to be a number, but {int(numbers.isna().sum())} cells are not, such as '{wrong}'.")
+        raise BadInput(
+            f"'{name}' is to be a number, but {int(numbers.isna().sum())} cells are not, such as '{wrong}'."
+        )
     return numbers.to_numpy(dtype=np.float64)
 
 
@@ -147,7 +194,10 @@ class Column:
 def infer(content: Frame, given: dict[str, str] | None = None) -> list[Column]:
     """What each column is, as far as its cells tell; `given` overrides."""
     return [
-        Column(str(name), given[name], "given") if given and name in given else _inferred(content[name]) for name in content.columns
+        Column(str(name), given[name], "given")
+        if given and name in given
+        else _inferred(content[name])
+        for name in content.columns
     ]
 
 
@@ -160,11 +210,24 @@ def _inferred(column: Series) -> Column:
         return Column(name, "ignore", f"always '{cells.iloc[0]}'")
     numeric = _numbers(cells).notna().mean()
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
-        if distinct == len(column) and name.strip().lower() in ("id", "index", "unnamed: 0", "row", "key"):
+        if distinct == len(column) and name.strip().lower() in (
+            "id",
+            "index",
+            "unnamed: 0",
+            "row",
+            "key",
+        ):
             return Column(name, "ignore", "a number of its own for every row: an identifier")
-        odd = "" if numeric == 1.0 else f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
+        odd = (
+            ""
+            if numeric == 1.0
+            else f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
+        )
         return Column(name, "number", odd)
-    if _dates(cells.head(200)).notna().mean() >= _NEARLY_ALL and _dates(cells).notna().mean() >= _NEARLY_ALL:
+    if (
+        _dates(cells.head(200)).notna().mean() >= _NEARLY_ALL
+        and _dates(cells).notna().mean() >= _NEARLY_ALL
+    ):
         return Column(name, "date")
     if distinct <= _MOST_CATEGORIES or distinct < 0.05 * len(cells):
         return Column(name, "category")
@@ -194,25 +257,38 @@ class TableEncoder:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-        self.columns = [column for column in columns if column.kind in ("number", "category", "date")]
+        self.columns = [
+            column for column in columns if column.kind in ("number", "category", "date")
+        ]
         if not self.columns:
             told = "; ".join(f"{column.name}: {column.why}" for column in columns)
-            raise BadInput(f"No column is left to learn from ({told}). Say what they are: --column name=number|category|date.")
-        numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+            raise BadInput(
+                f"No column is left to learn from ({told}). Say what they are: --column name=number|category|date."
+            )
+        numbers = make_pipeline(
+            SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
+        )
         categories = OneHotEncoder(
-            handle_unknown="infrequent_if_exist", min_frequency=2, max_categories=_MOST_CATEGORIES, sparse_output=False
+            handle_unknown="infrequent_if_exist",
+            min_frequency=2,
+            max_categories=_MOST_CATEGORIES,
+            sparse_output=False,
         )
         typed = self._typed(content)
         flat = [name for name in typed.columns if not name.startswith(_CATEGORY)]
         named = [name for name in typed.columns if name.startswith(_CATEGORY)]
-        self._transform = ColumnTransformer([("numbers", numbers, flat), ("categories", categories, named)])
+        self._transform = ColumnTransformer(
+            [("numbers", numbers, flat), ("categories", categories, named)]
+        )
         self._transform.fit(typed)
 
     def __call__(self, content: Frame) -> torch.Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found unknown categories")
             encoded = self._transform.transform(self._typed(content))
-        return torch.from_numpy(np.clip(np.asarray(encoded, dtype=np.float32), -8, 8))  # one wild cell must not end the training
+        return torch.from_numpy(
+            np.clip(np.asarray(encoded, dtype=np.float32), -8, 8)
+        )  # one wild cell must not end the training
 
     def _typed(self, content: Frame) -> Frame:
         pandas = library()
@@ -226,7 +302,9 @@ class TableEncoder:
                 made[_CATEGORY + column.name] = cells.fillna("(missing)").astype(str)
             else:
                 dates = _dates(cells)
-                made[f"{column.name} day"] = (dates - pandas.Timestamp("2000-01-01", tz="UTC")).dt.total_seconds() / 86400
+                made[f"{column.name} day"] = (
+                    dates - pandas.Timestamp("2000-01-01", tz="UTC")
+                ).dt.total_seconds() / 86400
                 made[f"{column.name} month"], made[f"{column.name} weekday"] = (
                     dates.dt.month.astype(float),
                     dates.dt.day_of_week.astype(float),
@@ -250,7 +328,9 @@ def unusual(content: Frame, rows: np.ndarray, columns: list[Column]) -> list[dic
             for place, row in enumerate(rows):
                 value = numbers.iloc[row]
                 if abs(value - middle) > 3 * spread:
-                    share = float((numbers >= value).mean() if value > middle else (numbers <= value).mean())
+                    share = float(
+                        (numbers >= value).mean() if value > middle else (numbers <= value).mean()
+                    )
                     found[place][column.name] = (
                         f"unusually {'high' if value > middle else 'low'}: {max(share, 1 / len(cells)):.2%} of all are so {'high' if value > middle else 'low'}"
                     )
@@ -269,8 +349,14 @@ def described(columns: list[Column]) -> list[str]:
     for kind, words in (("number", "Numbers"), ("category", "Categories"), ("date", "Dates")):
         if names := [column.name for column in columns if column.kind == kind]:
             lines.append(f"{words}: {', '.join(names)}.")
-    lines += [f"'{column.name}' is left aside: {column.why}." for column in columns if column.kind in ("ignore", "text")]
     lines += [
-        f"'{column.name}': {column.why}." for column in columns if column.kind == "number" and column.why not in ("", "given")
+        f"'{column.name}' is left aside: {column.why}."
+        for column in columns
+        if column.kind in ("ignore", "text")
+    ]
+    lines += [
+        f"'{column.name}': {column.why}."
+        for column in columns
+        if column.kind == "number" and column.why not in ("", "given")
     ]
     return lines

@@ -16,7 +16,9 @@ class TextEncoder:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         fitting = max(100, _MOST_BYTES // (4 * max(len(content), 1)))
-        self.vectorizer = TfidfVectorizer(max_features=min(most_words, fitting), sublinear_tf=True, min_df=2)
+        self.vectorizer = TfidfVectorizer(
+            max_features=min(most_words, fitting), sublinear_tf=True, min_df=2
+        )
         try:
             self.vectorizer.fit(content["text"].fillna(""))
         except ValueError:
