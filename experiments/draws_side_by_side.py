@@ -55,7 +55,9 @@ def wait_for(device: str, seconds: float = 60.0) -> None:
 def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(2)
     wait_for(given.device)
-    job_pool.among((given.workers + 1) // 2)  # seldom are all of them retraining at the same time
+    job_pool.set_local_workers(
+        (given.workers + 1) // 2
+    )  # seldom are all of them retraining at the same time
     settings = cleansing.Settings.of(given.data, given.quick)
     methods = cleansing.check("method", given.methods.split(","), cleansing.METHODS)
     ways = cleansing.check("way to retrain", given.retrain.split(","), cleansing.RETRAINED)

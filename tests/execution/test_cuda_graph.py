@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 import dross
-from dross.data.batch import Batch, DrawsApart, Feed
+from dross.data.batch import Batch, BatchSource, DrawsApart
 from dross.data.pytree import flattened, unflattened
 from dross.datasets.augment import ShiftAndFlip
 from dross.datasets.models import mnist_cnn
@@ -115,7 +115,10 @@ def test_a_row_of_batches_of_several_tensors():
 
 
 def assert_same_rows(look_up, augment):
-    feed, ids = Feed(look_up, augment, torch.device("cpu"), True), torch.randint(0, 30, (6, 4))
+    feed, ids = (
+        BatchSource(look_up, augment, torch.device("cpu"), True),
+        torch.randint(0, 30, (6, 4)),
+    )
     seeded = lambda place: feed.generator(place).manual_seed(place)
     single = [seeded(k) and feed.augmented(look_up(each), k) for k, each in enumerate(ids)]
     for place in range(6):

@@ -59,9 +59,9 @@ def test_threads_come_back_whatever_happens(tmp_path, two_threads):
     with pytest.raises(RuntimeError):
         trained(tmp_path, 8, fail=True)
     assert torch.get_num_threads() == 2
-    with threads.lent():
+    with threads.manage_threads():
         threads.use_for(1)
-        with threads.lent():  # of another model
+        with threads.manage_threads():  # of another model
             threads.use_for(1e12)
             assert torch.get_num_threads() == 2
         threads.use_for(1)

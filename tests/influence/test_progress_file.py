@@ -89,7 +89,7 @@ class Stop(Exception):
 
 def interrupted(run, asked, folder, monkeypatch, **options):
     """Retrace until the third bookmark."""
-    write, count = progress_file.Bookmark.write, []
+    write, count = progress_file.ProgressFile.write, []
 
     def third(self, *args):
         write(self, *args)
@@ -100,7 +100,7 @@ def interrupted(run, asked, folder, monkeypatch, **options):
     with monkeypatch.context() as patch:
         patch.setattr(progress_file, "_SECONDS", 0)
         patch.setattr(progress_file, "_SHARE", 0)
-        patch.setattr(progress_file.Bookmark, "write", third)
+        patch.setattr(progress_file.ProgressFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)
 

@@ -231,7 +231,7 @@ def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
 def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_path, monkeypatch):
     pieces = Pieces(tmp_path / "kept", {})
 
-    def elsewhere(luggage, missing, n_jobs):
+    def elsewhere(payload, missing, n_jobs):
         yield from ((number, {"value": torch.tensor([1.0 * number])}) for number in list(missing))
 
     monkeypatch.setattr(job_pool, "_given_out", elsewhere)

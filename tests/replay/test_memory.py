@@ -10,7 +10,7 @@ from torch import nn
 
 import dross
 from dross.data.dataset import Instances
-from dross.data.prefetch import Ahead
+from dross.data.prefetch import Prefetcher
 from dross.errors import NotSupported
 from dross.replay.recording import Recording
 from dross.step.objective import Objective
@@ -126,7 +126,7 @@ def test_batches_are_looked_up_ahead_in_the_direction_of_travel():
 
     ids = [torch.tensor([k]) for k in range(10)]
     with ThreadPoolExecutor(1) as reader:
-        ahead = Ahead(look_up, ids, torch.device("cpu"), reader)
+        ahead = Prefetcher(look_up, ids, torch.device("cpu"), reader)
         for k in [0, 1, 2, 3, 9, 8, 7, 6, 2]:
             x, y = ahead(k)
             assert float(x) == int(y) == k
@@ -141,7 +141,9 @@ def test_what_goes_wrong_while_looking_ahead_is_told():
         return ids, ids
 
     with ThreadPoolExecutor(1) as reader:
-        ahead = Ahead(look_up, [torch.tensor([k]) for k in range(4)], torch.device("cpu"), reader)
+        ahead = Prefetcher(
+            look_up, [torch.tensor([k]) for k in range(4)], torch.device("cpu"), reader
+        )
         ahead(0), ahead(1)
         with pytest.raises(OSError, match="the disk is gone"):
             ahead(2)

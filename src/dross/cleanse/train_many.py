@@ -153,7 +153,7 @@ def fit(
     steps = recipe.epochs * recipe.steps_per_epoch(len(x))
     parts: list[Trained] = []
     with (
-        threads.lent(),
+        threads.manage_threads(),
         bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance,
     ):
         for start in range(0, len(fits), size):

@@ -64,7 +64,7 @@ class Batch:
         return []
 
 
-class Feed:
+class BatchSource:
     """From ids to x and y on the device where the data lie, so that a captured step can do it by itself."""
 
     def __init__(
@@ -122,10 +122,10 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Fed:
+class LazyBatch:
     """A batch known by its ids. It is gathered and augmented where it is used: on a GPU, inside the captured step."""
 
-    feed: Feed
+    feed: BatchSource
     ids: Tensor
     c: Tensor
     seed: int
@@ -145,7 +145,7 @@ class Fed:
         found = self.feed(ids) if self.fetch is None else self.feed.augmented(self.fetch())
         return Batch(*(found if self.kept is None else _cut(found, self.kept)), c, self.seed)
 
-    def rows(self, rows: slice) -> "Fed":
+    def rows(self, rows: slice) -> "LazyBatch":
         """A part of the batch, as if it were one; augmentation still draws its random numbers for the whole."""
         if rows == slice(0, len(self.c)):
             return self
@@ -167,10 +167,10 @@ class Fed:
 
 
 @dataclass(frozen=True)
-class Feds:
+class LazyBatches:
     """The batches of several steps, all of one size."""
 
-    batches: tuple[Fed, ...]
+    batches: tuple[LazyBatch, ...]
 
     @property
     def c(self) -> Tensor:
@@ -203,7 +203,7 @@ class Feds:
         return [batch.feed.generator(k) for k, batch in enumerate(self.batches)]
 
 
-AnyBatch = Batch | Fed
+AnyBatch = Batch | LazyBatch
 
 
 def _cut(values: tuple[Any, Any], rows: slice) -> tuple[Any, Any]:

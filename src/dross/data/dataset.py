@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, default_collate
 
 from ..errors import BadInput
 from ..step.step import Micro, Step
-from .batch import Augment, Batch, Fed, Feed
-from .prefetch import Ahead
+from .batch import Augment, Batch, BatchSource, LazyBatch
+from .prefetch import Prefetcher
 from .pytree import in_pair
 from .seeds import generator, mixed
 
@@ -54,7 +54,7 @@ class Instances:
                 self.stored = self._collated(range(self.count))
         if self.stored and self._may_be_placed():
             self.stored = self._placed(self.stored)
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
 
@@ -75,14 +75,14 @@ class Instances:
 
     def feed(
         self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None
-    ) -> list[list[Fed]]:
+    ) -> list[list[LazyBatch]]:
         """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
         seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
         if id(augment) not in self._feeds:
             nbytes = (
                 sum(t.nbytes for t in tree_leaves(self.stored)) // self.count if self.stored else 0
             )
-            self._feeds[id(augment)] = Feed(
+            self._feeds[id(augment)] = BatchSource(
                 self._look_up, augment, self.device, self._is_on_device(), nbytes
             )
         feed = self._feeds[id(augment)]
@@ -93,7 +93,7 @@ class Instances:
         each = iter(ids)
         return [
             [
-                Fed(
+                LazyBatch(
                     feed,
                     next(each),
                     self._weights(micro),
@@ -114,7 +114,7 @@ class Instances:
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "dross-reader")
         look_up = lambda ids: in_pair(lambda t: t[ids], self.stored)  # type: ignore[arg-type]  # stored is there
-        ahead = Ahead(look_up, ids, self.device, self._reader)
+        ahead = Prefetcher(look_up, ids, self.device, self._reader)
         return [lambda place=place: self._placed(ahead(place)) for place in range(len(ids))]
 
     def _near_data(self, ids: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ _AHEAD = 2  # batches
 Pair = tuple[Any, Any]
 
 
-class Ahead:
+class Prefetcher:
     """The batches of a row of steps, by their place in it. Whoever asks for them goes through the row forwards (training) or backwards (retracing): the next
     ones in that direction are looked up meanwhile by another thread, into memory from which a GPU can fetch them by itself."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import Fed
+from ..data.batch import LazyBatch
 from ..replay.recording import Recording
 from ..step.layout import State
 from ..step.step import Micro, Step
@@ -55,10 +55,10 @@ class InstanceGradients:
     def _everyone(self) -> np.ndarray:
         return np.arange(len(self.instances))
 
-    def _pulled(self, batch: Fed, v: Tensor, hessian: bool):
+    def _pulled(self, batch: LazyBatch, v: Tensor, hessian: bool):
         return self.objective.pull(self.state.theta, self.state.buffers, batch, v, {}, hessian)
 
-    def _batches(self, ids: np.ndarray) -> Iterator[Fed]:
+    def _batches(self, ids: np.ndarray) -> Iterator[LazyBatch]:
         chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
         steps = [Step((Micro(chunk, np.ones(len(chunk))),), np.zeros((1, 0))) for chunk in chunks]
         yield from (batch for (batch,) in self.instances.feed(steps, 0, 0, None))

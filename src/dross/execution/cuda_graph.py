@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..data.batch import AnyBatch, Batch, Fed, Feds
+from ..data.batch import AnyBatch, Batch, LazyBatch, LazyBatches
 from ..data.pytree import flattened, unflattened
 from ..errors import DrossWarning, first_line
 from . import compiled, cpu_program
@@ -100,7 +100,7 @@ class Graphs:
             and _get_current_dispatch_mode() is None
         )
 
-    def run(self, name: str, function: Callable, batch: AnyBatch | Feds, *args: Any) -> Any:
+    def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
         """function(batch, *args), as a graph where that is possible. All tensors that differ from call to call must be arguments."""
         if not self.available(name, batch.c):
             if self._graphs:
@@ -128,7 +128,7 @@ class Graphs:
             # several steps are made of compiled ones already
             if (
                 compiled.asked_for()
-                and not isinstance(batch, Feds)
+                and not isinstance(batch, LazyBatches)
                 and self.usual in (None, len(batch.c))
             ):
                 quick = self._compiled(name, function, batch, args)
@@ -145,7 +145,7 @@ class Graphs:
         return expected
 
     def _beside_graphs(
-        self, key: Any, name: str, function: Callable, batch: AnyBatch | Feds, args: tuple
+        self, key: Any, name: str, function: Callable, batch: AnyBatch | LazyBatches, args: tuple
     ) -> Any:
         """function(batch, *args), for which graphs have to make room if there is none. key: of its own graph, if it may have one."""
         own = key in self._graphs
@@ -161,7 +161,7 @@ class Graphs:
             self.give_back()
         return function(batch.realized(), *args)
 
-    def _do_without(self, batch: AnyBatch | Feds, name: str) -> None:
+    def _do_without(self, batch: AnyBatch | LazyBatches, name: str) -> None:
         self.give_back()
         self._refuse(batch, name, "there is no memory for it")
 
@@ -195,7 +195,7 @@ class Graphs:
         )
         return function
 
-    def _form(self, name: str, batch: AnyBatch | Feds, args: tuple) -> tuple:
+    def _form(self, name: str, batch: AnyBatch | LazyBatches, args: tuple) -> tuple:
         given, form = flattened(args)
         return (
             name,
@@ -205,7 +205,12 @@ class Graphs:
         )
 
     def _capture(
-        self, key: Any, flat: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, name: str
+        self,
+        key: Any,
+        flat: Callable,
+        inputs: list[Tensor],
+        batch: AnyBatch | LazyBatches,
+        name: str,
     ) -> None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -221,7 +226,12 @@ class Graphs:
             self.capturing = False
 
     def _try(
-        self, key: Any, inputs: list[Tensor], batch: AnyBatch | Feds, expected: Any, name: str
+        self,
+        key: Any,
+        inputs: list[Tensor],
+        batch: AnyBatch | LazyBatches,
+        expected: Any,
+        name: str,
     ) -> bool:
         """A graph is trusted once it has given on new inputs what the function gives."""
         wanted = flattened(expected)[0]
@@ -238,17 +248,17 @@ class Graphs:
             self._suspect(batch, name, "the replay differs from the step itself")
         return bool(same)
 
-    def _suspect(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
-        if isinstance(batch, Fed) and batch.feed.capturable:
+    def _suspect(self, batch: AnyBatch | LazyBatches, name: str, reason: str) -> None:
+        if isinstance(batch, LazyBatch) and batch.feed.capturable:
             batch.feed.capturable = (
                 False  # the fault may lie in the augmentation: try again without it
             )
         else:
             self._refuse(batch, name, reason)
 
-    def _refuse(self, batch: AnyBatch | Feds, name: str, reason: str) -> None:
+    def _refuse(self, batch: AnyBatch | LazyBatches, name: str, reason: str) -> None:
         self.refused.add(name)
-        if isinstance(batch, Feds):
+        if isinstance(batch, LazyBatches):
             return  # each step for itself is captured as before
         warnings.warn(
             f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It goes on without one: slower, and the same numbers.",
@@ -258,7 +268,9 @@ class Graphs:
 
 
 class _Graph:
-    def __init__(self, function: Callable, inputs: list[Tensor], batch: AnyBatch | Feds, pool: Any):
+    def __init__(
+        self, function: Callable, inputs: list[Tensor], batch: AnyBatch | LazyBatches, pool: Any
+    ):
         self.inputs = [t.detach().clone(memory_format=torch.contiguous_format) for t in inputs]
         self.graph, self.trusted = torch.cuda.CUDAGraph(), False
         self.close_enough: Callable[[Tensor, Tensor], bool] = _agree
@@ -270,12 +282,14 @@ class _Graph:
             self.outputs = [t.detach() for t in outputs]
         self.copies_in, self.copies_out = _by_type(self.inputs), _by_type(self.outputs)
 
-    def gives(self, wanted: list[Tensor], inputs: list[Tensor], batch: AnyBatch | Feds) -> bool:
+    def gives(
+        self, wanted: list[Tensor], inputs: list[Tensor], batch: AnyBatch | LazyBatches
+    ) -> bool:
         found = flattened(self.replay(inputs, batch))[0]
         self.trusted = all(self.close_enough(one, other) for one, other in zip(found, wanted))
         return self.trusted
 
-    def replay(self, inputs: list[Tensor], batch: AnyBatch | Feds) -> Any:
+    def replay(self, inputs: list[Tensor], batch: AnyBatch | LazyBatches) -> Any:
         with torch.no_grad():
             for places in self.copies_in:  # one launch for all tensors of a type
                 torch._foreach_copy_([self.inputs[k] for k in places], [inputs[k] for k in places])  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Sent:
+class HostCopy:
     """Tensors on their way to the host. Waiting for them is not waiting for anything that was asked for later."""
 
     def __init__(self, tensors: dict[str, Tensor]):
@@ -23,7 +23,7 @@ class Sent:
         else:
             self._tensors = {name: t.detach().cpu() for name, t in tensors.items()}
 
-    def arrived(self) -> dict[str, Tensor]:
+    def wait(self) -> dict[str, Tensor]:
         if self._there is not None:
             self._there.synchronize()
         return self._tensors
@@ -34,7 +34,7 @@ def _copying(t: Tensor) -> Tensor:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator["torch.cuda.Stream | None"]:
+def side_stream(device: torch.device) -> Iterator["torch.cuda.Stream | None"]:
     """Inside, the GPU is used beside what it was asked for before, so nothing may be touched that is still being computed. What is made inside is there at
     the end; to use it outside, keep it from being reused too early: t.record_stream(the stream that this gives)."""
     if device.type != "cuda":

@@ -19,7 +19,7 @@ _allowed = 1
 
 
 @contextmanager
-def lent() -> Iterator[None]:
+def manage_threads() -> Iterator[None]:
     """Inside, `use_for` decides; at the end everybody else has as many as before."""
     global _depth, _allowed
     if _depth == 0:

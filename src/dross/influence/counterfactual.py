@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..autodiff.batchnorm import statistics_of
-from ..data.batch import AnyBatch, Batch, Fed
+from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from ..parallel.job_pool import is_spread, neighbours, sweep
 from ..parallel.result_store import Pieces
@@ -294,7 +294,7 @@ class _Runs:
     stop: int
     absent: str
 
-    def steps(self) -> Iterator[tuple[int, Step, list[Fed]]]:
+    def steps(self) -> Iterator[tuple[int, Step, list[LazyBatch]]]:
         for segment in self.recording.segments(self.recording.holding(self.first, self.stop)):
             all_batches = self.recording.batches(segment.first, segment.steps)
             for t, step, batches in zip(
@@ -335,7 +335,7 @@ class _Runs:
             told(count)
         return _finite(state)
 
-    def _check_cuts(self, step: Step, batches: Sequence[Fed]) -> None:
+    def _check_cuts(self, step: Step, batches: Sequence[LazyBatch]) -> None:
         """A layer that mixes the instances of a batch, and does not know who is present, is found out by a batch that lacks every second one."""
         for micro, batch in zip(step.micros, batches):
             mask = np.arange(len(micro.ids)) % 2 == 0

@@ -38,7 +38,7 @@ class Reached:
     totals: Tensor  # [E, Q, N]: the scores so far
 
 
-class Bookmark:
+class ProgressFile:
     """The place of one retrace, kept in a folder."""
 
     def __init__(self, folder: str | os.PathLike, question: dict):

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import AnyBatch, Fed, Feds
+from ..data.batch import AnyBatch, LazyBatch, LazyBatches
 from ..errors import BadInput, NotFinite
-from ..execution.streams import Sent
+from ..execution.streams import HostCopy
 from ..parallel.ranks import ALONE, Ranks, check_agreement, divided
 from ..replay import several_steps
 from ..replay.recording import Recording
@@ -31,7 +31,7 @@ from ..step.layout import State
 from ..step.objective import Objective
 from ..step.step import Derivative, Step, needs_gradient, pull
 from ..support.progress import bar
-from .progress_file import Bookmark, Reached, question
+from .progress_file import ProgressFile, Reached, question
 from .query import Query
 from .scores import Scores
 
@@ -74,7 +74,7 @@ def retrace(
     bookmark = (
         None
         if resume is None
-        else Bookmark(resume, question(recording, (first, stop), hessian, query.name, adjoint))
+        else ProgressFile(resume, question(recording, (first, stop), hessian, query.name, adjoint))
     )
     position = stop
     if bookmark is not None and (found := ranks.first_does(bookmark.read)) is not None:
@@ -129,7 +129,7 @@ def retrace(
                         _Block.of(start, steps[skipped:], skipped, terms, adjoint, objective.plans)
                     )
                     if bounded:
-                        waiting[-1].seen.arrived()  # its states go before others come
+                        waiting[-1].seen.wait()  # its states go before others come
                 if len(waiting) > int(on_gpu):
                     count(waiting.pop(0))
                 del states, gradients  # before the next block is replayed
@@ -152,7 +152,7 @@ def retrace(
 def reverse_steps(
     recording: Recording,
     steps: Sequence[Step],
-    batches: Sequence[list[Fed]],
+    batches: Sequence[list[LazyBatch]],
     states: Sequence[State],
     gradients: Sequence[Tensor | None],
     adjoint: Derivative,
@@ -179,7 +179,7 @@ def reverse_steps(
             )
             found.append(terms)
         else:
-            alike = Feds(tuple(only for (only,) in batches[part]))
+            alike = LazyBatches(tuple(only for (only,) in batches[part]))
             adjoint, row = _together(recording, steps[k], alike, states[part], adjoint, hessian)
             found += list(row.flip(0))
         told(part.stop - k)
@@ -189,7 +189,7 @@ def reverse_steps(
 def _together(
     recording: Recording,
     step: Step,
-    batches: Feds,
+    batches: LazyBatches,
     states: Sequence[State],
     after: Derivative,
     hessian: bool,
@@ -316,7 +316,7 @@ class _Block:
 
     start: int
     numbered: list[tuple[int, Step]]  # the last step first
-    seen: Sent
+    seen: HostCopy
     adjoint: Derivative
     plans: dict[int, tuple[bool, int]]  # how it was computed
 
@@ -331,12 +331,12 @@ class _Block:
     ) -> "_Block":
         numbered = list(enumerate(steps, start=start + skipped))[::-1]
         whole = torch.isfinite(adjoint.theta).all()
-        seen = Sent({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole})
+        seen = HostCopy({"terms": torch.cat([*terms], dim=1).detach().double(), "whole": whole})
         return _Block(start, numbered, seen, adjoint, dict(plans))
 
     def add_to(self, totals: Tensor, oldest: int) -> None:
         """totals [E, Q, N] -= terms [Q, |S_t|] of each step, in float64; an instance may stand in a batch several times."""
-        seen = self.seen.arrived()
+        seen = self.seen.wait()
         each = seen["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
         if not bool(torch.isfinite(seen["terms"]).all()):
             raise _not_finite(

@@ -51,7 +51,7 @@ def neighbours() -> int:
     return _NEIGHBOURS.get()
 
 
-def among(workers: int) -> None:
+def set_local_workers(workers: int) -> None:
     """This process is one of so many that share the machine's memory, and whoever started them was no sweep."""
     _NEIGHBOURS.set(workers)
 
@@ -93,18 +93,18 @@ def _here(
 def _spread(
     work: Callable[[Any], Any], missing: dict[int, Any], n_jobs: int | None, kept: Pieces | None
 ) -> Found:
-    luggage, deaths, total = _packed(work, kept), 0, len(missing)
+    payload, deaths, total = _packed(work, kept), 0, len(missing)
     while missing:
         before = len(missing)
         died: Exception | None = None
-        found = _given_out(luggage, missing, n_jobs)
+        found = _given_out(payload, missing, n_jobs)
         while True:
             try:
                 number, result = next(found)
             except StopIteration:
                 break
             except Exception as error:
-                if not (isinstance(error, _deaths()) or _is_final(error)):
+                if not (isinstance(error, _worker_failures()) or _is_final(error)):
                     raise
                 died = error
                 break
@@ -137,13 +137,13 @@ def _spread(
 
 
 def _given_out(
-    luggage: "tuple[np.ndarray, str]", missing: dict[int, Any], n_jobs: int | None
+    payload: "tuple[np.ndarray, str]", missing: dict[int, Any], n_jobs: int | None
 ) -> Found:
     from joblib import Parallel, delayed
     from joblib.parallel import get_active_backend
 
     backend: Any = get_active_backend()[0]
-    raw, digest = luggage
+    raw, digest = payload
     way = (
         "generator_unordered" if backend.supports_return_generator else "list"
     )  # Ray's hands everything in at the end
@@ -178,11 +178,11 @@ def _packed(work: Callable[[Any], Any], kept: Pieces | None) -> "tuple[np.ndarra
     return np.frombuffer(raw, dtype=np.uint8), hashlib.sha256(raw).hexdigest()
 
 
-def _as_it_is(luggage: np.ndarray) -> np.ndarray:
-    return luggage
+def _as_it_is(payload: np.ndarray) -> np.ndarray:
+    return payload
 
 
-def _at_worker(luggage: Any, digest: str, width: int, number: int, piece: Any) -> tuple[int, Any]:
+def _at_worker(payload: Any, digest: str, width: int, number: int, piece: Any) -> tuple[int, Any]:
     import pickle
 
     from joblib import parallel_config
@@ -195,7 +195,7 @@ def _at_worker(luggage: Any, digest: str, width: int, number: int, piece: Any) -
         if digest not in _UNPACKED:
             _UNPACKED.clear()
             raw = (
-                luggage if isinstance(luggage, np.ndarray) else luggage.result()
+                payload if isinstance(payload, np.ndarray) else payload.result()
             )  # a cluster of one: joblib stays in our process
             _UNPACKED[digest] = pickle.loads(raw.data)
         work, kept = _UNPACKED[digest]
@@ -213,7 +213,7 @@ def _at_worker(luggage: Any, digest: str, width: int, number: int, piece: Any) -
     return number, result
 
 
-def _deaths() -> tuple[type[BaseException], ...]:
+def _worker_failures() -> tuple[type[BaseException], ...]:
     """How loky and Ray say that a process is gone. Dask gives a piece out again by itself."""
     ray = sys.modules.get("ray")
     return (BrokenExecutor,) if ray is None else (BrokenExecutor, ray.exceptions.RayActorError)

@@ -43,7 +43,7 @@ from ..step.optimizers import (
 from ..step.step import Micro, Step, advance
 from ..tape.manifest import check_same_run, describe
 from ..tape.reader import Tape
-from ..tape.retention import Keep, Unasked
+from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, prepare_folder
 from .ddp import NoTape, after_averaging, bare, check_recordable, parallel, place, ranks_of, tell
 from .gradient_watch import GradientWatch
@@ -95,7 +95,7 @@ class Recorder:
         self._ranks = ranks_of(model)
         self.loss_name, self.loss = resolve(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
-        self.keep = Unasked() if keep is None else keep
+        self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
         self.instances = (
             None

@@ -16,7 +16,7 @@ from ..data.batch import Augment
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mixed
 from ..errors import BadInput, DrossError, NotFinite, NotSupported, first_line
-from ..execution.streams import Sent, aside
+from ..execution.streams import HostCopy, side_stream
 from ..influence.run import Run
 from ..replay.recording import Recording, checksum
 from ..replay.take_steps import take_step, take_steps
@@ -30,7 +30,7 @@ from ..step.step import Micro, Step
 from ..support.progress import bar
 from ..tape.manifest import check_same_run, describe
 from ..tape.reader import Tape
-from ..tape.retention import Keep, Unasked
+from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, prepare_folder
 
 _MOST_UNWATCHED = 64
@@ -94,7 +94,7 @@ def train(
     device, dtype = device_and_dtype(model)
     if not model.training:
         model.train()
-    keep = Unasked() if keep is None else keep
+    keep = DefaultRetention() if keep is None else keep
     instances = Instances(train_set, device, dtype, keep.memory)
     plan = _Plan.of(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
@@ -208,7 +208,7 @@ class _Row:
     steps: list[Step]
     feeds: list
     states: list[State]  # the state before the first step, and after each
-    seen: Sent  # the sum of the last theta, finite only if theta is; and whether each gradient was finite, where clipping can make it so again
+    seen: HostCopy  # the sum of the last theta, finite only if theta is; and whether each gradient was finite, where clipping can make it so again
 
     @staticmethod
     def taken(
@@ -231,13 +231,13 @@ class _Row:
             "total": states[-1].theta.sum(),
             **({"finite": torch.stack(clipped)} if clipped else {}),
         }
-        return _Row(first, steps, feeds, states, Sent(seen))
+        return _Row(first, steps, feeds, states, HostCopy(seen))
 
     def check(self, objective: Objective, pure: Optimizer) -> None:
         # a theta that is not finite stays so: looking at the last one is enough, and then at each to find out since when
         if all(
             bool(torch.isfinite(t).all() if t.is_floating_point() else t.all())
-            for t in self.seen.arrived().values()
+            for t in self.seen.wait().values()
         ):
             return
         for t, (step, batches, before) in enumerate(
@@ -255,7 +255,7 @@ def _write(
     advance: Callable[[int], None],
 ) -> None:
     row.check(objective, pure)
-    with aside(row.states[0].theta.device):
+    with side_stream(row.states[0].theta.device):
         for step, batches, before, after in zip(row.steps, row.feeds, row.states, row.states[1:]):
             if writer.is_full(step.epoch):
                 writer.flush()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..autodiff import precision
-from ..data.batch import AnyBatch, Augment, Fed
+from ..data.batch import AnyBatch, Augment, LazyBatch
 from ..data.dataset import Instances, checksum_bytes
 from ..errors import BadInput, DrossWarning, TapeMismatch
 from ..execution import compiled
-from ..execution.streams import aside
+from ..execution.streams import side_stream
 from ..parallel.ranks import ALONE, Ranks
 from ..step.inspect_model import device_and_dtype, unwrapped
 from ..step.layout import Layout, State, check_constants, check_signature
@@ -118,7 +118,7 @@ class Recording:
     def device(self) -> torch.device:
         return self.instances.device
 
-    def batches(self, first: int, steps: Sequence[Step]) -> list[list[Fed]]:
+    def batches(self, first: int, steps: Sequence[Step]) -> list[list[LazyBatch]]:
         """What each of these steps was fed; the first of them is step number `first`."""
         return self.instances.feed(steps, first, self.seed, self.augment)
 
@@ -148,7 +148,7 @@ class Recording:
             raise TapeMismatch(
                 f"The run used instance {largest}, but the data set has only {len(self.instances)} instances."
             )
-        with aside(self.device) as user:
+        with side_stream(self.device) as user:
             segment = replace(segment, states=self._all_placed(segment.states, user))
             (first,) = self.batches(segment.first, segment.steps[:1])
             if first and checksum(first[0]) != segment.checksum and not self._augmented_elsewhere():
@@ -316,7 +316,7 @@ class Recording:
         return None
 
     def _row(
-        self, steps: Sequence[Step], state: State, feeds: Sequence[list[Fed]]
+        self, steps: Sequence[Step], state: State, feeds: Sequence[list[LazyBatch]]
     ) -> tuple[list[State], list[Tensor | None], State]:
         """The states before each step, the gradients that a retrace will need, and the state after the last."""
         if self.ranks.size == 1 and not any(needs_gradient(self.optimizer, step) for step in steps):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import TapeMismatch
-from ..execution.streams import Sent, aside
+from ..execution.streams import HostCopy, side_stream
 from ..step.layout import State
 from ..tape.reader import Tape
 
@@ -19,11 +19,11 @@ def comparison(
     arrived: State, recorded: Callable[[], State], t: int, tape: Tape
 ) -> Callable[[], None]:
     """The check that a replay is where it should be. On a GPU it is the caller's to make, when there is something else to compute meanwhile."""
-    sent, device = Sent(arrived.tensors()), arrived.theta.device
+    sent, device = HostCopy(arrived.tensors()), arrived.theta.device
 
     def check() -> None:
-        with aside(device):
-            _compare(sent.arrived(), recorded().map(lambda t: t.cpu()).tensors(), device, t, tape)
+        with side_stream(device):
+            _compare(sent.wait(), recorded().map(lambda t: t.cpu()).tensors(), device, t, tape)
 
     if device.type != "cuda":
         check()

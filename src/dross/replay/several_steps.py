@@ -7,7 +7,7 @@ number of them, the same rate) are therefore captured many at a time and launche
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..data.batch import Fed
+from ..data.batch import LazyBatch
 from ..step.layout import State
 from ..step.objective import Objective
 from ..step.optimizers import Optimizer
@@ -24,7 +24,7 @@ def cut(
     optimizer: Optimizer,
     start: State,
     steps: Sequence[Step],
-    feeds: Sequence[list[Fed]],
+    feeds: Sequence[list[LazyBatch]],
 ) -> list[slice]:
     """A row of steps, the first of which begins at `start`, in parts that can be one pass each: AT_ONCE steps or one."""
     possible = (
@@ -47,7 +47,7 @@ def cut(
     return parts
 
 
-def _kind(step: Step, batches: Sequence[Fed]) -> Hashable | None:
+def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
     """Steps of the same kind may be captured together. None: a step for itself."""
     if len(batches) != 1 or step.clip is not None or not batches[0].feed.capturable:
         return None

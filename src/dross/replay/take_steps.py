@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..data.batch import AnyBatch, Fed, Feds
+from ..data.batch import AnyBatch, LazyBatch, LazyBatches
 from ..parallel.ranks import ALONE, Ranks
 from ..step.layout import State
 from ..step.objective import Objective
@@ -46,7 +46,7 @@ def take_steps(
     optimizer: Optimizer,
     state: State,
     steps: Sequence[Step],
-    feeds: Sequence[list[Fed]],
+    feeds: Sequence[list[LazyBatch]],
 ) -> list[State]:
     """The state after each of these steps. On a GPU several of them may be one pass."""
     after: list[State] = []
@@ -61,14 +61,14 @@ def take_steps(
                 optimizer,
                 state,
                 steps[part.start],
-                Feds(tuple(b for (b,) in feeds[part])),
+                LazyBatches(tuple(b for (b,) in feeds[part])),
             )
         state = after[-1]
     return after
 
 
 def _together(
-    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: Feds
+    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
 ) -> list[State]:
     def taken(
         each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes

@@ -461,7 +461,7 @@ class Objective:
         wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
         computing = precision.computing(self.model, self.arithmetic)
         with (
-            threads.lent(),
+            threads.manage_threads(),
             modes.modes(wanted),
             computing,
             self.graphs.within("training", self._constants()),

@@ -82,7 +82,7 @@ class Checkpoints(Keep):
 
 
 @dataclass(frozen=True)
-class Unasked(Checkpoints):
+class DefaultRetention(Checkpoints):
     """What is kept when nobody says what to keep."""
 
     def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
