@@ -1,95 +1,94 @@
 """BatchNorm's running statistics as differentiable state.
 
-torch moves them as a side effect that autograd does not see, and reads them in eval mode as constants. A query in eval mode
-depends on them, so the adjoint has to pass through both doors; these contexts open them without touching the model's code.
+torch moves them as a side effect that autograd does not see, and reads them in eval mode as
+constants. A query in eval mode depends on them, so the adjoint has to pass through both. These
+contexts make both differentiable without touching the model's code.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import pixels
-from .forward_rules import primal
+from . import channel_sums
+from .duals import primal
+from .norms import apply_statistics, batch_axes, update_running
 
 Buffers = dict[str, Tensor]
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def tracking(model: nn.Module) -> dict[str, _BatchNorm]:
+def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers that keep running statistics, by name."""
     return {
-        n: m
-        for n, m in model.named_modules()
-        if isinstance(m, _BatchNorm) and m.running_mean is not None
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
     }
 
 
-def statistics_of(model: nn.Module) -> set[str]:
-    """The names of all buffers that belong to BatchNorm."""
-    kinds = ("running_mean", "running_var", "num_batches_tracked")
-    return {f"{name}.{kind}" if name else kind for name in tracking(model) for kind in kinds}
+def statistics_of(model: nn.Module, *, training: bool = False) -> list[str]:
+    """The names of all buffers that belong to BatchNorm; `training`: of layers that move them."""
+    layers = tracking_layers(model).items()
+    names = [name for name, layer in layers if layer.training or not training]
+    return [f"{name}.{kind}" if name else kind for name in names for kind in STATISTICS]
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
-    """Inside: run one forward pass in train mode. The yielded function then tells the buffers after it, differentiably."""
+def watch_statistics(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]:
+    """Inside: run one forward pass in train mode.
+
+    The yielded function then gives the buffers after the pass, as a differentiable function of the
+    buffers before it.
+    """
     inputs: list[tuple[str, _BatchNorm, Tensor]] = []
-    layers = {name: layer for name, layer in tracking(model).items() if layer.training}
+    layers = {name: layer for name, layer in tracking_layers(model).items() if layer.training}
 
-    def noting(name: str, layer: _BatchNorm):
-        return lambda _module, args: inputs.append(
-            (name, layer, primal(args[0]))
-        )  # nobody asks for the tangent of the statistics
+    def note(name: str, layer: _BatchNorm):
+        # nobody asks for the tangent of the statistics
+        return lambda _module, args: inputs.append((name, layer, primal(args[0])))
 
-    hooks = [layer.register_forward_pre_hook(noting(name, layer)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(note(name, layer)) for name, layer in layers.items()]
 
-    def moved(buffers: Buffers) -> Buffers:
+    def move(buffers: Buffers) -> Buffers:
         buffers = dict(buffers)
         for name, layer, x in inputs:
             prefix = f"{name}." if name else ""
             seen = prefix + "num_batches_tracked"
             buffers[seen] = buffers[seen] + 1
             rate = layer.momentum if layer.momentum is not None else 1.0 / buffers[seen].to(x.dtype)
-            across = [axis for axis in range(x.dim()) if axis != 1]
-            batch = {
-                "running_mean": pixels.mean(x, across).flatten(),
-                "running_var": x.var(across, correction=1),
-            }
-            for kind, value in batch.items():
-                buffers[prefix + kind] = (1 - rate) * buffers[prefix + kind] + rate * value
+            across = batch_axes(x)
+            mean, var = channel_sums.mean(x, across).flatten(), x.var(across, correction=1)
+            for kind, value in (("running_mean", mean), ("running_var", var)):
+                buffers[prefix + kind] = update_running(buffers[prefix + kind], value, rate)
         return buffers
 
     try:
-        yield moved
+        yield move
     finally:
         for hook in hooks:
             hook.remove()
 
 
 @contextmanager
-def readable(model: nn.Module) -> Iterator[None]:
-    """Inside: BatchNorm in eval mode is differentiable in its running statistics, which torch's own kernel refuses."""
+def differentiable_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside: BatchNorm in eval mode is differentiable in its running statistics.
 
-    def normalized(layer: _BatchNorm, x: Tensor) -> Tensor:
+    torch's own kernel refuses that.
+    """
+
+    def forward(layer: _BatchNorm, x: Tensor) -> Tensor:
         if layer.training:
             return type(layer).forward(layer, x)
-        shape = [1, -1] + [1] * (x.dim() - 2)
         assert layer.running_mean is not None and layer.running_var is not None
-        scaled = (x - layer.running_mean.view(shape)) * torch.rsqrt(
-            layer.running_var + layer.eps
-        ).view(shape)
-        return (
-            scaled
-            if layer.weight is None
-            else scaled * layer.weight.view(shape) + layer.bias.view(shape)
-        )
+        centred = x - layer.running_mean.view([1, -1] + [1] * (x.dim() - 2))
+        return apply_statistics(centred, layer.running_var, layer.eps, layer.weight, layer.bias)
 
-    layers = list(tracking(model).values())
+    layers = list(tracking_layers(model).values())
     for layer in layers:
-        layer.__dict__["forward"] = MethodType(normalized, layer)
+        layer.__dict__["forward"] = MethodType(forward, layer)
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ A retrace differentiates the directional losses `jvp(losses)` in reverse. For th
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +20,9 @@ from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from . import pixels
-
-
-class ElementaryNorms(TorchFunctionMode):
-    """Inside, batch, layer and group norm are written out in elementary operations."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return _NORMS.get(func, func)(*args, **(kwargs or {}))
+from . import channel_sums
+from .duals import sum_tensors, unpack_dual
+from .norms import NORM_RULES
 
 
 class ForwardRules(TorchFunctionMode):
@@ -56,12 +50,12 @@ def _bilinear(func, joined: bool, args, kwargs):
     """func(x, weight, bias) is linear in x, and in (weight, bias)."""
     x, weight, *rest = args
     bias, rest = (rest[0], rest[1:]) if rest else (kwargs.pop("bias", None), [])
-    (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(_unpacked, (x, weight, bias))
+    (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(unpack_dual, (x, weight, bias))
     apply = lambda x, weight, bias=None: func(x, weight, bias, *rest, **kwargs)
     tangents = []
     if x_dot is not None and joined and x.dim() >= _PIXELS[func] + 2:
         out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
-        out = out if bias is None else out + pixels.of_channels(bias, out, _PIXELS[func])
+        out = out if bias is None else out + channel_sums.of_channels(bias, out, _PIXELS[func])
         tangents.append(through_x)
     else:
         out = apply(x, weight, bias)
@@ -69,21 +63,8 @@ def _bilinear(func, joined: bool, args, kwargs):
     if weight_dot is not None:
         tangents.append(apply(x, weight_dot, bias_dot))
     elif bias_dot is not None:
-        tangents.append(pixels.of_channels(bias_dot, out, _PIXELS[func]).expand_as(out))
-    return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
-
-
-def primal(t: Tensor) -> Tensor:
-    """Without its tangent, where it can be taken apart."""
-    return t if is_batchedtensor(t) else _unpacked(t)[0]
-
-
-def _unpacked(t: Any) -> tuple[Any, Any]:
-    """Itself and its tangent, or None where there is none."""
-    if t is None:
-        return None, None
-    dual = forward_ad.unpack_dual(t)
-    return dual.primal, dual.tangent
+        tangents.append(channel_sums.of_channels(bias_dot, out, _PIXELS[func]).expand_as(out))
+    return forward_ad.make_dual(out, sum_tensors(tangents)) if tangents else out
 
 
 def _cross_entropy(
@@ -109,7 +90,7 @@ def _cross_entropy(
 
 
 def _relu(input, inplace=False):
-    x, x_dot = _unpacked(input)
+    x, x_dot = unpack_dual(input)
     if x_dot is None or inplace:
         return F.relu(input, inplace)
     out = F.relu(x)
@@ -128,73 +109,15 @@ def _nll_loss(
 
 
 def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
-    x, x_dot = _unpacked(input)
+    x, x_dot = unpack_dual(input)
     if x_dot is None or dim is None or dtype is not None:
         return F.log_softmax(input, dim, _stacklevel, dtype)
     out = F.log_softmax(x, dim)
     return forward_ad.make_dual(out, x_dot - (out.exp() * x_dot).sum(dim, keepdim=True))
 
 
-def _batch_norm(
-    input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-):
-    if not training and running_mean is not None:  # linear in its input: torch's own rule is right
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    across = [axis for axis in range(input.dim()) if axis != 1]
-    return _normed(input, across, eps, weight, bias, [1, -1] + [1] * (input.dim() - 2))
-
-
-def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    return _normed(
-        input, list(range(-len(normalized_shape), 0)), eps, weight, bias, list(normalized_shape)
-    )
-
-
-def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
-    grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
-    return _normed(
-        grouped, across, eps, weight, bias, [num_groups, -1] + [1] * (input.dim() - 2)
-    ).flatten(1, 2)
-
-
-def _normed(
-    x: Tensor,
-    across: list[int],
-    eps: float,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    shape: list[int],
-) -> Tensor:
-    """(x - mean) / deviation * weight + bias, and its tangent. Both are written down with few sums over the batch, which are what a norm costs:
-    what is multiplied with the whole of it is multiplied together before."""
-    x, x_dot = _unpacked(x)
-    (weight, weight_dot), (bias, bias_dot) = (
-        [v if v is None else v.reshape(shape) for v in _unpacked(t)] for t in (weight, bias)
-    )
-    mean, like = lambda t: pixels.mean(t, across), lambda v: pixels.like(v, x)
-    centred = x - like(mean(x))
-    scale = torch.rsqrt(mean(centred * centred) + eps)
-    gain = scale if weight is None else scale * weight
-    out, tangents, slopes = centred * like(gain), [], []
-    if x_dot is not None:
-        moved = x_dot - like(mean(x_dot))
-        tangents.append(moved * like(gain))
-        slopes.append(-gain * scale * scale * mean(centred * moved))
-    if weight_dot is not None:
-        slopes.append(scale * weight_dot)
-    tangents += [centred * like(_sum(slopes))] if slopes else []
-    tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
-    out = out if bias is None else out + like(bias)
-    return forward_ad.make_dual(out, _sum(tangents)) if tangents else out
-
-
-def _sum(parts: list[Tensor]) -> Tensor:
-    return sum(parts[1:], parts[0])
-
-
-_NORMS = {F.batch_norm: _batch_norm, F.layer_norm: _layer_norm, F.group_norm: _group_norm}
 _RULES = {
-    **_NORMS,
+    **NORM_RULES,
     F.relu: _relu,
     torch.relu: _relu,
     Tensor.relu: _relu,

@@ -1,18 +1,24 @@
-"""A model called with other tensors in the place of its own.
+"""A model as a pure function: called with other tensors, in a given mode.
 
-`torch.func.functional_call` does that, tied weights included, except for a module that stands in two places of a model: its tensors are exchanged once per place,
-and the second time those of the first are taken for its own and left behind (torch 2.11 and 2.13). So ties are found here, one name for each module that has the tensor.
+`torch.func.functional_call` exchanges a model's tensors, tied weights included, except where one
+module stands in two places of a model: its tensors are exchanged once per place, and the second
+time those of the first are taken for its own and left behind (torch 2.11 and 2.13). So ties are
+found here, one name for each module that has the tensor.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def called(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
-    """model(*args) with these parameters and buffers; what the pass assigns to them is in `named` afterwards."""
+def call_model(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
+    """model(*args) with these parameters and buffers.
+
+    What the pass assigns to them is in `named` afterwards.
+    """
     every = dict(named)
     for name, other in _ties(model):
         if name in named and other in named:
@@ -27,7 +33,7 @@ def called(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
 
 
 def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The name of a tensor, as named_parameters and named_buffers have it, and each further name in another module."""
+    """The name of a tensor in named_parameters or named_buffers, and each name elsewhere."""
     names: dict[int, str] = {}
     for place, module in model.named_modules():  # each module once, wherever it stands
         for kind in (module._parameters, module._buffers):
@@ -36,3 +42,22 @@ def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
                     name = f"{place}.{own}" if place else own
                     if (first := names.setdefault(id(tensor), name)) is not name:
                         yield first, name
+
+
+@contextmanager
+def use_modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
+    """Inside, each module trains (True) or evaluates (False) as wanted."""
+    before = [(module, module.training) for module in wanted]
+    for module, training in wanted.items():
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether somebody's hooks must be called in every pass."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind, None) for module in model.modules() for kind in kinds)

@@ -21,7 +21,7 @@ from ..support.name_hints import check_name
 KINDS = ("strict", "tf32", "bf16")
 
 
-def check(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str:
     check_name("arithmetic", kind, KINDS)
     if kind == "tf32" and device.type != "cuda":
         raise BadInput(
@@ -35,7 +35,7 @@ def check(kind: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def computing(model: nn.Module, kind: str = "strict") -> Iterator[None]:
+def use_arithmetic(model: nn.Module, kind: str = "strict") -> Iterator[None]:
     """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
     mha = torch.backends.mha.get_fastpath_enabled()
     switches = _gpu_switches(kind) if any(p.is_cuda for p in model.parameters()) else []
@@ -52,12 +52,12 @@ def computing(model: nn.Module, kind: str = "strict") -> Iterator[None]:
             setattr(holder, name, value)
 
 
-def forward(kind: str, device: torch.device) -> AbstractContextManager:
+def autocast(kind: str, device: torch.device) -> AbstractContextManager:
     """Around a forward pass."""
     return torch.autocast(device.type, torch.bfloat16) if kind == "bf16" else nullcontext()
 
 
-def exact(outputs: Any) -> Any:
+def widen(outputs: Any) -> Any:
     """What a loss is given: bfloat16 has too few digits for it."""
     return (
         outputs.float()

@@ -1,23 +1,34 @@
 """Reverse-mode products, for one cotangent or for many at once."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 _ROWS_AT_ONCE = 64
 
 
-def vjp(outputs, inputs, cotangents, batched: bool = False):
-    """autograd.grad that keeps the graph and says 0 where an output does not depend on an input."""
-    kept = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
+def vjp(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    batched: bool = False,
+    create_graph: bool = False,
+) -> list[Tensor]:
+    """autograd.grad that keeps the graph and gives 0 where nothing depends on an input.
+
+    batched: cotangents carry a leading axis, and so do the results.
+    """
+    live = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
     found: list[Tensor | None] = [None] * len(inputs)
-    if kept:
-        live_outputs, live_cotangents = zip(*kept)
+    if live:
         found = list(
             torch.autograd.grad(
-                live_outputs,
+                [o for o, _ in live],
                 inputs,
-                live_cotangents,
-                create_graph=not batched,
+                [a for _, a in live],
+                create_graph=create_graph,
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=batched,
@@ -30,21 +41,26 @@ def vjp(outputs, inputs, cotangents, batched: bool = False):
     ]
 
 
-def batched_vjp(outputs, inputs, cotangents):
+def batched_vjp(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    rows_at_once: int = _ROWS_AT_ONCE,
+) -> list[Tensor]:
     """vjps for a leading axis of cotangents; one plain pass where there is only one."""
     rows = len(cotangents[0])
-    alone = lambda k: [
-        row.detach()[None] for row in vjp(outputs, inputs, [a[k] for a in cotangents])
-    ]
+
+    def single(k: int) -> list[Tensor]:
+        return [row.detach()[None] for row in vjp(outputs, inputs, [a[k] for a in cotangents])]
+
     if rows == 1:
-        return alone(0)
+        return single(0)
     try:
-        chunks = [
-            [a[k : k + _ROWS_AT_ONCE] for a in cotangents] for k in range(0, rows, _ROWS_AT_ONCE)
-        ]
+        starts = range(0, rows, rows_at_once)
+        chunks = [[a[k : k + rows_at_once] for a in cotangents] for k in starts]
         parts = [vjp(outputs, inputs, chunk, batched=True) for chunk in chunks]
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # an operator that cannot be pulled back for many cotangents at once
-        parts = [alone(k) for k in range(rows)]
-    return [torch.cat(column) for column in zip(*parts)]
+    except RuntimeError:  # an operator without a batching rule
+        parts = [single(k) for k in range(rows)]
+    return [torch.cat(column).detach() for column in zip(*parts)]

@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from ..errors import BadInput
-from ..step.step import Micro, Step
-from .batch import Augment, Batch, BatchSource, LazyBatch
+from .batch import Augment, Batch, MicroBatch
+from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
-from .pytree import in_pair
+from .pytree import map_pair
 from .seeds import generator, mixed
 
-_HELD_IN_MEMORY = 2 << 30  # a map-style data set up to this many bytes is read once
-_READ_AT_ONCE = 64 << 20
+_MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
+_BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
 _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
@@ -31,30 +31,27 @@ class Instances:
     def __init__(
         self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
     ):
-        """memory: bytes of data that may be held in memory, or on the device, instead of being read again."""
-        self.device, self.dtype = device, dtype
-        self.memory = memory
+        """memory: bytes of data that may be held, on the host or the device, after reading."""
+        self.device, self.dtype, self.memory, self.source = device, dtype, memory, source
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
-        self.source = source
-        self.aliased = (
-            self.stored is not None
-        )  # the tensors are the user's own, who may change them in place
+        self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
         if self.count == 0:
             raise BadInput("The data set is empty.")
         if self.stored is None:
-            first = self._collated([0])
-            if not _same(first, self._collated([0])):
+            first = self._collate([0])
+            if not _same(first, self._collate([0])):
                 raise BadInput(
-                    "The data set gives instance 0 differently each time it is asked. Take random transforms out of it and pass them as "
-                    "augment(x, generator), which is replayed with the same random numbers."
+                    "The data set gives instance 0 differently each time it is asked. Take random "
+                    "transforms out of it and pass them as augment(x, generator), which is "
+                    "replayed with the same random numbers."
                 )
             size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
-            if size <= self._most_held:
-                self.stored = self._collated(range(self.count))
-        if self.stored and self._may_be_placed():
-            self.stored = self._placed(self.stored)
-        self._feeds: dict[int, BatchSource] = {}
+            if size <= self._max_bytes_held:
+                self.stored = self._collate(range(self.count))
+        if self.stored and self._fits_on_device():
+            self.stored = self._move(self.stored)
+        self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
 
@@ -66,61 +63,66 @@ class Instances:
         return self._look_up(torch.as_tensor(np.asarray(ids)))
 
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
-        looked_up = (
-            in_pair(lambda t: t[ids.to(t.device)], self.stored)
-            if self.stored
-            else self._collated(ids.tolist())
-        )
-        return self._placed(looked_up)
+        if self.stored:
+            return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
+        return self._move(self._collate(ids.tolist()))
 
-    def feed(
-        self, steps: Sequence[Step], first: int, seed: int, augment: Augment | None
+    def lazy_batches(
+        self,
+        steps: Sequence[Sequence[MicroBatch]],
+        first: int,
+        seed: int,
+        augment: Augment | None,
     ) -> list[list[LazyBatch]]:
-        """The batches of each of these steps, the first of which is step number `first`. A batch's random numbers follow from the run's
-        seed, its step and its place in it. The ids of all steps go to the device at once; nothing is looked up yet."""
-        if id(augment) not in self._feeds:
-            nbytes = (
-                sum(t.nbytes for t in tree_leaves(self.stored)) // self.count if self.stored else 0
-            )
-            self._feeds[id(augment)] = BatchSource(
-                self._look_up, augment, self.device, self._is_on_device(), nbytes
-            )
-        feed = self._feeds[id(augment)]
-        arrays = [micro.ids for step in steps for micro in step.micros]
-        together = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
-        ids = self._near_data(together).split([len(array) for array in arrays])
-        fetches = iter(self._fetched_ahead(ids) if self._must_travel() else [None] * len(ids))
-        each = iter(ids)
+        """The batches of each step. Nothing is looked up yet; all ids go to the device at once.
+
+        Arguments:
+            steps: the micro-batches of each step.
+            first: the number of the first of these steps. A batch's random numbers follow from
+                the run's seed, the step's number and the batch's place in the step.
+            seed: the run's seed.
+            augment: the run's augmentation.
+        """
+        micros = [micro for step in steps for micro in step]
+        empty = np.zeros(0, dtype=np.int64)
+        together = torch.from_numpy(np.concatenate([empty, *(micro.ids for micro in micros)]))
+        ids = self._move_ids(together).split([len(micro.ids) for micro in micros])
+        fetches = self._fetch_ahead(ids) if self._must_travel() else [None] * len(ids)
+        source, coming = self._source(augment), zip(ids, fetches)
+
+        def build(t: int, k: int, micro: MicroBatchBatch) -> LazyBatch:
+            ids, fetch = next(coming)
+            seeds = (mixed(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM))
+            return LazyBatch(source, ids, self._weights(micro), *seeds, fetch=fetch)
+
         return [
-            [
-                LazyBatch(
-                    feed,
-                    next(each),
-                    self._weights(micro),
-                    mixed(seed, t, k, _MODEL_STREAM),
-                    mixed(seed, t, k, _AUGMENT_STREAM),
-                    fetch=next(fetches),
-                )
-                for k, micro in enumerate(step.micros)
-            ]
+            [build(t, k, micro) for k, micro in enumerate(step)]
             for t, step in enumerate(steps, start=first)
         ]
+
+    def _source(self, augment: Augment | None) -> BatchSource:
+        if id(augment) not in self._sources:
+            held = sum(t.nbytes for t in tree_leaves(self.stored)) if self.stored else 0
+            self._sources[id(augment)] = BatchSource(
+                self._look_up, augment, self.device, self._is_on_device(), held // self.count
+            )
+        return self._sources[id(augment)]
 
     def _must_travel(self) -> bool:
         """Whether batches are looked up in the host's memory and sent to the device."""
         return self.device.type == "cuda" and self.stored is not None and not self._is_on_device()
 
-    def _fetched_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], tuple[Any, Any]]]:
+    def _fetch_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], tuple[Any, Any]]]:
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "dross-reader")
-        look_up = lambda ids: in_pair(lambda t: t[ids], self.stored)  # type: ignore[arg-type]  # stored is there
+        look_up = lambda ids: map_pair(lambda t: t[ids], self.stored)  # type: ignore[arg-type]  # stored is there
         ahead = Prefetcher(look_up, ids, self.device, self._reader)
-        return [lambda place=place: self._placed(ahead(place)) for place in range(len(ids))]
+        return [lambda place=place: self._move(ahead(place)) for place in range(len(ids))]
 
-    def _near_data(self, ids: Tensor) -> Tensor:
+    def _move_ids(self, ids: Tensor) -> Tensor:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
-    def _weights(self, micro: Micro) -> Tensor:
+    def _weights(self, micro: MicroBatch) -> Tensor:
         if micro.coefficients is not None:
             return torch.as_tensor(micro.coefficients, dtype=self.dtype, device=self.device)
         size = len(micro.ids)
@@ -140,15 +142,15 @@ class Instances:
             leaves = tree_leaves(self[sample])
         for leaf in leaves:
             for rows in leaf.split(
-                max(1, _READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
+                max(1, _BYTES_READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
             ):  # it may lie on a disk
-                digest.update(checksum_bytes(placed(rows, rows.device, self.dtype)))
+                digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
         return digest.hexdigest()
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
         return check_ids(ids, self.count, what)
 
-    def _collated(self, ids: Sequence[int]) -> tuple[Any, Any]:
+    def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
         items = [self.source[i] for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             raise BadInput(
@@ -162,8 +164,8 @@ class Instances:
             ) from error
         return x, y
 
-    def _placed(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-        return in_pair(lambda t: placed(t, self.device, self.dtype), batch)
+    def _move(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)
 
     def _is_on_device(self) -> bool:
         return self.stored is not None and all(
@@ -171,10 +173,10 @@ class Instances:
         )
 
     @property
-    def _most_held(self) -> int:
-        return _HELD_IN_MEMORY if self.memory is None else self.memory
+    def _max_bytes_held(self) -> int:
+        return _MAX_BYTES_HELD if self.memory is None else self.memory
 
-    def _may_be_placed(self) -> bool:
+    def _fits_on_device(self) -> bool:
         """Whether all of the data go to the device, in the model's type. Otherwise each batch goes when its turn comes."""
         size = sum(
             t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size())
@@ -185,14 +187,14 @@ class Instances:
                 self.memory is None or size <= self.memory
             )
         return (
-            size <= self._most_held
+            size <= self._max_bytes_held
         )  # where nothing has to be changed, nothing is copied either way
 
 
 def make_batch(
     x: Any,
     y: Any,
-    micro: Micro,
+    micro: MicroBatch,
     seed: int,
     position: tuple[int, int],
     augment: Augment | None,
@@ -212,13 +214,13 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def placed(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def move_to(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(t, Tensor):
         return t
     return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
 
-def checksum_bytes(t: Tensor) -> bytes:
+def to_bytes(t: Tensor) -> bytes:
     return t.detach().cpu().contiguous().numpy().tobytes()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pytree import in_pair
+from .pytree import map_pair
 
 _AHEAD = 2  # batches
 Pair = tuple[Any, Any]
@@ -42,7 +42,7 @@ class Prefetcher:
         if there is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(there)
-            in_pair(lambda t: t.record_stream(stream) if isinstance(t, Tensor) else t, pair)
+            map_pair(lambda t: t.record_stream(stream) if isinstance(t, Tensor) else t, pair)
         return pair
 
     def _fetched(self, place: int) -> tuple[Pair, Any]:
@@ -50,7 +50,7 @@ class Prefetcher:
         if self._device.type != "cuda":
             return pair, None
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
-            sent = in_pair(
+            sent = map_pair(
                 lambda t: (
                     t.pin_memory().to(self._device, non_blocking=True)
                     if isinstance(t, Tensor)

@@ -1,4 +1,4 @@
-"""Arguments and results as a row of tensors and the form to put them together again."""
+"""Arguments and results as a list of tensors and the form to put them together again."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,17 +7,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 
-def in_pair(change: Callable[[Any], Any], pair: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The same of every leaf of (x, y). Nearly always both are tensors, and then a step need not wait for the general walk."""
+def map_pair(change: Callable[[Any], Any], pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The change applied to every leaf of (x, y).
+
+    Nearly always both are tensors, and then a step need not wait for the general walk.
+    """
     x, y = pair
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return change(x), change(y)
     return tree_map(change, (x, y))
 
 
-def flattened(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
-    """The tensors among the values and in their dicts, and their form; what is no tensor is part of the form. A state that was read from
-    a file has its buffers in another order: dicts are taken by name."""
+def flatten(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
+    """The tensors among the values and in their dicts, and the form of the values.
+
+    What is no tensor is part of the form. Dicts are taken by name, because a state that was read
+    from a file has its buffers in another order.
+    """
     tensors: list[Tensor] = []
     form: list[Any] = []
     for value in values:
@@ -33,16 +39,16 @@ def flattened(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
     return tensors, tuple(form)
 
 
-def unflattened(tensors: Iterable[Tensor], form: tuple) -> tuple:
+def unflatten(tensors: Iterable[Tensor], form: tuple) -> tuple:
+    """The values that `flatten` took apart, made of other tensors."""
     rest = iter(tensors)
-    one = lambda f: (
-        next(rest)
-        if f is _TENSOR
-        else {name: next(rest) for name in f}
-        if isinstance(f, _Names)
-        else f
-    )
-    return tuple(one(f) for f in form)
+
+    def rebuild(part: Any) -> Any:
+        if part is _TENSOR:
+            return next(rest)
+        return {name: next(rest) for name in part} if isinstance(part, _Names) else part
+
+    return tuple(rebuild(part) for part in form)
 
 
 class _Names(tuple):

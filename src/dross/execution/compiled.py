@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
-def asked_for() -> bool:
+def is_requested() -> bool:
+    """Whether DROSS_COMPILE=1 asks for the compiler."""
     return os.environ.get("DROSS_COMPILE") == "1"
 
 
-def compiled(function: Callable, inputs: list[Tensor]) -> Callable[..., Any]:
+def compile_function(function: Callable, inputs: list[Tensor]) -> Callable[..., Any]:
     """function(*tensors) -> tensors in tuples and dicts, compiled for inputs of these shapes."""
     traced = make_fx(function)(*inputs)
     traced.graph.eliminate_dead_code()  # checks of shapes, which are known

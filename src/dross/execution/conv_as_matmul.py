@@ -8,20 +8,29 @@ CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network fro
 are channels or pictures more of one convolution; shifted, they would be copied nine times each (benchmarks/results/).
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from ..autodiff import pixels
+from ..autodiff import channel_sums
 
-_MOST_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
+_MAX_BYTES = 128 << 20  # of the shifted pictures of one layer; beyond, cuDNN has enough to do
 WIDE = 8  # channels from which on cuDNN is the quicker one
 WIDE_FOR_SEVERAL = 32  # for several directions
 
 
-class AsProducts(TorchFunctionMode):
+def convolutions(
+    device: torch.device, *, many: bool = False, wide: int | None = None
+) -> AbstractContextManager:
+    """How a pass on this device convolves; on a CPU as torch does. Arguments: ConvAsMatmul's."""
+    return ConvAsMatmul(many, wide) if device.type == "cuda" else nullcontext()
+
+
+class ConvAsMatmul(TorchFunctionMode):
     """Inside, convolutions whose shifted pictures are of moderate size are matrix products.
 
     many: for many models at once. Their filters' gradients are sums over all pixels of all instances, a few long products that occupy a corner of
@@ -43,7 +52,7 @@ class AsProducts(TorchFunctionMode):
             else _product(self.many, x, weight, *rest)
         )
         out = func(x, weight, None, *rest) if out is None else out
-        return out if bias is None else out + pixels.of_channels(bias, out, axes=2)
+        return out if bias is None else out + channel_sums.of_channels(bias, out, axes=2)
 
 
 def _product(
@@ -57,7 +66,7 @@ def _product(
     shifted = _windows(
         _windows(padded, -2, height, down), -2, width, right
     )  # [B, C, H, W, height, width]
-    if shifted.numel() * x.element_size() > _MOST_BYTES:
+    if shifted.numel() * x.element_size() > _MAX_BYTES:
         return None
     count, _, rows, columns, _, _ = shifted.shape
     filters = weight.reshape(out_channels, -1)

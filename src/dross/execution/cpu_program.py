@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..data.batch import Batch
-from ..data.pytree import flattened, unflattened
+from ..data.pytree import flatten, unflatten
 
-_WORTH = 16  # calls: writing a pass down takes as long as it saves on about as many
-_MOST = 64  # programs of one model
+_CALLS_WORTH_IT = 16  # calls: writing a pass down takes as long as it saves on about as many
+_MAX_PROGRAMS = 64  # programs of one model
 _SMALL = 1 << 16  # numbers: what takes longer to compute than to call need not be called quicker
 _WIDE = 16  # channels
 _aten = torch.ops.aten
@@ -34,12 +34,23 @@ class Programs:
         self._calls: dict[Any, int] = {}
         self._written: dict[Any, _Program | None] = {}  # None: it cannot be written down
 
+    def forget(self) -> None:
+        """Write everything down anew."""
+        self._calls, self._written = {}, {}
+
+    def are_available(self, tensor: Tensor) -> bool:
+        """Whether a pass over tensors where this one is may become a program."""
+        return tensor.device.type == "cpu" and os.environ.get("DROSS_PROGRAMS") != "0"
+
     def run(self, kind: tuple, function: Callable, batch: Batch, args: tuple) -> Any:
-        """function(batch, *args). kind: what tells this pass from others, beside the shapes of its inputs."""
-        parts, assemble, structure = batch.disassembled()
+        """function(batch, *args), as a program where that is possible.
+
+        kind: what tells this pass from others, beside the shapes of its inputs.
+        """
+        parts, build, structure = batch.to_tensors()
         if not all(isinstance(part, Tensor) for part in parts):
             return function(batch, *args)
-        given, form = flattened(args)
+        given, form = flatten(args)
         inputs = [*parts, *given]
         key = (kind, structure, form, *[(t.shape, t.stride(), t.dtype) for t in inputs])
         program = self._written.get(key)
@@ -50,19 +61,14 @@ class Programs:
                 return function(batch, *args)  # which says better what is wrong
         expected = function(batch, *args)
         if program is not None:
-            self._written[key] = program if program.gives(expected, inputs) else None
-        elif key not in self._written and len(self._written) < _MOST:
+            self._written[key] = program if program.compare(expected, inputs) else None
+        elif key not in self._written and len(self._written) < _MAX_PROGRAMS:
             self._calls[key] = self._calls.get(key, 0) + 1
-            if self._calls[key] >= _WORTH:
-                flat = lambda *tensors: function(
-                    assemble(tensors[: len(parts)]), *unflattened(tensors[len(parts) :], form)
-                )
-                self._written[key] = _written_down(flat, inputs)
+            if self._calls[key] >= _CALLS_WORTH_IT:
+                count = len(parts)
+                flat = lambda *t: function(build(t[:count]), *unflatten(t[count:], form))
+                self._written[key] = _write_down(flat, inputs)
         return expected
-
-
-def switched_off() -> bool:
-    return os.environ.get("DROSS_PROGRAMS") == "0"
 
 
 class _Program:
@@ -71,15 +77,15 @@ class _Program:
 
     def __call__(self, inputs: list[Tensor]) -> tuple:
         with torch.no_grad():
-            return unflattened(self.steps(*inputs), self.form)
+            return unflatten(self.steps(*inputs), self.form)
 
-    def gives(self, expected: Any, inputs: list[Tensor]) -> bool:
+    def compare(self, expected: Any, inputs: list[Tensor]) -> bool:
         """Whether it gives the same bits on these inputs. What is not finite proves nothing."""
-        wanted, form = flattened(expected)
+        wanted, form = flatten(expected)
         if not all(bool(torch.isfinite(t).all()) for t in wanted):
             return True
         try:
-            found, own = flattened(self(inputs))
+            found, own = flatten(self(inputs))
         except (RuntimeError, IndexError):
             return False
         self.trusted = own == form and all(
@@ -88,11 +94,11 @@ class _Program:
         return self.trusted
 
 
-def _written_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
+def _write_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
     notes = _Notes(inputs)
     try:
         with _NoPeeking(), notes:
-            outputs, form = flattened(function(*inputs))
+            outputs, form = flatten(function(*inputs))
         names = [notes.names[id(t)] for t in outputs]
         notes.quicken(inputs)
         return _Program(notes.as_function(names), form)

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from ..data.batch import AnyBatch, Batch
+from ..data.batch import Batch
+from ..data.lazy_batch import AnyBatch
 from ..errors import BadInput, NotSupported
 from ..replay.recording import Recording
-from ..replay.take_steps import take_step
-from ..step.layout import State
+from ..step.state import State
 from ..step.step import Step
 from .run import Run
 
@@ -48,33 +48,25 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
     visits = np.zeros(count, dtype=np.int64)
     once = {a: np.zeros(count) for a in (strong, smooth)}  # sums of h_j over the uses seen so far
     truth = np.zeros(count)  # the same for the counterfactual run, whose own steps lack z_j
-    tape, objective = recording.tape, recording.objective
-    with objective.training():
-        for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
-            state = segment.states[0]
-            all_batches = recording.batches(segment.first, segment.steps)
-            for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
-                t, eta, ids = (
-                    segment.first + k,
-                    _only_rate(recording, step, segment.first + k),
-                    step.ids,
+    with recording.executor.training():
+        for taken in recording.walk_forward():
+            eta, ids = _only_rate(recording, taken.step, taken.t), taken.step.ids
+            if eta > 1 / smooth * (1 + 1e-12):
+                raise BadInput(
+                    f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step "
+                    f"{taken.t} has {eta:.3g}."
                 )
-                if eta > 1 / smooth * (1 + 1e-12):
-                    raise BadInput(
-                        f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step {t} has {eta:.3g}."
-                    )
-                share = np.zeros(count)
-                np.add.at(share, ids, 1 / max(len(ids), 1))  # the part of the batch that is z_j
+            share = np.zeros(count)
+            np.add.at(share, ids, 1 / max(len(ids), 1))  # the part of the batch that is z_j
+            for a in once:
+                once[a] *= 1 - eta * a
+            truth *= 1 - eta * strong * (1 - share)
+            norms = _gradient_norms(recording, taken.state, taken.batches)
+            for j, norm in zip(ids, norms):
                 for a in once:
-                    once[a] *= 1 - eta * a
-                truth *= 1 - eta * strong * (1 - share)
-                for j, norm in zip(ids, _gradient_norms(recording, state, batches)):
-                    for a in once:
-                        once[a][j] += eta / len(ids) * norm
-                    truth[j] += eta / len(ids) * norm
-                    visits[j] += 1
-                state, _, _ = take_step(objective, recording.optimizer, state, step, batches)
-            recording.check_arrival(index, state, segment)
+                    once[a][j] += eta / len(ids) * norm
+                truth[j] += eta / len(ids) * norm
+                visits[j] += 1
     paper = np.sqrt(2 * (once[strong] ** 2 + once[smooth] ** 2))
     return ErrorBound(np.where(visits <= 1, paper, truth + once[strong]), once[strong], visits)
 
@@ -132,7 +124,7 @@ def _only_rate(recording: Recording, step: Step, t: int) -> float:
 def _gradient_norms(recording: Recording, state: State, batches: Sequence[AnyBatch]) -> np.ndarray:
     """|g(z_i; theta_t)| for the instances of a step, in their order."""
     objective, norms = recording.objective, []
-    for batch in (batch.realized() for batch in batches):
+    for batch in (batch.load() for batch in batches):
 
         def single(theta: Tensor, x, y, batch=batch) -> Tensor:
             one = Batch(

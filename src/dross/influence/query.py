@@ -1,7 +1,8 @@
 """What is asked of a trained model, and its derivative: the seed of a retrace.
 
-A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It is given as pieces, so that a large
-validation set is never in memory at once; the pieces are added up (a mean) or put one after the other (one query each).
+A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It is given as
+parts, so that a large validation set is never in memory at once; the parts are added up (a mean) or
+put one after the other (one query each).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,81 +16,103 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from ..autodiff import batchnorm
-from ..autodiff.forward_rules import ElementaryNorms
+from ..autodiff.batchnorm import differentiable_statistics
+from ..autodiff.norms import ElementaryNorms
+from ..autodiff.vjp import batched_vjp
 from ..data.dataset import Instances
 from ..errors import BadInput, NotFinite
-from ..step.layout import State
 from ..step.loss import check_labels, check_per_instance
 from ..step.objective import Objective
-from ..step.step import Derivative
+from ..step.state import Derivative, State
 
-Function = Callable[[Tensor, dict[str, Tensor]], Tensor]  # (theta [p], buffers) -> scalar or [q]
-Piece = tuple[int, Function]  # how many instances it looks at, and what it computes
+Buffers = dict[str, Tensor]
+Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
+QueryPart = tuple[int, Function]  # how many instances it looks at, and what it computes
 _CHUNK = 1024  # instances in memory at once
-_AT_ONCE = 8192  # instances times models, when many models are asked
+_MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
 _ROWS = 16  # queries of one instance each: their seeds are backward passes over the whole chunk
 
 
 @dataclass(frozen=True)
 class Query:
-    """Built by `mean_loss`, `losses`, `outputs` and `query`; understood by every method of a Run."""
+    """What is asked of a model. Made by `mean_loss`, `losses`, `outputs` and `query`."""
 
     name: str
-    pieces: Callable[[Objective], Iterator[Piece]]
-    added: bool  # the pieces are added up to one scalar
+    parts: Callable[[Objective], Iterator[QueryPart]]
+    added: bool  # the parts are added up to one scalar
     data: Any = None  # what it is about, where that is a data set
 
     def __repr__(self) -> str:
         return f"<query {self.name}>"
 
     def evaluate(self, objective: Objective, state: State) -> Tensor:
-        """The query's value at one state: float64, scalar or [Q]."""
+        """The query's value at one state.
+
+        Arguments:
+            objective: of the run.
+            state: a state of the run.
+
+        Returns:
+            float64, a scalar or [Q].
+        """
         with objective.evaluating(), torch.no_grad():
             values = [
-                _at_most_a_vector(self._run(fn, state.theta, state.buffers), self.name).double()
-                for _, fn in self.pieces(objective)
+                self._check_shape(self._run(fn, state.theta, state.buffers)).double()
+                for _, fn in self.parts(objective)
             ]
-        return _gathered(values, self.added)
+        return _combine(values, self.added)
 
     def evaluate_many(self, objective: Objective, states: State) -> Tensor:
-        """The query's values at K states, [K] or [Q, K]; all at once where the model allows it."""
+        """The query's values at K states; all at once where the model allows it.
+
+        Arguments:
+            objective: of the run.
+            states: a state with a leading axis [K].
+
+        Returns:
+            float64 [K] or [Q, K].
+        """
         one_by_one = False
 
-        def many(size: int, fn: Function) -> Tensor:
+        def ask_all(size: int, fn: Function) -> Tensor:
             nonlocal one_by_one
             if not one_by_one:
+                chunk = max(1, _MAX_INSTANCES_TIMES_MODELS // size)
                 try:
-                    return vmap(fn, randomness="same", chunk_size=max(1, _AT_ONCE // size))(
-                        states.theta, states.buffers
-                    )
+                    many = vmap(fn, randomness="same", chunk_size=chunk)
+                    return many(states.theta, states.buffers)
                 except (RuntimeError, ValueError):
                     one_by_one = True
             return torch.stack([fn(*_nth(states, k)) for k in range(len(states.theta))])
 
         with objective.evaluating(), torch.no_grad():
-            values = [self._run(many, size, fn).double() for size, fn in self.pieces(objective)]
-        return _gathered([value.movedim(0, -1) for value in values], self.added)
+            values = [self._run(ask_all, size, fn).double() for size, fn in self.parts(objective)]
+        return _combine([value.movedim(0, -1) for value in values], self.added)
 
     def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
-        """d query / d s with a leading axis [Q], and whether the query is a scalar."""
-        # by name: sums over them round by their order, and a file does not keep the order of its tensors
+        """d query / d s with a leading axis [Q], and whether the query is a scalar.
+
+        Raises:
+            NotFinite: where the query is not finite at this state.
+        """
+        # by name: sums round by their order, and a file does not keep the order of its tensors
         floating = {name: b for name, b in sorted(state.buffers.items()) if b.is_floating_point()}
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
-        parts: list[list[Tensor]] = []
+        rows: list[list[Tensor]] = []
         scalar = self.added
-        with objective.evaluating(), batchnorm.readable(objective.model), ElementaryNorms():
-            for _, fn in self.pieces(objective):
+        differentiable = differentiable_statistics(objective.model)
+        with objective.evaluating(), differentiable, ElementaryNorms():
+            for _, fn in self.parts(objective):
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
                 with torch.enable_grad():
-                    value = _at_most_a_vector(self._run(fn, theta, {**rest, **leaves}), self.name)
+                    value = self._check_shape(self._run(fn, theta, {**rest, **leaves}))
                 if not torch.isfinite(value).all():
                     raise NotFinite(f"The query {self.name} is not finite at the trained model.")
                 scalar = scalar or value.dim() == 0
-                parts.append(_rows(value.reshape(-1), [theta, *leaves.values()]))
-        combine = (lambda rows: torch.stack(rows).sum(0)) if self.added else torch.cat
-        a_theta, *a_buffers = [combine(rows) for rows in zip(*parts)]
+                rows.append(_derivatives(value.reshape(-1), [theta, *leaves.values()]))
+        combine = (lambda parts: torch.stack(parts).sum(0)) if self.added else torch.cat
+        a_theta, *a_buffers = [combine(parts) for parts in zip(*rows)]
         slots = {name: torch.zeros_like(a_theta) for name in state.slots}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 
@@ -106,117 +129,144 @@ class Query:
             raise BadInput(f"The query {self.name} returned {type(value).__name__}, not a tensor.")
         return value
 
-
-def _at_most_a_vector(value: Tensor, name: str) -> Tensor:
-    if value.dim() > 1:
-        raise BadInput(
-            f"The query {name} returned shape {tuple(value.shape)}: a query is a number or a vector. Flatten it."
-        )
-    return value
+    def _check_shape(self, value: Tensor) -> Tensor:
+        if value.dim() > 1:
+            raise BadInput(
+                f"The query {self.name} returned shape {tuple(value.shape)}: a query is a number "
+                "or a vector. Flatten it."
+            )
+        return value
 
 
 def mean_loss(data: Any) -> Query:
-    """The mean loss over `data` (a map-style data set or a pair of tensors), without the penalty."""
+    """The mean loss over a data set, without the penalty.
+
+    Arguments:
+        data: a map-style data set of (x, y), or a pair of tensors (X, Y).
+
+    Returns:
+        A scalar query.
+    """
     source = _Source(data)
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
-        total = len(source.on(objective))
-        for x, y, size in source.chunks(objective, _CHUNK):
-            yield (
-                size,
-                lambda theta, buffers, x=x, y=y: (
-                    _losses(objective, theta, buffers, x, y).sum() / total
-                ),
-            )
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        total = len(source.instances(objective))
 
-    return Query("mean_loss", pieces, added=True, data=data)
+        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            return _losses(objective, theta, buffers, x, y).sum() / total
+
+        yield from source.parts(objective, _CHUNK, share)
+
+    return Query("mean_loss", parts, added=True, data=data)
 
 
-def mean_losses(parts: Sequence[Any]) -> Query:
-    """The mean loss over each of several data sets, without the penalty: one query each, retraced together."""
-    sources = [_Source(data) for data in parts]
+def mean_losses(data_sets: Sequence[Any]) -> Query:
+    """The mean loss over each of several data sets, without the penalty.
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
+    One query each, retraced together.
+    """
+    sources = [_Source(data) for data in data_sets]
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        def mean(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            return _losses(objective, theta, buffers, x, y).mean().reshape(1)
+
         for source in sources:
-            x, y = (whole := source.on(objective))[np.arange(len(whole))]
-            yield (
-                len(whole),
-                lambda theta, buffers, x=x, y=y: (
-                    _losses(objective, theta, buffers, x, y).mean().reshape(1)
-                ),
-            )
+            yield from source.parts(objective, len(source.instances(objective)), mean)
 
-    return Query("mean_losses", pieces, added=False)
+    return Query("mean_losses", parts, added=False)
 
 
 def error_rate(data: Any) -> Query:
-    """The share of `data` that the model's largest output gets wrong. To be evaluated; its derivative is 0."""
+    """The share of a data set that the model's largest output gets wrong.
+
+    To be evaluated: its derivative is 0.
+    """
     source = _Source(data)
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
-        total = len(source.on(objective))
-        for x, y, size in source.chunks(objective, _CHUNK):
-            yield (
-                size,
-                lambda theta, buffers, x=x, y=y: (
-                    (objective.predict(theta, buffers, x).argmax(-1) != y).double().sum() / total
-                ),
-            )
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        total = len(source.instances(objective))
 
-    return Query("error_rate", pieces, added=True, data=data)
+        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            wrong = objective.predict(theta, buffers, x).argmax(-1) != y
+            return wrong.double().sum() / total
+
+        yield from source.parts(objective, _CHUNK, share)
+
+    return Query("error_rate", parts, added=True, data=data)
 
 
 def losses(data: Any) -> Query:
-    """One query per instance of `data`: its loss, without the penalty."""
+    """One query per instance of a data set: its loss, without the penalty.
+
+    Arguments:
+        data: a map-style data set of (x, y), or a pair of tensors (X, Y).
+
+    Returns:
+        A query of as many values as there are instances.
+    """
     source = _Source(data)
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
-        for x, y, size in source.chunks(objective, _ROWS):
-            yield size, lambda theta, buffers, x=x, y=y: _losses(objective, theta, buffers, x, y)
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            return _losses(objective, theta, buffers, x, y)
 
-    return Query("losses", pieces, added=False, data=data)
+        yield from source.parts(objective, _ROWS, each)
+
+    return Query("losses", parts, added=False, data=data)
 
 
 def outputs(data: Any, index: int | None = None) -> Query:
-    """The model's outputs on the inputs of `data`: all of them, or only output number `index` of each instance.
+    """The model's outputs on the inputs of a data set.
 
-    `data` may be a tensor of inputs alone. The queries are ordered by instance, then by output.
+    Arguments:
+        data: a data set, a pair of tensors (X, Y), or a tensor of inputs alone.
+        index: only output number `index` of each instance.
+
+    Returns:
+        A query of one value per instance and output, by instance, then by output.
     """
     source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
-        for x, _, size in source.chunks(objective, _ROWS):
-            yield (
-                size,
-                lambda theta, buffers, x=x: _selected(objective.predict(theta, buffers, x), index),
-            )
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            return _select(objective.predict(theta, buffers, x), index)
 
-    return Query(
-        "outputs" if index is None else f"outputs[{index}]", pieces, added=False, data=source.data
-    )
+        yield from source.parts(objective, _ROWS, each)
+
+    name = "outputs" if index is None else f"outputs[{index}]"
+    return Query(name, parts, added=False, data=source.data)
 
 
 def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
-    """Any differentiable function of the model: fn(params, buffers) -> scalar or vector, with dicts of name -> tensor."""
+    """Any differentiable function of the model.
 
-    def pieces(objective: Objective) -> Iterator[Piece]:
-        constants, own_buffers = (
-            objective.layout.constants(objective.model),
-            dict(objective.model.named_buffers()),
-        )
+        dross.query(lambda params, buffers: sum(p.square().sum() for p in params.values()))
+
+    Arguments:
+        fn: fn(params, buffers) -> a scalar or a vector, given dicts of name -> tensor.
+
+    Returns:
+        A query of as many values as fn returns.
+    """
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        constants = objective.layout.constants(objective.model)
+        own_buffers = dict(objective.model.named_buffers())
         frozen = {name: t for name, t in constants.items() if name not in own_buffers}
         fixed = {name: t for name, t in constants.items() if name in own_buffers}
-        yield (
-            1,
-            lambda theta, buffers: fn(
-                {**objective.layout.unflatten(theta), **frozen}, {**fixed, **buffers}
-            ),
-        )
 
-    return Query(getattr(fn, "__name__", "query"), pieces, added=False)
+        def ask(theta: Tensor, buffers: Buffers) -> Tensor:
+            params = {**objective.layout.unflatten(theta), **frozen}
+            return fn(params, {**fixed, **buffers})
+
+        yield 1, ask
+
+    return Query(getattr(fn, "__name__", "query"), parts, added=False)
 
 
 def as_query(given: Any) -> Query:
+    """The query itself, or an error that says how to make one."""
     if not isinstance(given, Query):
         raise BadInput(
             "A query is built with dross.mean_loss, dross.losses, dross.outputs or dross.query(fn)."
@@ -231,69 +281,53 @@ class _Source:
         self.data = data
         self.read: dict[tuple[torch.device, torch.dtype], Instances] = {}
 
-    def on(self, objective: Objective) -> Instances:
+    def instances(self, objective: Objective) -> Instances:
         parameter = next(p for p in objective.model.parameters())
         key = (parameter.device, parameter.dtype)
         if key not in self.read:
             self.read[key] = Instances(self.data, *key)
         return self.read[key]
 
-    def chunks(self, objective: Objective, size: int) -> Iterator[tuple[Any, Any, int]]:
-        instances = self.on(objective)
+    def parts(
+        self, objective: Objective, size: int, fn: Callable[[Tensor, Buffers, Any, Any], Tensor]
+    ) -> Iterator[QueryPart]:
+        """fn(theta, buffers, x, y) over chunks of the data."""
+        instances = self.instances(objective)
         for start in range(0, len(instances), size):
             ids = np.arange(start, min(start + size, len(instances)))
-            yield *instances[ids], len(ids)
+            x, y = instances[ids]
+            yield len(ids), lambda theta, buffers, x=x, y=y: fn(theta, buffers, x, y)
 
 
-def _losses(
-    objective: Objective, theta: Tensor, buffers: dict[str, Tensor], x: Any, y: Any
-) -> Tensor:
+def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
     if not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss_name)
     return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
 
 
-def _selected(outputs: Tensor, index: int | None) -> Tensor:
+def _select(outputs: Tensor, index: int | None) -> Tensor:
     if index is None:
         return outputs.reshape(-1)
     if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
         raise BadInput(
-            f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number {index}."
+            f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number "
+            f"{index}."
         )
     return outputs[:, index].reshape(-1)
 
 
-def _nth(states: State, k: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _nth(states: State, k: int) -> tuple[Tensor, Buffers]:
     return states.theta[k], {name: b[k] for name, b in states.buffers.items()}
 
 
-def _gathered(values: list[Tensor], added: bool) -> Tensor:
+def _combine(values: list[Tensor], added: bool) -> Tensor:
     if added:
         return torch.stack(values).sum(0)
     return values[0] if len(values) == 1 else torch.cat(values)
 
 
-def _rows(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """d value_q / d input for every q: [[Q, *input.shape], ...]. One backward pass per row, many rows at once."""
-    if not value.requires_grad:
-        return [torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device) for i in inputs]
-    if len(value) == 1:
-        rows = torch.autograd.grad(value.sum(), inputs, allow_unused=True)
-        rows = [None if row is None else row[None] for row in rows]
-    else:
-        eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
-        try:
-            rows = torch.autograd.grad(
-                value, inputs, eye, is_grads_batched=True, retain_graph=True, allow_unused=True
-            )
-        except RuntimeError:  # an operator without a batching rule
-            one_by_one = [
-                torch.autograd.grad(value[q], inputs, retain_graph=True, allow_unused=True)
-                for q in range(len(value))
-            ]
-            rows = [
-                None if column[0] is None else torch.stack(column) for column in zip(*one_by_one)
-            ]
-    empty = lambda i: torch.zeros(len(value), *i.shape, dtype=i.dtype, device=i.device)
-    return [empty(i) if row is None else row.detach() for row, i in zip(rows, inputs)]
+def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """d value_q / d input for every q: [[Q, *input.shape], ...]."""
+    eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
+    return batched_vjp([value], inputs, [eye], rows_at_once=len(value))

@@ -12,19 +12,22 @@ import torch
 from ..data.batch import Augment
 from ..errors import BadInput, DrossWarning
 from ..replay.recording import Recording
+from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..tape.reader import Tape
-from .counterfactual import Counterfactual, counterfactual, leave_one_out
+from ..tape.storage import is_url
+from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
 from .query import Query, as_query
 from .retrace import retrace
 from .scores import Scores
+from .seed_sketch import same_question, sketch
 from .verification import Verification, choose, compare
 
 
 @dataclass(frozen=True)
 class Run:
-    """Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`."""
+    """A recorded run. Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`."""
 
     recording: Recording
     progress: bool = True
@@ -40,16 +43,29 @@ class Run:
         *,
         progress: bool = True,
     ) -> "Run":
-        """A run recorded earlier, perhaps by another process. The model's own weights do not matter; frozen ones must be there.
+        """Open a run that was recorded earlier, perhaps by another process.
 
-        tape: its folder, or a URL of a copy in object storage ("s3://bucket/run"), from which only what is needed is fetched.
+        Arguments:
+            tape: its folder, or the URL of a copy in object storage ("s3://bucket/run"), from which
+                only what is needed is fetched.
+            model: the model as it was built. Its own weights do not matter; frozen ones must be
+                there.
+            train_set: the data set that it was trained on.
+            loss: the loss, by name or as the function that it was.
+            penalty: the penalty, where there was one.
+            augment: the augmentation, where there was one.
+            progress: show bars for what takes long.
+
+        Raises:
+            TapeError: where there is no tape, or it is damaged, or belongs to another model, data
+                set or loss.
         """
         recording = Recording.open(tape, model, train_set, loss, penalty, augment)
         opened = recording.tape
         if not opened.complete:
             warnings.warn(
-                f"The tape at {tape} is not complete: it holds {_so_far(opened)}. Scores are of the model at that point; "
-                "continue the run with resume=True.",
+                f"The tape at {tape} is not complete: it holds {_describe_length(opened)}. Scores "
+                "are of the model at that point; continue the run with resume=True.",
                 DrossWarning,
                 stacklevel=2,
             )
@@ -67,6 +83,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
+        """Whether the recording went to its end."""
         return self.recording.tape.complete
 
     def __len__(self) -> int:
@@ -74,21 +91,27 @@ class Run:
 
     def __repr__(self) -> str:
         made = self.recording.tape.manifest
-        what = (
-            f"{made['model']['class']} with {made['optimizer']['name']} on {len(self):,} instances"
-        )
-        return f"<Run of {what}: {_so_far(self.recording.tape)}>"
+        names = f"{made['model']['class']} with {made['optimizer']['name']}"
+        length = _describe_length(self.recording.tape)
+        return f"<Run of {names} on {len(self):,} instances: {length}>"
 
     def evaluate(self, query: Query, *, at: int | None = None) -> np.ndarray:
-        """The query's value at the trained model, or at the model after `at` steps."""
+        """The query's value at the trained model.
+
+        Arguments:
+            query: made by dross.mean_loss, losses, outputs or query.
+            at: ask the model after that many steps instead of the last.
+
+        Returns:
+            float64 [], or [Q] for a query of Q values.
+        """
         state = self.recording.state_at(self.steps if at is None else at)
         return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
 
     def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
-        """The parameters after the last step, or after `at` steps."""
-        return self.recording.objective.layout.unflatten(
-            self.recording.state_at(self.steps if at is None else at).theta
-        )
+        """The parameters after the last step, or after `at` steps, by name."""
+        state = self.recording.state_at(self.steps if at is None else at)
+        return self.recording.objective.layout.unflatten(state.theta)
 
     def influence(
         self,
@@ -96,29 +119,62 @@ class Run:
         *,
         epochs: int | None = None,
         at: int | None = None,
-        resume: str | os.PathLike | None = None,
+        resume: str | os.PathLike | bool | None = None,
         group: Any = None,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
-        epochs: retrace only the last so many. at: ask the model after that many steps instead of the last.
-        resume: a folder (the tape's own will do) in which the progress is kept every half minute. The same call after a crash goes on
-        from there and gives the same bits; the file is removed when the scores are there.
-        group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of them makes this call and gets the scores.
+            scores = run.influence(dross.mean_loss((X_val, y_val)))
+            scores.most_harmful(10)
+
+        Arguments:
+            query: made by dross.mean_loss, losses, outputs or query.
+            epochs: retrace only the last so many.
+            at: ask the model after that many steps instead of the last.
+            resume: where progress is kept every half minute: a folder, or True for the tape's own.
+                The same call after a crash goes on from there and gives the same bits; the file is
+                removed when the scores are there.
+            group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
+                them makes this call and gets the scores.
+
+        Returns:
+            Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
+
+        Raises:
+            NotFinite: where the run magnifies every change without limit.
+            TapeError: where the tape is damaged, or the model or the data have changed.
         """
-        asked = as_query(query)
         return retrace(
             self.recording,
-            asked,
+            as_query(query),
             epochs=epochs,
             at=at,
-            resume=resume,
+            resume=self._progress_folder(resume),
             group=group,
             progress=self.progress,
         )
 
+    def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
+        if resume is None or resume is False:
+            return None
+        if resume is not True:
+            return Path(resume)
+        if is_url(self.tape):
+            raise BadInput(
+                f"resume=True keeps progress beside the tape, and {self.tape} can only be read. "
+                "Give a folder: resume='folder'."
+            )
+        return Path(self.tape)
+
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
-        """The SGD-influence itself: the estimated theta_-j - theta, per parameter, for the given instances."""
+        """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
+
+        Arguments:
+            instances: the ids of J instances.
+
+        Returns:
+            A mapping from each parameter's name to [J, *shape].
+        """
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
     def counterfactual(
@@ -130,24 +186,26 @@ class Run:
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> Counterfactual:
-        """Train again with each group of ids absent. epochs: only the last so many are run without them.
+        """Train again with each group of instances absent.
 
-        absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from the batch and from
-        BatchNorm's statistics as well; what training on the cleansed data does).
+        Arguments:
+            groups: a list with one list of ids per run.
+            absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from
+                the batch and from BatchNorm's statistics as well; what training on the cleansed
+                data does).
+            epochs: only the last so many are run without them.
+            n_jobs: spreads the runs over processes, as does a joblib.parallel_config around the
+                call, over a cluster as well. Every worker opens the tape.
+            folder: keep what is done there, and go on from it when the same call is given again.
 
-        n_jobs, or a joblib.parallel_config around the call, spreads the runs over processes or a cluster; every worker opens the
-        tape. folder: keep what is done there, and go on from it when the same call is given again.
+        Raises:
+            BadInput: where groups are empty or name instances that do not exist.
+            NotFinite: where a run without its group diverges.
         """
-        window = self._window(epochs, self.steps)
-        return counterfactual(
-            self.recording,
-            groups,
-            window=window,
-            absent=absent,
-            progress=self.progress,
-            n_jobs=n_jobs,
-            folder=folder,
-        )
+        window = choose_window(self.recording.tape, epochs=epochs)
+        how = HowToRun(self.progress, n_jobs, folder)
+        steps = (window.first, window.stop)
+        return counterfactual(self.recording, groups, steps, absent, how)
 
     def leave_one_out(
         self,
@@ -160,47 +218,71 @@ class Run:
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> np.ndarray:
-        """The true change of the query without each instance (all of them by default): float64 [K], or [Q, K].
+        """The true change of the query without each instance.
 
-        n_jobs and folder as for `counterfactual`.
+        Arguments:
+            query: made by dross.mean_loss, losses, outputs or query.
+            instances: the ids of K instances; all of them by default.
+            at: ask the model after that many steps instead of the last.
+            absent, epochs, n_jobs, folder: as for `counterfactual`.
+
+        Returns:
+            float64 [K], or [Q, K] for a query of Q values.
         """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
-        window = self._window(epochs, self.recording.checked_end(at))
-        return leave_one_out(
-            self.recording,
-            as_query(query),
-            ids,
-            window=window,
-            absent=absent,
-            progress=self.progress,
-            n_jobs=n_jobs,
-            folder=folder,
-        )
+        window = choose_window(self.recording.tape, epochs=epochs, at=at)
+        how = HowToRun(self.progress, n_jobs, folder)
+        steps = (window.first, window.stop)
+        return leave_one_out(self.recording, as_query(query), ids, steps, absent, how)
 
     def verify(
         self, scores: Scores, query: Query, instances: Any = None, n: int = 64
     ) -> Verification:
-        """Check scores against real counterfactual runs: of `instances`, or of the extremes and a random sample, n in all."""
+        """Check scores against real counterfactual runs.
+
+        Arguments:
+            scores: of this run.
+            query: the query that they were computed for.
+            instances: the ids to check; by default the extremes and a random sample.
+            n: how many, where `instances` are not given.
+
+        Raises:
+            BadInput: where the scores are of another query or another run.
+        """
         if not isinstance(scores, Scores):
             raise BadInput(
-                f"verify takes the Scores of this run and the query they are of, not a {type(scores).__name__}."
-            )
-        if scores.query != as_query(query).name:
-            raise BadInput(
-                f"These are the scores of {scores.query}, not of {query.name}: pass the query they were computed for."
+                "verify takes the Scores of this run and the query they are of, not a "
+                f"{type(scores).__name__}."
             )
         if len(scores) != len(self):
             raise BadInput(
                 f"These are the scores of {len(scores)} instances; the run has {len(self)}."
             )
+        self._check_same_question(scores, as_query(query))
         ids = choose(scores, n) if instances is None else self._ids(instances)
-        epochs = self.recording.epochs_before(scores.at, None)[1] - scores.first_epoch + 1
+        whole = choose_window(self.recording.tape, at=scores.at)
+        epochs = whole.newest - scores.first_epoch + 1
         actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at)
         if actual.shape != scores.values[..., ids].shape:
             raise BadInput(
-                f"The query has {actual.shape[:-1]} values and the scores {scores.values.shape[:-1]}: they belong to other data."
+                f"The query has {actual.shape[:-1]} values and the scores "
+                f"{scores.values.shape[:-1]}: they belong to other data."
             )
         return compare(ids, scores.values[..., ids], actual)
+
+    def _check_same_question(self, scores: Scores, query: Query) -> None:
+        """By the derivative, which is what was asked; by the name where scores have no sketch."""
+        if scores.seed_sketch is None:
+            same = scores.query == query.name
+        else:
+            state = self.recording.state_at(scores.at)
+            seed, _ = query.seed(self.recording.objective, state)
+            same = same_question(scores.seed_sketch, sketch(seed))
+        if not same:
+            raise BadInput(
+                f"These are the scores of {scores.query}, and this {query.name} asks something "
+                "else of the model: pass the query they were computed for, on the same data."
+            )
 
     def _ids(self, instances: Any) -> np.ndarray:
         ids = self.recording.instances.check(instances)
@@ -208,16 +290,10 @@ class Run:
             raise BadInput("Pass at least one instance id.")
         return ids
 
-    def _window(self, epochs: int | None, stop: int) -> tuple[int, int]:
-        oldest, _ = self.recording.epochs_before(stop, epochs)
-        return (self.recording.start_of(oldest), stop)
 
-
-def _so_far(tape: Tape) -> str:
+def _describe_length(tape: Tape) -> str:
     planned = tape.manifest["planned"]
     kept = "" if tape.first == 0 else f", of which the tape keeps those from {tape.first} on"
-    return (
-        f"{tape.steps:,} steps{kept}"
-        if planned in (None, tape.steps)
-        else f"{tape.steps:,} of {planned:,} planned steps{kept}"
-    )
+    if planned in (None, tape.steps):
+        return f"{tape.steps:,} steps{kept}"
+    return f"{tape.steps:,} of {planned:,} planned steps{kept}"

@@ -29,9 +29,8 @@ class Scores:
     first_epoch: int = 0  # the epoch that by_epoch begins with
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True
-    details: dict[str, Any] = field(
-        default_factory=dict
-    )  # what an estimator has to say about itself
+    details: dict[str, Any] = field(default_factory=dict)  # what an estimator says of itself
+    seed_sketch: list[float] | None = None  # of what was asked (seed_sketch.py), where it is known
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
@@ -76,6 +75,7 @@ class Scores:
             self.at,
             self.hessian,
             self.details,
+            self.seed_sketch,
         )
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -173,7 +173,7 @@ class Scores:
     def _about(self) -> dict[str, Any]:
         kept = {
             name: getattr(self, name)
-            for name in ("query", "first_epoch", "at", "hessian", "details")
+            for name in ("query", "first_epoch", "at", "hessian", "details", "seed_sketch")
         }
         return kept | {"shape": list(self.by_epoch.shape)}
 
@@ -194,6 +194,7 @@ def _restored(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
         about["at"],
         about["hessian"],
         about["details"],
+        about.get("seed_sketch"),
     )
 
 

@@ -13,33 +13,36 @@ from typing import Any
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from ..data.batch import MicroBatch
 from ..errors import NotSupported
-from ..parallel.ranks import ALONE, Ranks
-from ..step.layout import State
+from ..parallel.ranks import RankReducer
+from ..parallel.reducer import ALONE, Reducer
 from ..step.objective import Objective
-from ..step.step import Micro, Step
+from ..step.state import State
+from ..step.step import Step
 
 
-def parallel(model: Any) -> DistributedDataParallel | None:
+def find_ddp(model: Any) -> DistributedDataParallel | None:
     """The DistributedDataParallel around a model, if there is one, compiled or not."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
 
 
-def ranks_of(model: Any) -> Ranks:
-    """The ranks that train this model together. Each of them has batches of its own: none is cut, all are dealt out already."""
-    wrapper = parallel(model)
+def ranks_of(model: Any) -> Reducer:
+    """The ranks that train this model together. Each of them has batches of its own."""
+    wrapper = find_ddp(model)
     if wrapper is None:
         return ALONE
-    return Ranks.of(wrapper.process_group, next(wrapper.parameters()).device)
+    return RankReducer(wrapper.process_group, next(wrapper.parameters()).device)
 
 
-def bare(model: Any) -> Any:
-    wrapper = parallel(model)
+def bare_module(model: Any) -> Any:
+    """The module inside DistributedDataParallel, or the model itself."""
+    wrapper = find_ddp(model)
     return model if wrapper is None else wrapper.module
 
 
-def check_recordable(objective: Objective, ranks: Ranks) -> None:
+def check_recordable(objective: Objective, ranks: Reducer) -> None:
     if ranks.size > 1 and objective.layout.moving:
         raise NotSupported(
             f"BatchNorm under DistributedDataParallel has statistics of its own on each rank ('{objective.layout.moving[0]}'), and "
@@ -49,23 +52,23 @@ def check_recordable(objective: Objective, ranks: Ranks) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class SharedStep:
     """What the ranks told each other of a step."""
 
-    micros: tuple[Micro, ...]  # of all ranks
+    micros: tuple[MicroBatch, ...]  # of all ranks
     opens_segment: bool
 
 
-def place(k: int, ranks: Ranks) -> int:
+def place_among_ranks(k: int, ranks: Reducer) -> int:
     """Where this rank's k-th micro-batch of a step stands among all of them; its random numbers follow from that."""
     return k * ranks.size + ranks.rank
 
 
-def tell(ranks: Ranks, micros: list[Micro], opens_segment: bool) -> Told:
+def share_step(ranks: Reducer, micros: list[MicroBatch], opens_segment: bool) -> SharedStep:
     """Every rank's micro-batches, in their places, as the mean over the ranks counts them."""
     if ranks.size == 1:
-        return Told(tuple(micros), opens_segment)
-    heard = ranks.all(
+        return SharedStep(tuple(micros), opens_segment)
+    heard = ranks.gather(
         ([(micro.ids, micro.weights / ranks.size) for micro in micros], opens_segment)
     )
     counts = [len(own) for own, _ in heard]
@@ -73,8 +76,8 @@ def tell(ranks: Ranks, micros: list[Micro], opens_segment: bool) -> Told:
         raise NotSupported(
             f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let each have as many."
         )
-    merged = (Micro(*own[k]) for k in range(counts[0]) for own, _ in heard)
-    return Told(tuple(merged), heard[0][1])
+    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in heard)
+    return SharedStep(tuple(merged), heard[0][1])
 
 
 def after_averaging(action: Callable[[], None]) -> None:

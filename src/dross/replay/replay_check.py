@@ -7,57 +7,64 @@ from torch import Tensor
 
 from ..errors import TapeMismatch
 from ..execution.streams import HostCopy, side_stream
-from ..step.layout import State
+from ..step.state import State
+from ..support.closeness import ROUNDING, is_close, size
 from ..tape.reader import Tape
 
 
-def check_same(arrived: State, recorded: State, t: int, tape: Tape) -> None:
-    comparison(arrived, lambda: recorded, t, tape)()
+def check_same(reached: State, recorded: State, t: int, tape: Tape) -> None:
+    """Refuse a replay that reached another state after t steps than the recorded one."""
+    check_later(reached, lambda: recorded, t, tape)()
 
 
-def comparison(
-    arrived: State, recorded: Callable[[], State], t: int, tape: Tape
+def check_later(
+    reached: State, recorded: Callable[[], State], t: int, tape: Tape
 ) -> Callable[[], None]:
-    """The check that a replay is where it should be. On a GPU it is the caller's to make, when there is something else to compute meanwhile."""
-    sent, device = HostCopy(arrived.tensors()), arrived.theta.device
+    """The check, as a function for the caller to call.
+
+    On a GPU that is done when there is something else to compute meanwhile. On a CPU it is done
+    here, and there is nothing left to do.
+    """
+    copy, device = HostCopy(reached.tensors()), reached.theta.device
 
     def check() -> None:
         with side_stream(device):
-            _compare(sent.wait(), recorded().map(lambda t: t.cpu()).tensors(), device, t, tape)
+            expected = recorded().map(lambda t: t.cpu()).tensors()
+            _compare(copy.wait(), expected, device, t, tape)
 
-    if device.type != "cuda":
-        check()
-        return nothing
-    return check
+    if device.type == "cuda":
+        return check
+    check()
+    return do_nothing
 
 
-def nothing() -> None:
-    """There is nothing to check, or it has been."""
+def do_nothing() -> None:
+    """The check of what needs none, or has been checked."""
 
 
 def _compare(
-    arrived: dict[str, Tensor],
+    reached: dict[str, Tensor],
     recorded: dict[str, Tensor],
     device: torch.device,
     t: int,
     tape: Tape,
 ) -> None:
-    """Tolerates rounding (another loop's optimizer adds up in another order), and nothing else."""
+    """Tolerates rounding (another loop's optimizer adds in another order), and nothing else."""
     for name, value in recorded.items():
-        own = arrived[name]
+        own = reached[name]
         if torch.equal(own, value):
             continue
         if not value.is_floating_point():
             raise TapeMismatch(
                 f"Step {t - 1} replayed to another {name}: the tape is of another model or data set."
             )
-        tolerance = torch.finfo(value.dtype).eps ** 0.5
-        difference, scale = float((own - value).abs().max()), float(value.abs().max())
-        if not difference <= tolerance * max(scale, torch.finfo(value.dtype).tiny):
-            made = tape.manifest
+        scale = size(value, ROUNDING)
+        if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):
+            made, difference = tape.manifest, size(own - value, ROUNDING)
             raise TapeMismatch(
-                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} of {scale:.1e}). The run was "
-                f"recorded on {made['device']} with torch {made['torch']}; this is {device} with torch "
-                f"{torch.__version__}. Retrace it there, and pass the loss, the penalty and the data it was trained with; a loop of your "
-                "own must not change the model between steps."
+                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
+                f"of {scale:.1e}). The run was recorded on {made['device']} with torch "
+                f"{made['torch']}; this is {device} with torch {torch.__version__}. Retrace it "
+                "there, and pass the loss, the penalty and the data it was trained with; a loop of "
+                "your own must not change the model between steps."
             )

@@ -1,95 +1,171 @@
 """Take a training step, or several.
 
-Training is the first replay: `dross.train` folds `take_step` over its batches, and everything later folds the same function
-over the tape, so a run and its replay differ in nothing.
+Training is the first replay: `dross.train` folds `take_step` over its batches, and everything later
+folds the same function over the tape, so a run and its replay differ in nothing.
+
+On a GPU a step of a small network is over before Python has asked for the next one. Steps that are
+alike in everything but their instances (as many of them, the same rate) are therefore captured
+many at a time and launched at once. What is computed is what one step after the other computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ..data.batch import AnyBatch, LazyBatch, LazyBatches
-from ..parallel.ranks import ALONE, Ranks
-from ..step.layout import State
-from ..step.objective import Objective
+from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
+from ..execution.executor import Executor
+from ..parallel.reducer import ALONE, Reducer
 from ..step.optimizers import Optimizer
+from ..step.state import State
 from ..step.step import Step, advance
-from . import several_steps
+from ..step.update_rules import SGD
+
+STEPS_AT_ONCE = 16
+_MAX_PARAMETERS = 1 << 22  # the steps of a larger network keep a GPU busy one by one
+
+Buffers = dict[str, Tensor]
+Item = TypeVar("Item")
+
+
+def sum_over_batches(
+    batches: Iterable[Item],
+    buffers: Buffers,
+    compute: Callable[[Item, Buffers], tuple[Tensor, Buffers]],
+    like: Tensor,
+) -> tuple[Tensor, Buffers]:
+    """The sum of what each micro-batch of a step gives; each starts from the last one's buffers.
+
+    Arguments:
+        batches: the micro-batches, or this rank's part of them.
+        buffers: what the first one starts from.
+        compute: (batch, buffers) -> (its part of the sum, the buffers that it leaves).
+        like: the shape of the sum where there is no batch.
+    """
+    total: Tensor | None = None
+    for batch in batches:
+        part, buffers = compute(batch, buffers)
+        total = part if total is None else total + part
+    return (torch.zeros_like(like) if total is None else total), buffers
 
 
 def take_step(
-    objective: Objective,
+    executor: Executor,
     optimizer: Optimizer,
     state: State,
     step: Step,
     batches: Sequence[AnyBatch],
     w: list[Tensor] | None = None,
-    ranks: Ranks = ALONE,
+    reducer: Reducer = ALONE,
 ) -> tuple[State, Tensor, list[Tensor]]:
-    """s_{t+1}, the raw gradient and the losses of each micro-batch (where ranks share the work, of this rank's part).
+    """s_{t+1}, the raw gradient [p] and the losses of each micro-batch.
 
-    w: instance weights per micro-batch, all 1 by default."""
-    g, losses, buffers = None, [], state.buffers
-    for k, rows, batch in ranks.share(batches):
-        part, seen, buffers = objective.gradient(
-            state.theta, buffers, batch, None if w is None else w[k][rows]
-        )
-        g = part if g is None else g + part
+    Arguments:
+        executor: computes the gradients.
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        batches: its micro-batches.
+        w: instance weights per micro-batch, all 1 by default.
+        reducer: who shares the work; losses are of this rank's part.
+    """
+    losses: list[Tensor] = []
+
+    def gradient(piece, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        k, rows, batch = piece
+        weights = None if w is None else w[k][rows]
+        g, seen, buffers = executor.gradient(state.theta, buffers, batch, weights)
         losses.append(seen)
-    (g,) = ranks.total(torch.zeros_like(state.theta) if g is None else g)
+        return g, buffers
+
+    g, buffers = sum_over_batches(reducer.share(batches), state.buffers, gradient, state.theta)
+    (g,) = reducer.sum(g)
     return advance(optimizer, state, step, g, buffers), g, losses
 
 
 def take_steps(
-    objective: Objective,
+    executor: Executor,
     optimizer: Optimizer,
     state: State,
     steps: Sequence[Step],
-    feeds: Sequence[list[LazyBatch]],
+    batches: Sequence[list[LazyBatch]],
 ) -> list[State]:
     """The state after each of these steps. On a GPU several of them may be one pass."""
     after: list[State] = []
-    for part in several_steps.cut("training steps", objective, optimizer, state, steps, feeds):
-        if part.stop - part.start == 1:
-            after.append(
-                take_step(objective, optimizer, state, steps[part.start], feeds[part.start])[0]
-            )
+    for part in group_steps("training steps", executor, optimizer, state, steps, batches):
+        k = part.start
+        if part.stop - k == 1:
+            after.append(take_step(executor, optimizer, state, steps[k], batches[k])[0])
         else:
-            after += _together(
-                objective,
-                optimizer,
-                state,
-                steps[part.start],
-                LazyBatches(tuple(b for (b,) in feeds[part])),
-            )
+            alike = LazyBatches(tuple(only for (only,) in batches[part]))
+            after += _take_together(executor, optimizer, state, steps[k], alike)
         state = after[-1]
     return after
 
 
-def _together(
-    objective: Objective, optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
+def _take_together(
+    executor: Executor, optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
 ) -> list[State]:
-    def taken(
+    def take(
         each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes
     ) -> tuple[Tensor, dict, dict]:
         now, states = State(theta, slots, buffers, state.clock), []
         for batch in each:
-            now, _, _ = take_step(objective, optimizer, now, step, [batch])
+            now, _, _ = take_step(executor, optimizer, now, step, [batch])
             states.append(now)
-        all_of_them = State.stacked(states)
-        return all_of_them.theta, all_of_them.slots, all_of_them.buffers
+        stacked = State.stack(states)
+        return stacked.theta, stacked.slots, stacked.buffers
 
-    # the numbers are captured as they are: among the arguments, they tell this graph from those of other rates
-    found = objective.graphs.run(
-        "training steps",
-        taken,
-        batches,
-        state.theta,
-        state.slots,
-        state.buffers,
-        step.numbers.tobytes(),
-    )
+    # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
+    given = (state.theta, state.slots, state.buffers, step.numbers.tobytes())
+    theta, slots, buffers = executor.run("training steps", take, batches, *given)
     clock = tuple({"step": one["step"] + 1} for one in state.clock)
-    theta, slots, buffers = found
-    return several_steps.apart(State(theta, slots, buffers, clock), len(batches.batches))
+    return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
+
+
+# --- steps that are alike -----------------------------------------------------------------------------
+
+
+def group_steps(
+    name: str,
+    executor: Executor,
+    optimizer: Optimizer,
+    start: State,
+    steps: Sequence[Step],
+    batches: Sequence[list[LazyBatch]],
+) -> list[slice]:
+    """These steps, of which the first begins at `start`, in parts of STEPS_AT_ONCE steps or one.
+
+    name: of the pass that takes several of them.
+    """
+    possible = (
+        executor.captures(name, start.theta)
+        and start.theta.numel() <= _MAX_PARAMETERS
+        and len(optimizer.group_sizes) == 1
+        and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
+    )
+    kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
+    if kinds and start.clock and start.clock[0]["step"] == 0:
+        kinds[0] = None  # the first step of momentum is another formula
+    parts, at = [], 0
+    while at < len(steps):
+        row = kinds[at : at + STEPS_AT_ONCE]
+        alike = len(row) == STEPS_AT_ONCE and row[0] is not None and len(set(row)) == 1
+        parts.append(slice(at, at + (STEPS_AT_ONCE if alike else 1)))
+        at = parts[-1].stop
+    return parts
+
+
+def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
+    """Steps of the same kind may be captured together. None: a step for itself."""
+    if len(batches) != 1 or step.clip is not None or not batches[0].source.capturable:
+        return None
+    return len(batches[0].ids), step.numbers.tobytes()
+
+
+def unstack_steps(stacked: State, count: int) -> list[State]:
+    """Each step's state, its clock one further than the one before."""
+    clocks = [tuple({"step": one["step"] + k} for one in stacked.clock) for k in range(count)]
+    return [replace(stacked.map(lambda t, k=k: t[k]), clock=clocks[k]) for k in range(count)]

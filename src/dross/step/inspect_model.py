@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..autodiff import batchnorm
-from ..autodiff.functional import called
-from ..autodiff.precision import computing
+from ..autodiff.batchnorm import statistics_of
+from ..autodiff.functional import call_model
+from ..autodiff.precision import use_arithmetic
 from ..data.batch import Batch
 from ..data.seeds import global_generators, seeded
 from ..errors import BadInput, NotSupported, first_line
@@ -117,7 +117,7 @@ def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     )
     try:
         with objective.training():
-            objective._pull_reverse(theta, buffers, batch, random_direction(theta), {}, True)
+            objective.pull_reverse(theta, buffers, batch, random_direction(theta), {})
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -155,11 +155,11 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
     device = next(iter(parameters.values())).device
     named = {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
     given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
-    with seeded(device, 0), computing(model), torch.enable_grad():
+    with seeded(device, 0), use_arithmetic(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
         try:
-            outputs = called(model, named, given)
+            outputs = call_model(model, named, given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadInput(f"The model does not take the training inputs: {error}") from error
         stochastic = any(
@@ -188,17 +188,12 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
             ).penalty_at(parameters)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
     moved = {name for name, buffer in model.named_buffers() if not torch.equal(named[name], buffer)}
-    strangers = moved - batchnorm.statistics_of(model)
+    strangers = moved - set(statistics_of(model))
     if strangers:
         raise NotSupported(
             f"The forward pass changes the buffer '{sorted(strangers)[0]}'. dross knows BatchNorm's running statistics and no "
             "other moving buffer yet."
         )
-    # a statistic may by chance not have moved in this batch; the layer's three always move together
-    moving = [
-        f"{name}.{k}" if name else k
-        for name, layer in batchnorm.tracking(model).items()
-        if layer.training
-        for k in ("running_mean", "running_var", "num_batches_tracked")
-    ]
+    # a statistic may by chance not have moved in this batch; a layer's three move together
+    moving = statistics_of(model, training=True)
     return {name for name, g in zip(parameters, grads) if g is not None}, moving, stochastic

@@ -6,54 +6,14 @@ the forward pass moves (BatchNorm's statistics) keep their names. Everything els
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import TapeMismatch
-
-
-@dataclass(frozen=True)
-class State:
-    """s_t: what one training step turns into the next. Every tensor may carry a leading axis of K models."""
-
-    theta: Tensor  # [p]
-    slots: dict[str, Tensor] = field(default_factory=dict)  # the optimizer's memory, each [p]
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # what the forward pass moves, by name
-    clock: tuple[
-        dict[str, float], ...
-    ] = ()  # the optimizer's counters, one dict per parameter group
-
-    def tensors(self) -> dict[str, Tensor]:
-        named = {"theta": self.theta}
-        named |= {f"slot.{name}": slot for name, slot in self.slots.items()}
-        return named | {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
-
-    @staticmethod
-    def from_tensors(named: dict[str, Tensor], clock: tuple[dict[str, float], ...]) -> "State":
-        slots = {name[5:]: t for name, t in named.items() if name.startswith("slot.")}
-        buffers = {name[7:]: t for name, t in named.items() if name.startswith("buffer.")}
-        return State(named["theta"], slots, buffers, clock)
-
-    @staticmethod
-    def stacked(states: "Sequence[State]") -> "State":
-        """With a leading axis, of models or of steps, and the first one's clock."""
-        named = [state.tensors() for state in states]
-        return State.from_tensors(
-            {name: torch.stack([one[name] for one in named]) for name in named[0]}, states[0].clock
-        )
-
-    def map(self, change) -> "State":
-        return State.from_tensors(
-            {name: change(t) for name, t in self.tensors().items()}, self.clock
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+from .state import State
 
 
 @dataclass(frozen=True)

@@ -6,46 +6,24 @@
 This file knows the second line; objective.py knows the first.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batch import MicroBatch
 from .clipping import Clip
-from .layout import State
 from .optimizers import Optimizer
+from .state import Derivative, State
 from .update_rules import Table
-
-
-@dataclass(frozen=True)
-class Micro:
-    """One forward pass: which instances, and how much each loss counts in the gradient."""
-
-    ids: np.ndarray  # int64 [B]
-    coefficients: np.ndarray | None = None  # float64 [B]; None: 1/B each
-
-    @property
-    def weights(self) -> np.ndarray:
-        return self._equal if self.coefficients is None else self.coefficients
-
-    @property
-    def _equal(self) -> np.ndarray:
-        return np.full(len(self.ids), 1 / len(self.ids))
-
-    def simplified(self) -> "Micro":
-        """1/B each is what a tape assumes; anything else is kept."""
-        return (
-            Micro(self.ids) if np.allclose(self.weights, self._equal, rtol=1e-7, atol=0) else self
-        )
 
 
 @dataclass(frozen=True)
 class Step:
     """S_t, eta_t and whatever else the step used."""
 
-    micros: tuple[Micro, ...]  # more than one: gradient accumulation
+    micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
     numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
     epoch: int = 0
     clip: Clip | None = None
@@ -53,21 +31,6 @@ class Step:
     @property
     def ids(self) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *(micro.ids for micro in self.micros)])
-
-
-@dataclass(frozen=True)
-class Derivative:
-    """An adjoint (d query / d s) or a tangent (d s / d weight), with the shape of a state and a leading axis [Q]."""
-
-    theta: Tensor  # [Q, p]
-    slots: dict[str, Tensor] = field(default_factory=dict)  # each [Q, p]
-    buffers: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # each [Q, ...]; only those that are floating point
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Derivative":
-        every = lambda named: {name: change(t) for name, t in named.items()}
-        return Derivative(change(self.theta), every(self.slots), every(self.buffers))
 
 
 def advance(

@@ -1,0 +1,167 @@
+"""Batch, layer and group norm in elementary operations, and BatchNorm's running statistics.
+
+torch's own forward rules of the norms take the saved mean and deviation for constants, so the
+derivative of their jvp is silently wrong (torch 2.11 and 2.13). Written out, they are right.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from . import channel_sums
+from .duals import sum_tensors, unpack_dual
+
+Rate = float | Tensor
+
+
+class ElementaryNorms(TorchFunctionMode):
+    """Inside, batch, layer and group norm are written out in elementary operations."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return NORM_RULES.get(func, func)(*args, **(kwargs or {}))
+
+
+class PresentRows(TorchFunctionMode):
+    """Inside, batch norm in training sees the rows where `present` [B] is 1, and no others.
+
+    A weight of 0 takes an instance out of the loss but leaves it in the batch that BatchNorm sees.
+    With this, K runs that each lack other instances can share one vmap.
+    """
+
+    def __init__(self, present: Tensor):
+        super().__init__()
+        self.present = present
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.batch_norm:
+            return _batch_norm_of_present(self.present, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+# --- the formulas ---------------------------------------------------------------------------------
+
+
+def normalize(
+    x: Tensor,
+    across: list[int],
+    eps: float,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shape: list[int],
+) -> Tensor:
+    """(x - mean) / deviation * weight + bias, and its tangent where x, weight or bias have one.
+
+    Both are written with few sums over the batch, which are what a norm costs: factors of the
+    whole batch are multiplied together first.
+    """
+    x, x_dot = unpack_dual(x)
+    (weight, weight_dot), (bias, bias_dot) = (
+        [v if v is None else v.reshape(shape) for v in unpack_dual(t)] for t in (weight, bias)
+    )
+    mean = lambda t: channel_sums.mean(t, across)
+    like = lambda v: channel_sums.like(v, x)
+    centred = x - like(mean(x))
+    scale = torch.rsqrt(mean(centred * centred) + eps)
+    gain = scale if weight is None else scale * weight
+    out, tangents, slopes = centred * like(gain), [], []
+    if x_dot is not None:
+        moved = x_dot - like(mean(x_dot))
+        tangents.append(moved * like(gain))
+        slopes.append(-gain * scale * scale * mean(centred * moved))
+    if weight_dot is not None:
+        slopes.append(scale * weight_dot)
+    tangents += [centred * like(sum_tensors(slopes))] if slopes else []
+    tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
+    out = out if bias is None else out + like(bias)
+    return forward_ad.make_dual(out, sum_tensors(tangents)) if tangents else out
+
+
+def apply_statistics(
+    centred: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Batch norm of what is centred already, with a given variance [C]: centred [B, C, ...]."""
+    shape = [1, -1] + [1] * (centred.dim() - 2)
+    scaled = centred * torch.rsqrt(var + eps).reshape(shape)
+    scaled = scaled if weight is None else scaled * weight.reshape(shape)
+    return scaled if bias is None else scaled + bias.reshape(shape)
+
+
+def update_running(running: Tensor, seen: Tensor, rate: Rate) -> Tensor:
+    """A running statistic after a batch whose own statistic is `seen`."""
+    return (1 - rate) * running + rate * seen
+
+
+# --- the norms of torch.nn.functional -----------------------------------------------------------------
+
+
+def _batch_norm(
+    input,
+    running_mean,
+    running_var,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+):
+    if not training and running_mean is not None:  # linear in its input: torch's rule is right
+        return F.batch_norm(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    return normalize(input, batch_axes(input), eps, weight, bias, shape)
+
+
+def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    across = list(range(-len(normalized_shape), 0))
+    return normalize(input, across, eps, weight, bias, list(normalized_shape))
+
+
+def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
+    grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
+    shape = [num_groups, -1] + [1] * (input.dim() - 2)
+    return normalize(grouped, across, eps, weight, bias, shape).flatten(1, 2)
+
+
+def _batch_norm_of_present(
+    present,
+    input,
+    running_mean,
+    running_var,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+) -> Tensor:
+    if not training:
+        return F.batch_norm(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    across, shape = batch_axes(input), [1, -1] + [1] * (input.dim() - 2)
+    rows = present.reshape([-1] + [1] * (input.dim() - 1))
+    count = present.sum() * (input[0, 0].numel())
+    mean = (input * rows).sum(across) / count
+    centred = input - mean.reshape(shape)
+    var = (centred.square() * rows).sum(across) / count
+    if running_mean is not None:
+        unbiased = var.detach() * (count / (count - 1))
+        running_mean.copy_(update_running(running_mean, mean.detach(), momentum))
+        running_var.copy_(update_running(running_var, unbiased, momentum))
+    return apply_statistics(centred, var, eps, weight, bias)
+
+
+def batch_axes(x: Tensor) -> list[int]:
+    """The axes that batch norm averages over: all but the channels."""
+    return [axis for axis in range(x.dim()) if axis != 1]
+
+
+NORM_RULES: dict[Callable, Callable] = {
+    F.batch_norm: _batch_norm,
+    F.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+}

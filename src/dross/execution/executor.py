@@ -1,0 +1,251 @@
+"""Runs the passes of an objective: the plain mathematics, or quicker ways to the same numbers.
+
+    eager          the functions of step/objective.py as they stand
+    CPU program    the operations of a pass, noted down once and called as straight code
+    CUDA graph     the kernels of a pass, launched at once; with DROSS_COMPILE=1 compiled before
+
+Whoever trains or retraces asks an `Executor` for a gradient or a pull, and it chooses. A way that
+cannot be taken (a model that looks at its values, no memory) is left for the plain one, and the
+numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere, for a debugger.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from ..autodiff.functional import has_hooks
+from ..data.batch import Batch
+from ..data.lazy_batch import AnyBatch, LazyBatches
+from ..errors import BadInput
+from ..step.objective import Buffers, Objective, Pulled
+from . import threads
+from .conv_as_matmul import WIDE, WIDE_FOR_SEVERAL, convolutions
+from .cpu_program import Programs
+from .cuda_graph import Graphs
+from .memory import try_to_fit
+from .pull_plan import PullPlans, count_flops
+
+_KINDS = ("auto", "eager")
+
+
+class Executor:
+    """Runs the passes of one objective."""
+
+    def __init__(self, objective: Objective, *, usual_batch: int | None = None):
+        """usual_batch: the size of a run's batches; passes of other sizes are not compiled."""
+        self.objective = objective
+        self.plans = PullPlans(objective)
+        self.graphs = Graphs(usual_batch)
+        self.programs = Programs()
+        self._mode = ""  # "training" or "evaluating", inside those contexts
+        self._hooked = False  # somebody's hooks want to be called in every pass
+        self._constants: tuple[list[Tensor], list[int]] = ([], [])
+        self._flops_each: float | None = None
+
+    # --- the passes -------------------------------------------------------------------------------
+
+    def gradient(
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """Objective.gradient."""
+        return self._run_pass("training step", self.plain_gradient, batch, 1, theta, buffers, w)
+
+    def plain_gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
+        """Objective.gradient, always as it stands."""
+        with convolutions(batch.c.device, wide=WIDE):
+            return self.objective.gradient(theta, buffers, batch, w)
+
+    def gradients(
+        self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False
+    ) -> tuple[Tensor, Buffers]:
+        """Objective.gradients."""
+        count = len(thetas)
+        return self._run_pass(
+            "step of many models", self.plain_gradients, batch, count, thetas, buffers, w, cut
+        )
+
+    def plain_gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool):
+        """Objective.gradients, always as it stands."""
+        with convolutions(batch.c.device, many=True):
+            return self.objective.gradients(thetas, buffers, batch, w, cut)
+
+    def pull(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ) -> Pulled:
+        """Objective.pull_forward or pull_reverse, for as many queries at once as fit."""
+        given = (theta, buffers, a_g, a_buffers, hessian)
+        return self._run_pass("reverse step", self.plain_pull, batch, len(a_g), *given)
+
+    def plain_pull(
+        self,
+        batch: Batch,
+        theta: Tensor,
+        buffers: Buffers,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool,
+    ) -> Pulled:
+        """`pull`, always as it stands."""
+        parts, done = [], 0
+        while done < len(a_g):
+            with convolutions(batch.c.device):
+                plan = self.plans.choose(theta, buffers, batch, a_buffers)
+            rows = slice(done, min(done + plan.queries_at_once, len(a_g)))
+            count = rows.stop - done
+            some = (theta, buffers, batch, a_g[rows], {n: a[rows] for n, a in a_buffers.items()})
+            part = try_to_fit(
+                lambda: self._pull_together(plan.forward_mode, *some, hessian),
+                count,
+                what="of the queries at once",
+                free=self.free_memory,
+                may_halve=not self.graphs.capturing,
+                advice=f"a batch of {len(batch.c)} and one query do not fit. Retrace with group=, "
+                "or where there is more memory.",
+            )
+            if part is None:
+                self.plans.halve(batch, count)
+                continue
+            parts.append(part)
+            done = rows.stop
+        if len(parts) == 1:
+            return parts[0]
+        terms, a_theta, a_before = zip(*parts)
+        joined = {name: torch.cat([a[name] for a in a_before]) for name in a_buffers}
+        return torch.cat(terms), torch.cat(a_theta), joined
+
+    def _pull_together(self, forward_mode: bool, theta, buffers, batch, a_g, a_buffers, hessian):
+        objective, device = self.objective, batch.c.device
+        if not forward_mode:
+            with convolutions(device):
+                return objective.pull_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
+        with convolutions(device, wide=WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL):
+            return objective.pull_forward(theta, buffers, batch, a_g, a_buffers, hessian)
+
+    def push(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        theta_dot: Tensor,
+        buffers_dot: Buffers,
+        w_dot: Tensor,
+    ) -> tuple[Tensor, Buffers]:
+        """Objective.push."""
+        with convolutions(batch.c.device):
+            loaded = batch.load()
+            return self.objective.push(theta, buffers, loaded, theta_dot, buffers_dot, w_dot)
+
+    def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> tuple[Tensor, Buffers]:
+        """Objective.losses, without derivatives."""
+        with convolutions(batch.c.device), torch.no_grad():
+            return self.objective.losses(theta, buffers, batch.load())
+
+    # --- the choice -------------------------------------------------------------------------------
+
+    def _run_pass(
+        self, name: str, function: Callable, batch: AnyBatch, count: int, *args: Any
+    ) -> Any:
+        """`run`, on the threads that `count` models or queries are worth."""
+        if batch.c.device.type == "cpu" and not self._hooked:
+            flops = self._count_flops_each(batch, args[0], args[1])
+            threads.use_for(flops * len(batch.c) * count)
+        return self.run(name, function, batch, *args)
+
+    def run(
+        self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any
+    ) -> Any:
+        """function(batch, *args), by the quickest way that gives the same numbers.
+
+        Arguments:
+            name: what tells this pass from others, beside the shapes of its inputs.
+            function: a pure function. All tensors that differ from call to call are arguments.
+            batch: what the pass sees; `function` is given it loaded.
+            args: tensors, dicts of tensors, and values that are part of what the pass does.
+        """
+        if self.must_recompute or not self._mode or is_eager():
+            return function(batch.load(), *args)
+        if self.graphs.is_available(name, batch.c):
+            return self.graphs.run(name, self._mode, function, batch, args)
+        if self.graphs.hold_memory:
+            return self.graphs.run_beside(name, function, batch, args)
+        loaded = batch.load()
+        if isinstance(loaded, Batch) and self.programs.are_available(loaded.c):
+            return self.programs.run((name, self._mode), function, loaded, args)
+        return function(loaded, *args)
+
+    @property
+    def must_recompute(self) -> bool:
+        """Whether each pass decides anew: random numbers, hooks, parameters that come and go."""
+        objective = self.objective
+        return objective.stochastic or self._hooked or bool(objective.unused)
+
+    def captures(self, name: str, theta: Tensor) -> bool:
+        """Whether a pass of this name would be captured as a CUDA graph."""
+        usable = bool(self._mode) and not self.must_recompute and not is_eager()
+        return usable and self.graphs.is_available(name, theta)
+
+    def free_memory(self) -> None:
+        """Give back what can be made again: the memory of captured passes."""
+        self.graphs.free_memory()
+
+    def _count_flops_each(self, batch: AnyBatch, theta: Tensor, buffers: Buffers) -> float:
+        """Operations of the forward pass for one instance, counted at the first batch."""
+        if self._flops_each is None:
+            loaded = batch.load()
+            first = lambda t: t[0] if theta.dim() > 1 else t  # one model of many
+            one = {name: first(b) for name, b in buffers.items()}
+            flops = count_flops(self.objective, first(theta), one, loaded)
+            self._flops_each = flops / max(1, len(loaded.c))
+        return self._flops_each
+
+    # --- contexts ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside: Objective.training, and passes may be reused."""
+        with threads.manage_threads(), self.objective.training(), self._reuse("training"):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside: Objective.evaluating, and passes may be reused."""
+        with self.objective.evaluating(), self._reuse("evaluating"):
+            yield
+
+    @contextmanager
+    def _reuse(self, mode: str) -> Iterator[None]:
+        """Inside, passes may be written down or captured; each belongs to the mode it was seen in.
+
+        Frozen tensors are read without being given. Where one was replaced, passes are forgotten.
+        """
+        self._hooked = has_hooks(self.objective.model)
+        constants = list(self.objective.layout.constants(self.objective.model).values())
+        places = [t.data_ptr() for t in constants]
+        if places != self._constants[1]:
+            self.graphs.forget()
+            self.programs.forget()
+        self._constants = (constants, places)  # held, so that their memory goes to nobody else
+        before, self._mode = self._mode, mode
+        try:
+            yield
+        finally:
+            self._mode = before
+
+
+def is_eager() -> bool:
+    """Whether every pass shall run as it stands: asked for, or somebody watches operations."""
+    kind = os.environ.get("DROSS_EXECUTOR", "auto")
+    if kind not in _KINDS:
+        raise BadInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")
+    return kind == "eager" or _get_current_dispatch_mode() is not None

@@ -1,0 +1,105 @@
+"""How a reverse step is computed: by forward or by reverse mode, and for how many queries at once.
+
+Decided by counting operations, not by a clock: the choice must not change from one retrace to the
+next, because another way rounds otherwise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..data.batch import Batch
+from ..step.objective import Buffers, Objective, random_direction
+from ..support.closeness import OTHER_KERNELS, is_close
+
+MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
+_FLOPS_AT_ONCE = 2**30  # of queries side by side: more leave a processor's caches
+_FLOPS_AT_ONCE_GPU = 2**38
+_MIN_QUERIES, _MAX_QUERIES = 8, 256
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """For batches of one size."""
+
+    forward_mode: bool
+    queries_at_once: int
+
+
+class PullPlans:
+    """The plans of one objective, by the size of the batch, to the next power of two."""
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        self._plans: dict[int, PullPlan] = {}
+
+    def choose(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
+        """The plan for a batch of this size, made when the first one comes."""
+        size = _size(batch)
+        if size not in self._plans:
+            flops = count_flops(self.objective, theta, buffers, batch)
+            forward = flops >= MIN_FLOPS_FOR_FORWARD_MODE and forward_mode_is_right(
+                self.objective, theta, buffers, batch, a_buffers
+            )
+            most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
+            at_once = min(_MAX_QUERIES, max(_MIN_QUERIES, _power_of_two(most)))
+            self._plans[size] = PullPlan(forward, at_once)
+        return self._plans[size]
+
+    def halve(self, batch: Batch, failed: int) -> None:
+        """From now on half as many queries at once as did not fit."""
+        size = _size(batch)
+        self._plans[size] = PullPlan(self._plans[size].forward_mode, failed // 2)
+
+    def set(self, batch_size: int, plan: PullPlan) -> None:
+        """Compute batches of this size by this plan."""
+        self._plans[batch_size.bit_length()] = plan
+
+    def to_json(self) -> list[list]:
+        """For a file: another plan would round otherwise."""
+        return [[size, [p.forward_mode, p.queries_at_once]] for size, p in self._plans.items()]
+
+    def load_json(self, saved: list[list]) -> None:
+        """Go on with the plans of an earlier process."""
+        self._plans = {size: PullPlan(forward, at_once) for size, (forward, at_once) in saved}
+
+    def __iter__(self):
+        return iter(self._plans.values())
+
+
+def forward_mode_is_right(
+    objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
+) -> bool:
+    """Whether forward mode gives what reverse mode gives, on this batch, in a random direction.
+
+    Some operators have no forward mode, and a forward rule can be wrong once it is differentiated
+    again (see autodiff/forward_rules.py).
+    """
+    a_g = random_direction(theta)
+    a_buffers = {name: a[:1] for name, a in a_buffers.items()}
+    try:
+        found = objective.pull_forward(theta, buffers, batch, a_g, a_buffers)
+    except torch.OutOfMemoryError:
+        raise
+    except (NotImplementedError, RuntimeError):
+        return False
+    expected = objective.pull_reverse(theta, buffers, batch, a_g, a_buffers)
+    return all(is_close(found[k], expected[k], OTHER_KERNELS) for k in (0, 1))  # terms, a_theta
+
+
+def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:
+    """Floating point operations of a forward pass."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        objective.losses(theta, buffers, batch)
+    return counter.get_total_flops()
+
+
+def _size(batch: Batch) -> int:
+    return len(batch.c).bit_length()
+
+
+def _power_of_two(most: int) -> int:
+    """Not more than `most`. Kernels are chosen for round sizes."""
+    return 1 << max(0, most.bit_length() - 1)

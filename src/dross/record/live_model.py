@@ -1,0 +1,55 @@
+"""A model and its torch optimizer, read as a pure state and written back."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..step.inspect_model import moving_groups
+from ..step.layout import Layout
+from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
+from ..step.state import State
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """What the user trains, beside its pure form."""
+
+    model: nn.Module
+    torch_optimizer: torch.optim.Optimizer
+    layout: Layout
+    optimizer: Optimizer
+
+    @property
+    def groups(self) -> list[dict]:
+        """The optimizer's parameter groups that have a part of theta."""
+        return moving_groups(self.layout, self.model, self.torch_optimizer)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's parameters by name."""
+        return dict(self.model.named_parameters())
+
+    def numbers(self) -> np.ndarray:
+        """The optimizer's numbers (lr, momentum, ...) as they are now: [G, H]."""
+        return current_numbers(self.optimizer, self.groups)
+
+    def read(self, numbers: np.ndarray | None = None) -> State:
+        """A copy of the state. numbers: of the next step, where they are not the present ones."""
+        numbers = self.numbers() if numbers is None else numbers
+        theta, buffers = self.layout.read(self.model)
+        given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
+        slots, clock = read_slots(*given, theta, numbers)
+        return State(theta, {name: slot.clone() for name, slot in slots.items()}, buffers, clock)
+
+    def read_theta(self) -> Tensor:
+        """A copy of theta."""
+        return self.layout.read(self.model)[0]
+
+    def write(self, state: State, *, slots: bool = True) -> None:
+        """Leave model and optimizer as if they had taken the steps to this state themselves."""
+        self.layout.write(state, self.model)
+        if slots:
+            given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
+            write_slots(*given, state.slots, state.clock)

@@ -1,0 +1,94 @@
+"""Whether what a loop does can be done again: checked while it runs, not when somebody wants scores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..data.batch import Batch
+from ..data.dataset import Instances
+from ..errors import BadInput, NotReplayable, NotSupported
+from ..execution.executor import Executor
+from ..parallel.reducer import Reducer
+from ..replay.take_steps import take_step
+from ..step.optimizers import Optimizer
+from ..step.state import State
+from ..step.step import Step, advance
+from ..support.closeness import OTHER_ORDER, is_close, size
+from ..tape.retention import Keep
+
+
+def rehearse(
+    executor: Executor,
+    optimizer: Optimizer,
+    before: State,
+    step: Step,
+    batches: Sequence[Batch],
+    after: Tensor,
+    ranks: Reducer,
+    t: int,
+) -> None:
+    """Take step t once more as a pure function, and compare with theta as the loop left it.
+
+    Arguments:
+        executor, optimizer: of the run.
+        before: the state that the loop stepped from.
+        step: what was recorded of the step.
+        batches: this rank's micro-batches.
+        after: theta after the loop's own step [p].
+        ranks: each rank rehearses its own batches.
+        t: the number of the step.
+
+    Raises:
+        NotReplayable: where the two differ.
+    """
+    with executor.training():
+        _, g, _ = take_step(executor, optimizer, before, step, batches)
+        (g,) = ranks.sum(g)
+        theta = advance(optimizer, before, step, g, {}).theta
+    moved = size(after - before.theta, OTHER_ORDER)
+    scale = max(moved, torch.finfo(theta.dtype).tiny)
+    if not is_close(theta, after, OTHER_ORDER, scale=scale):
+        difference = size(theta - after, OTHER_ORDER)
+        raise NotReplayable(
+            f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
+            f"{moved:.2e}, a replay differs by {difference:.2e}. Does the loop add something to "
+            "the loss that is not in the losses it was given (use penalty=), weight them in a way "
+            "that is not linear, draw random numbers outside the model, or change the model by "
+            "hand?"
+        )
+
+
+def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
+    """A data set that answers twice differently cannot be replayed."""
+    seen, again = tree_leaves((x, y)), tree_leaves(instances[ids])
+    pairs = zip(seen, again)
+    same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
+    if len(seen) != len(again) or not same:
+        raise NotReplayable(
+            "The first batch is not what the data set gives for its ids. Record the inputs as the "
+            "data set has them and pass random transforms as augment=, which is replayed."
+        )
+
+
+def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
+    """The epoch of a step, where `before` is that of the step before it."""
+    if epoch is None and keep.last_epochs is not None:
+        raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
+    if epoch is not None and int(epoch) < before:
+        raise BadInput(
+            f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "
+            "run."
+        )
+    return before if epoch is None else int(epoch)
+
+
+def check_autocast(device: torch.device) -> None:
+    """Refuse mixed precision around a recorded step."""
+    if torch.is_autocast_enabled(device.type):
+        raise NotSupported(
+            "Autocast is on: dross replays in the model's own type. Record without autocast."
+        )

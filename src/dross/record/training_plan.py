@@ -1,0 +1,111 @@
+"""What each step of a training run will use: which instances, and which rates."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.dataset import Instances, check_ids
+from ..data.seeds import mixed
+from ..errors import BadInput, NotSupported
+from ..step.optimizers import Optimizer
+from .live_model import LiveModel
+
+Eta = (
+    float
+    | Sequence[float]
+    | np.ndarray
+    | Callable[[int], float]
+    | torch.optim.lr_scheduler.LRScheduler
+)
+
+
+class BatchPlan:
+    """Which ids each step uses, epoch by epoch, without holding all of them."""
+
+    def __init__(
+        self,
+        per_epoch: Callable[[int], list[np.ndarray]],
+        epochs: int,
+        steps_of: Callable[[int], int],
+    ):
+        self.per_epoch, self.epochs, self.steps_of = per_epoch, epochs, steps_of
+        self.steps = sum(steps_of(epoch) for epoch in range(epochs))
+
+    def from_step(self, start: int) -> Iterator[tuple[np.ndarray, int]]:
+        """The ids and the epoch of every step from `start` on."""
+        t = 0
+        for epoch in range(self.epochs):
+            size = self.steps_of(epoch)
+            if t + size > start:
+                for ids in self.per_epoch(epoch)[max(0, start - t) :]:
+                    yield ids, epoch
+            t += size
+
+    @staticmethod
+    def make(
+        instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int
+    ) -> "BatchPlan":
+        """From the ids of every step, or drawn anew each epoch. See `dross.train`."""
+        for what, value in (("epochs", epochs), ("batch_size", batch_size)):
+            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise BadInput(f"{what} must be at least 1 and whole, not {value!r}.")
+        if batches is not None:
+            return _from_batches(instances, batches, epochs or 1)
+        if epochs is None or batch_size is None:
+            raise BadInput("Say how long to train: epochs and batch_size, or batches.")
+        count = len(instances)
+
+        def shuffle(epoch: int) -> list[np.ndarray]:
+            order = np.random.default_rng(mixed(seed, epoch)).permutation(count)
+            return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+
+        return BatchPlan(shuffle, epochs, lambda epoch: -(-count // batch_size))
+
+
+def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
+    given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
+    if not any(len(ids) for ids in given):
+        raise BadInput("batches is empty: there is nothing to train on.")
+    cuts = np.array_split(np.arange(len(given)), epochs)
+    parts = [[given[t] for t in cut] for cut in cuts]
+    return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
+
+
+def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
+    """The optimizer's numbers at every step: [T, G, H]. eta: see `dross.train`."""
+    rows = np.repeat(live.numbers()[None], steps, axis=0)
+    if eta is None:
+        return rows
+    if isinstance(eta, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise NotSupported(
+            "ReduceLROnPlateau looks at a loss that dross.train does not show it. Use "
+            "dross.Recorder in your own loop."
+        )
+    if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
+        # our loop is the optimizer's step; torch would warn that it was never called
+        live.torch_optimizer._opt_called = True  # type: ignore[attr-defined]
+        for t in range(steps):
+            rows[t] = live.numbers()
+            eta.step()
+        return rows
+    rates = _rates(eta, steps)
+    rows[:, :, _rate_column(live.optimizer)] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
+    return rows
+
+
+def _rate_column(optimizer: Optimizer) -> int:
+    return optimizer.columns.index("lr")
+
+
+def _rates(eta: Any, steps: int) -> np.ndarray:
+    if callable(eta):
+        rates = np.array([eta(t) for t in range(steps)], dtype=np.float64)
+    else:
+        rates = np.asarray(eta.cpu() if isinstance(eta, torch.Tensor) else eta, dtype=np.float64)
+    if rates.ndim and len(rates) != steps:
+        raise BadInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
+    if not np.isfinite(rates).all() or (rates < 0).any():
+        raise BadInput("eta must be finite and not negative.")
+    return rates

@@ -1,0 +1,243 @@
+"""Take the steps of a segment again, with as few of its states in memory as there is space for."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..errors import DrossWarning
+from ..execution.executor import Executor
+from ..execution.memory import try_to_fit
+from ..parallel.reducer import Reducer
+from ..step.optimizers import Optimizer
+from ..step.state import State
+from ..step.step import Step, needs_gradient
+from ..tape.reader import Tape
+from ..tape.segment import Segment
+from . import checkpoint_schedule
+from .replay_check import check_later, do_nothing
+from .take_steps import take_step, take_steps
+
+_MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
+MAX_RECOMPUTES_BEFORE_WARNING = 8  # times that a step is taken
+
+Check = Callable[[], None]
+StatesAndGradients = tuple[list[State], list[Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive steps of a run, from step `first` on, with the state before each."""
+
+    first: int
+    steps: Sequence[Step]
+    batches: Sequence[list[LazyBatch]]
+    states: list[State]
+    gradients: list[Tensor | None]  # where replaying gave them and a reverse step needs them
+
+    def from_step(self, first: int) -> "Block":
+        """Without the steps before number `first`."""
+        skip = max(0, first - self.first)
+        parts = (self.steps, self.batches, self.states, self.gradients)
+        return Block(self.first + skip, *(part[skip:] for part in parts)) if skip else self
+
+
+@dataclass(frozen=True)
+class SegmentReplay:
+    """Takes the steps of segments again."""
+
+    tape: Tape
+    executor: Executor
+    optimizer: Optimizer
+    reducer: Reducer
+    batches: Callable[[int, Sequence[Step]], list[list[LazyBatch]]]
+
+    def blocks(self, index: int, segment: Segment, begin: int, stop: int) -> Iterator[Block]:
+        """The steps of a segment from `begin` to before `stop`, in blocks, the last block first.
+
+        A segment whose states do not fit into memory is replayed more than once, block by block.
+        """
+        if len(segment.states) == len(segment.steps):
+            parts = self._kept_states(index, segment, min(stop, segment.end) - segment.first)
+        else:
+            parts = self._replayed_states(index, segment, begin, stop)
+        for first, (states, gradients) in parts:
+            steps = segment.steps[first - segment.first :][: len(states)]
+            yield Block(first, steps, self.batches(first, steps), states, gradients)
+            del states, gradients  # before the next ones are made
+
+    # --- every state is on the tape -----------------------------------------------------------------
+
+    def _kept_states(
+        self, index: int, segment: Segment, count: int
+    ) -> Iterator[tuple[int, StatesAndGradients]]:
+        gradients, check = self._check_links(index, segment, count)
+        yield segment.first, (segment.states[:count], gradients)
+        check()  # now that a GPU has enough to do
+
+    def _check_links(
+        self, index: int, segment: Segment, count: int
+    ) -> tuple[list[Tensor | None], Check]:
+        """Each kept state must lead to the next. The gradients that this gives, and the last check.
+
+        dross.train wrote them so, and its first step is a sample; in somebody else's loop anything
+        may have happened in between.
+        """
+        suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
+        gradients: list[Tensor | None] = [None] * count
+        batches = self.batches(segment.first, segment.steps[: len(suspect)])
+        check = do_nothing
+        for k in suspect:
+            after, gradients[k] = self._take(segment.steps[k], segment.states[k], batches[k])
+            check()  # of the step before, while a GPU takes this one
+            if k + 1 < len(segment.steps):
+                expected = lambda k=k: segment.states[k + 1]
+                check = check_later(after, expected, segment.first + k + 1, self.tape)
+            else:
+                check = self.check_end_later(index, after, segment)
+        return gradients, check
+
+    # --- states are replayed ------------------------------------------------------------------------
+
+    def _replayed_states(
+        self, index: int, segment: Segment, begin: int, stop: int
+    ) -> Iterator[tuple[int, StatesAndGradients]]:
+        """A block may begin before `begin`; checkpoint_schedule.py says where to cut."""
+        first, last = segment.first, min(stop, segment.end) - segment.first
+        capacity = self._capacity(segment, last)
+        self._warn_of_recomputes(segment, last, capacity)
+        check_end = last == len(segment.steps)  # by the last block, which comes first
+        # from, to, the state at the start, and how many states fit, that one included
+        rows = [(0, last, segment.states[0], capacity)]
+        while rows:
+            low, high, start, capacity = rows.pop()
+            if high <= begin - first:
+                continue
+            steps = segment.steps[low:high]
+            if len(steps) == 1 and not check_end:
+                yield first + low, ([start], [None])
+                continue
+            if len(steps) <= max(1, capacity):
+                if (found := self._replay_if_it_fits(first + low, steps, start)) is not None:
+                    states, gradients, end = found
+                    check = self.check_end_later(index, end, segment) if check_end else do_nothing
+                    del found, end, start
+                    yield first + low, (states, gradients)
+                    del states, gradients
+                    check()
+                    check_end = False
+                    continue
+                capacity = len(steps) // 2
+            middle = low + checkpoint_schedule.first_part(len(steps), capacity)
+            reached, capacity = self.replay_to_end(
+                first + low, segment.steps[low:middle], start, capacity
+            )
+            rows += [(low, middle, start, capacity), (middle, high, reached, capacity - 1)]
+            del start, reached
+
+    def replay_to_end(
+        self, first: int, steps: Sequence[Step], state: State, capacity: int
+    ) -> tuple[State, int]:
+        """The state after these steps, and how many states do fit."""
+        k = 0
+        while k < len(steps):
+            row = steps[k : k + max(1, capacity - 1)]  # the one at the start is held, too
+            if (found := self._replay_if_it_fits(first + k, row, state)) is None:
+                capacity = 1 + len(row) // 2
+            else:
+                state, k = found[2], k + len(row)
+            del found  # before others are made
+        # on a GPU it is a part of a row of states, which would all be held with it
+        return state.map(torch.clone), capacity
+
+    def replay_whole(self, segment: Segment, steps: int) -> State:
+        """The state after so many steps of a segment."""
+        taken, capacity = segment.steps[:steps], self._capacity(segment, steps)
+        return self.replay_to_end(segment.first, taken, segment.states[0], capacity)[0]
+
+    def _replay_if_it_fits(self, first: int, steps: Sequence[Step], start: State):
+        """`replay_steps`, or None where the states do not fit into the memory that there is."""
+        return try_to_fit(
+            lambda: self.replay_steps(steps, start, self.batches(first, steps)),
+            len(steps),
+            what="states at once",
+            free=self.executor.free_memory,
+            may_halve=self.reducer.size == 1,  # other ranks go on to the next step
+        )
+
+    def replay_steps(
+        self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]
+    ) -> tuple[list[State], list[Tensor | None], State]:
+        """The states before each step, the gradients that a retrace will need, and the end."""
+        if self.reducer.size == 1 and not self._need_gradients(steps):
+            after = take_steps(self.executor, self.optimizer, state, steps, batches)
+            states = [state, *after]
+            return states[:-1], [None] * len(steps), states[-1]
+        states, gradients = [state], []
+        for step, own in zip(steps, batches):
+            after, g = self._take(step, states[-1], own)
+            states.append(after)
+            gradients.append(g)
+        return states[:-1], gradients, states[-1]
+
+    def _take(
+        self, step: Step, state: State, batches: Sequence[AnyBatch]
+    ) -> tuple[State, Tensor | None]:
+        given = (self.executor, self.optimizer, state, step, batches)
+        after, g, _ = take_step(*given, reducer=self.reducer)
+        return after, g if needs_gradient(self.optimizer, step) else None
+
+    def _need_gradients(self, steps: Sequence[Step]) -> bool:
+        return any(needs_gradient(self.optimizer, step) for step in steps)
+
+    # --- memory -------------------------------------------------------------------------------------
+
+    def _capacity(self, segment: Segment, steps: int) -> int:
+        """How many of so many states are held at a time.
+
+        With a budget, the states before and after the step in hand come on top.
+        """
+        if (allowed := self.tape.manifest.get("memory")) is None:
+            by_default = _MAX_BYTES_OF_STATES // self._bytes_per_state(segment)
+            return max(by_default, steps.bit_length())
+        return max(1, allowed // self._bytes_per_state(segment))
+
+    def _bytes_per_state(self, segment: Segment) -> int:
+        """Of a state, and of the gradient that is kept with it."""
+        state = segment.states[0]
+        gradient = state.theta.nbytes if self._need_gradients(segment.steps) else 0
+        return max(1, state.nbytes + gradient)
+
+    def _warn_of_recomputes(self, segment: Segment, steps: int, capacity: int) -> None:
+        most = MAX_RECOMPUTES_BEFORE_WARNING
+        if (times := checkpoint_schedule.times(steps, capacity)) <= most:
+            return
+        more = range(capacity, steps + 1)
+        needed = next(n for n in more if checkpoint_schedule.times(steps, n) <= most)
+        warnings.warn(
+            f"Memory holds {capacity} states, so some of the steps are taken up to {times} times; "
+            f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, would do "
+            f"with {most}.",
+            DrossWarning,
+            stacklevel=6,
+        )
+
+    # --- checks -------------------------------------------------------------------------------------
+
+    def check_end(self, index: int, reached: State, segment: Segment) -> None:
+        """The end of a replayed segment must be where the recording went on from."""
+        self.check_end_later(index, reached, segment)()
+
+    def check_end_later(self, index: int, reached: State, segment: Segment) -> Check:
+        """The same as a function: on a GPU it is called when there is something to compute."""
+        last = index + 1 == len(self.tape.entries)
+        recorded = lambda: self.tape.end_state() if last else self.tape.read(index + 1).states[0]
+        return check_later(reached, recorded, segment.end, self.tape)
+
+    def check_whole(self, index: int, segment: Segment) -> None:
+        """Whether a segment's steps lead where they led, for who goes on in the middle of it."""
+        if len(segment.states) < len(segment.steps):
+            self.check_end(index, self.replay_whole(segment, len(segment.steps)), segment)
