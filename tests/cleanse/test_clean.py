@@ -116,7 +116,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
     )
     whole, before = ask(), len(Project.open(run).verdicts())
-    calls, train = [], judge.fit
+    calls, train = [], judge.train_many
 
     def stopped(*given, **options):
         calls.append(1)
@@ -125,7 +125,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         return train(*given, **options)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(judge, "fit", stopped)
+        patched.setattr(judge, "train_many", stopped)
         ask()
     (waiting,) = (run / "judging").glob("*/piece-*")
     assert (
@@ -337,7 +337,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "curve", interrupted)
+        patched.setattr(pipeline, "plan_removal", interrupted)
         with pytest.raises(KeyboardInterrupt):
             dross.clean(path, "kind", out=out, **QUICK)
     tape = json.loads((out / "runs" / "round-1" / "run-1" / "manifest.json").read_text())
@@ -367,8 +367,8 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
 def test_rounds(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    real = pipeline.curve
-    monkeypatch.setattr(pipeline, "curve", lambda *a, **k: replace(real(*a, **k), m=7))
+    real = pipeline.plan_removal
+    monkeypatch.setattr(pipeline, "plan_removal", lambda *a, **k: replace(real(*a, **k), m=7))
     project = dross.clean(
         small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", rounds=2, **QUICK
     )
@@ -500,7 +500,7 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pipeline, "score", diverging)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(pipeline, "curve", interrupted)
+        patched.setattr(pipeline, "plan_removal", interrupted)
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
     assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
@@ -719,8 +719,8 @@ def test_pictures_that_cannot_be_opened(tmp_path):
 
 def test_separators_are_found():
     assert (
-        tables._separator("a;b;c\n1,5;2;3\n") == ";"
-        and tables._separator("a\tb\n1\t2\n") == "\t"
-        and tables._separator("a|b\n1|2\n") == "|"
+        tables._guess_separator("a;b;c\n1,5;2;3\n") == ";"
+        and tables._guess_separator("a\tb\n1\t2\n") == "\t"
+        and tables._guess_separator("a|b\n1|2\n") == "|"
     )
-    assert tables._separator("a,b\n1,2\n") == ","
+    assert tables._guess_separator("a,b\n1,2\n") == ","

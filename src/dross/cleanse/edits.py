@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadInput
-from .inputs.source import FEWEST
+from .inputs.source import MIN_INSTANCES
 from .project import Project
 
 
@@ -44,7 +44,7 @@ def chosen(project: Project, remove: int | None, relabel: int | None, decisions:
     made = project.decisions.current()
     removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
     renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
-    if len(removed) > count - FEWEST // 2:
+    if len(removed) > count - MIN_INSTANCES // 2:
         raise BadInput(
             f"{len(removed)} of {count} training instances are removed: too few are left to train on. Undo some of it."
         )

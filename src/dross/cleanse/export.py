@@ -80,7 +80,7 @@ def _copied(project: Project, change: Change, source: Path, to: Path) -> int:
 
 
 def _table(about: dict, source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
-    frame, _ = tables.read_frame(source, as_it_is=True)
+    frame, _ = tables.read_frame(source, verbatim=True)
     column = next(name for name in frame.columns if str(name).strip() == about["label"])
     keys = [f"row {k + 2}" for k in range(len(frame))]
     if renamed:

@@ -26,10 +26,13 @@ from ..parallel.job_pool import sweep
 from ..parallel.result_store import Pieces
 from ..support.atomic_files import write_json
 from .edits import Change, chosen
-from .inputs.load import Prepared, Request, digest, loaded, prepare, source_of
+from .inputs.load import Request, prepare
+from .inputs.prepared import PreparedData, data_digest
+from .inputs.user_code import import_function, source_digest
 from .project import Project
-from .score import recorded
-from .train_many import Fit, Recipe, fit, losses, mistakes
+from .recipe import Recipe
+from .score import record_run
+from .train_many import ModelSpec, train_many
 from .verdict import Verdict, decided, looked, measured, sentence, settle
 
 QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
@@ -73,21 +76,23 @@ def judge(
     return found
 
 
-def reopened(project: Project) -> tuple[Prepared, Recipe]:
+def reopened(project: Project) -> tuple[PreparedData, Recipe]:
     """The data and the recipe of a project, read again from the input."""
     about = project.about
     prepared = prepare(Request(**about["request"]))
-    if digest(prepared) != about["digest"]:
+    if data_digest(prepared) != about["digest"]:
         raise TapeMismatch(
             f"{about['request']['data']} has changed since dross clean read it. Put it back as it was, or run dross clean again."
         )
     make = about["options"]["make"]
-    if make is not None and source_of(make) != about["model_source"]:
+    if make is not None and source_digest(make) != about["model_source"]:
         raise TapeMismatch(
             f"The module of {make} has changed since dross clean used it. Put it back as it was, or run dross clean again."
         )
     saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
-    return prepared, Recipe(**saved, make=None if make is None else loaded(make, "--model"))
+    return prepared, Recipe(
+        **saved, make=None if make is None else import_function(make, "--model")
+    )
 
 
 @dataclass(frozen=True)
@@ -98,13 +103,13 @@ class _Altered:
     ids: np.ndarray
     labels: Tensor | None  # as the model learns them, one for each of ids
 
-    def fit(self, seed: int, rate: float, y: Tensor) -> Fit:
+    def fit(self, seed: int, rate: float, y: Tensor) -> ModelSpec:
         left = np.setdiff1d(np.arange(len(y)), self.removed)
         if self.labels is None:
-            return Fit(seed, left, rate)
+            return ModelSpec(seed, left, rate)
         y = y.clone()
         y[self.ids] = self.labels
-        return Fit(seed, left, rate, y)
+        return ModelSpec(seed, left, rate, y)
 
     def bytes(self) -> bytes:
         labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
@@ -128,21 +133,21 @@ class _Fresh:
         rate, fits = self.recipe.rate, []
         for _, seed, control in piece:
             fits += [
-                Fit(seed, np.arange(len(self.y)), rate),
+                ModelSpec(seed, np.arange(len(self.y)), rate),
                 self.change.fit(seed, rate, self.y),
                 control.fit(seed, rate, self.y),
             ]
         what = f"seeds {piece[0][0] + 1} to {piece[-1][0] + 1} of {self.seeds}"
-        said = fit(self.recipe, self.x, self.y, fits, what=what, progress=self.progress).outputs(
-            self.test
-        )
+        said = train_many(
+            self.recipe, self.x, self.y, fits, what=what, progress=self.progress
+        ).outputs(self.test)
         return {"outputs": said.reshape(len(piece), 3, *said.shape[1:])}
 
 
 @dataclass
 class _Judging:
     project: Project
-    prepared: Prepared
+    prepared: PreparedData
     recipe: Recipe
     change: Change
     seeds: int
@@ -259,7 +264,7 @@ class _Judging:
         ):
             return {}
         folder = self.project.folder / "runs" / "round-1" / "run-0"
-        run = recorded(
+        run = record_run(
             self.recipe,
             self.prepared.pair("train"),
             0,
@@ -292,8 +297,8 @@ class _Judging:
     def _verdict(self, said: Tensor, recorded_run: dict) -> Verdict:
         y, flat = self.prepared.y["test"], said.reshape(-1, *said.shape[2:])
         shape = (self.seeds, 3, len(y))
-        loss = losses(self.recipe, flat, y).double().numpy().reshape(shape)
-        off = mistakes(self.recipe, flat, y).double().numpy().reshape(shape)
+        loss = self.recipe.losses(flat, y).double().numpy().reshape(shape)
+        off = self.recipe.errors(flat, y).double().numpy().reshape(shape)
         measures = {"loss": measured(self._loss_unit * loss)}
         per_class: list[dict[str, Any]] = []
         if self.prepared.source.task == "classification":

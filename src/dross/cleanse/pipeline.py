@@ -18,14 +18,17 @@ from ..support.atomic_files import write_json
 from ..support.name_hints import check_name
 from ..support.png import png
 from . import report
-from .inputs.frames import library
-from .inputs.images import shown
-from .inputs.load import Prepared, Request, digest, loaded, prepare, source_of
-from .plan import Curve, curve
+from .inputs.images import load_thumbnail
+from .inputs.load import Request, prepare
+from .inputs.prepared import PreparedData, data_digest
+from .inputs.source import import_pandas
+from .inputs.user_code import import_function, source_digest
+from .plan import RemovalCurve, plan_removal
 from .project import ABOUT, FORMAT, Project, read_json
-from .reasons import explained
-from .score import Checked, Scored, outliers, score, table, verify
-from .train_many import MODELS, SEARCHED, Recipe, Searched, default_batch, search
+from .reasons import find_reasons
+from .recipe import MODELS, Recipe, default_batch_size
+from .score import InstanceScores, RetrainingCheck, instance_table, outlier_ranks, score, verify
+from .train_many import MAX_SEARCHED_INSTANCES, SearchResult, search_rate
 
 Say = Callable[[str], None]
 _BEGUN = "begun.json"  # what a folder without project.json was going to be
@@ -105,11 +108,11 @@ def clean(
     began = {
         "request": asdict(request),
         "options": asdict(options),
-        "digest": digest(prepared),
+        "digest": data_digest(prepared),
         "format": FORMAT,
     }
     if make is not None:
-        began["model_source"] = source_of(make)
+        began["model_source"] = source_digest(make)
     if _is_done(folder, began, overwrite):
         say(f"Everything is there already, in {folder}.")
         return Project.open(folder)
@@ -122,7 +125,7 @@ def _absolute(given: str | os.PathLike) -> str:
     return str(Path(given).resolve()) if Path(given).exists() else str(given)
 
 
-def _introduce(prepared: Prepared, say: Say) -> None:
+def _introduce(prepared: PreparedData, say: Say) -> None:
     source, parts = prepared.source, prepared.parts
     what = (
         f"{len(source.classes)} classes of '{source.label}'"
@@ -177,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass
 class _Cleaning:
-    prepared: Prepared
+    prepared: PreparedData
     options: Options
     folder: Path
     request: Request
@@ -193,13 +196,13 @@ class _Cleaning:
         number = 0
         while True:
             recipe, runs, scored = self._scored(recipe, active, number)
-            part = table(
+            part = instance_table(
                 scored,
                 self._labels(active),
                 self._names(active),
                 self.prepared.source.classes,
                 self.prepared.scale,
-                outliers(runs[0]),
+                outlier_ranks(runs[0]),
             )
             checked = self._verified(runs[0], scored)
             found = self._curve(recipe, active, scored, number)
@@ -238,18 +241,18 @@ class _Cleaning:
 
     # --- the parts --------------------------------------------------------------------------------------------------------------------
 
-    def _searched(self) -> Searched:
+    def _searched(self) -> SearchResult:
         kept, given = self.folder / "search.json", self.options
         base = self._recipe()
         if kept.exists():
             saved = read_json(kept)
-            return Searched(
+            return SearchResult(
                 replace(base, rate=saved["rate"], epochs=saved["epochs"]),
                 {float(k): v for k, v in saved["curves"].items()},
             )
         rates = None if given.rate is None else (given.rate,)
         started = time.monotonic()
-        found = search(
+        found = search_rate(
             base,
             *self.prepared.pair("train"),
             self.prepared.pair("validation"),
@@ -270,7 +273,7 @@ class _Cleaning:
             len(found.curves) * max(len(curve) for curve in found.curves.values())
         )
         share *= max(
-            1.0, len(self.prepared.y["train"]) / SEARCHED
+            1.0, len(self.prepared.y["train"]) / MAX_SEARCHED_INSTANCES
         )  # an epoch of all of it is longer than one of the part that was searched
         # a retrace is five trainings or so; the rest (about 70 models) is trained side by side, or one by one at a third of the speed
         seconds = took * share * (15 * given.runs + 75)
@@ -295,8 +298,8 @@ class _Cleaning:
         prepared, given = self.prepared, self.options
         loss = "cross_entropy" if prepared.source.task == "classification" else "squared_error"
         kind = given.model or {"images": "cnn", "text": "linear"}.get(prepared.source.kind, "mlp")
-        make = None if given.make is None else loaded(given.make, "--model")
-        size = given.batch_size or default_batch(len(prepared.y["train"]))
+        make = None if given.make is None else import_function(given.make, "--model")
+        size = given.batch_size or default_batch_size(len(prepared.y["train"]))
         return Recipe(
             "custom" if make else kind,
             prepared.shape,
@@ -308,7 +311,7 @@ class _Cleaning:
 
     def _scored(
         self, recipe: Recipe, active: np.ndarray, number: int
-    ) -> tuple[Recipe, list[Run], Scored]:
+    ) -> tuple[Recipe, list[Run], InstanceScores]:
         x, y = self.prepared.pair("train")
         folder = self.folder / "runs" / f"round-{number + 1}"
         self.say(f"Training {self.options.runs} runs and retracing each ...")
@@ -340,7 +343,7 @@ class _Cleaning:
                 )  # whoever goes on later begins with this one
         raise AssertionError("unreachable")
 
-    def _verified(self, run: Run, scored: Scored) -> Checked:
+    def _verified(self, run: Run, scored: InstanceScores) -> RetrainingCheck:
         first = np.argsort(scored.scores, kind="stable")[: self.options.verified]
         own = scored.by_run[0]
         checked = verify(
@@ -358,12 +361,14 @@ class _Cleaning:
         )
         return checked
 
-    def _curve(self, recipe: Recipe, active: np.ndarray, scored: Scored, number: int) -> Curve:
+    def _curve(
+        self, recipe: Recipe, active: np.ndarray, scored: InstanceScores, number: int
+    ) -> RemovalCurve:
         kept = self.folder / f"curve-{number + 1}.json"
         if kept.exists():
-            return Curve(**read_json(kept))
+            return RemovalCurve(**read_json(kept))
         x, y = self.prepared.pair("train")
-        found = curve(
+        found = plan_removal(
             recipe,
             (x[active], y[active]),
             self.prepared.pair("validation"),
@@ -379,7 +384,7 @@ class _Cleaning:
     def _merged(self, tables: list, removed: np.ndarray) -> Any:
         """Rounds one after the other: what an earlier round set aside comes first, with the scores it had then."""
         last = tables[-1]
-        merged = library().concat(tables).sort_index(kind="stable")
+        merged = import_pandas().concat(tables).sort_index(kind="stable")
         suspects = (
             merged[merged["mislabel_rank"] >= 0]
             .sort_values("loss", ascending=False, kind="stable")
@@ -392,7 +397,7 @@ class _Cleaning:
         return merged
 
     def _explained(
-        self, instances: Any, run: Run, recipe: Recipe, checked: Checked, active: np.ndarray
+        self, instances: Any, run: Run, recipe: Recipe, checked: RetrainingCheck, active: np.ndarray
     ) -> dict:
         ranked = instances.sort_values("harm_rank").index.to_numpy()
         suspects = (
@@ -402,7 +407,7 @@ class _Cleaning:
         same = len(active) == len(
             instances
         )  # in a later round the checked ids are places among those that are left
-        return explained(self.prepared, run, recipe, checked if same else None, first)
+        return find_reasons(self.prepared, run, recipe, checked if same else None, first)
 
     def _labels(self, ids: np.ndarray) -> np.ndarray:
         return self.prepared.part("train").labels[ids]
@@ -415,13 +420,13 @@ class _Cleaning:
 
     def _written(
         self,
-        searched: Searched,
+        searched: SearchResult,
         recipe: Recipe,
         instances: Any,
         why: dict,
-        checked: Checked,
+        checked: RetrainingCheck,
         active: np.ndarray,
-        found: Curve,
+        found: RemovalCurve,
         before: int,
         reason: str,
         took: float,
@@ -458,7 +463,9 @@ class _Cleaning:
                 "request": asdict(self.request),
                 "options": asdict(self.options),
                 "digest": self.digest,
-                "model_source": None if self.options.make is None else source_of(self.options.make),
+                "model_source": None
+                if self.options.make is None
+                else source_digest(self.options.make),
                 "recipe": recipe.to_json(),
                 "notes": prepared.notes,
                 "scale": prepared.scale,
@@ -499,7 +506,7 @@ class _Cleaning:
             content = self.prepared.part(part).content["path"].tolist() if names else []
             for k in ids:
                 (folder / f"{part}-{k:06d}.png").write_bytes(
-                    png(shown(self.prepared.root / content[k]))
+                    png(load_thumbnail(self.prepared.root / content[k]))
                 )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from .decisions import Decisions
-from .inputs.frames import Frame, library
+from .inputs.source import Frame, import_pandas
 
 FORMAT = 1
 ABOUT = "project.json"
@@ -115,7 +115,7 @@ class Project:
     def _table(self, name: str) -> Frame:
         path = self.folder / name
         try:
-            return library().read_parquet(path)
+            return import_pandas().read_parquet(path)
         except FileNotFoundError:
             raise TapeDamaged(
                 f"{path} is missing. Run dross clean again; decisions that were made are kept."

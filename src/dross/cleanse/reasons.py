@@ -9,103 +9,121 @@ from torch.func import grad, vmap
 
 from ..autodiff.functional import called
 from ..influence.run import Run
-from ..step.loss import resolve
-from .inputs import tables
-from .inputs.load import Prepared
+from .inputs.columns import find_unusual_cells
+from .inputs.prepared import PreparedData
 from .inputs.texts import TextEncoder
-from .score import Checked
-from .train_many import Recipe
+from .recipe import Recipe
+from .score import RetrainingCheck
 
-_HURTS, _SIMILAR, _WORDS = 3, 4, 10
-_MOST_NUMBERS = 60_000_000  # of gradients held at once
+_MAX_HURT = 3  # validation instances
+_MAX_SIMILAR = 4  # training instances
+_MAX_WORDS = 10
+_MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 
 
-def explained(
-    prepared: Prepared, run: Run, recipe: Recipe, checked: Checked | None, ids: np.ndarray
+def find_reasons(
+    data: PreparedData, run: Run, recipe: Recipe, check: RetrainingCheck | None, ids: np.ndarray
 ) -> dict[str, dict[str, Any]]:
-    """{id: what `Project.why` promises}"""
-    found: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
-    for k, similar in zip(ids, _similar(prepared.x["train"], ids)):
-        found[int(k)]["similar"] = similar
-    for k, hurt in _hurt(prepared, run, recipe, ids).items():
-        found[k]["hurts"] = hurt
-    if checked is not None:
-        for place, k in enumerate(checked.verification.instances.tolist()):
-            if k in found:  # what a real run without it showed replaces the estimate
-                change = checked.changes[:, place]
-                found[k]["hurts"] = [
-                    [int(checked.asked[v]), float(change[v]), True]
-                    for v in np.argsort(change)[:_HURTS]
-                    if change[v] < 0
-                ]
-    if prepared.source.kind == "table":
-        for k, words in zip(
-            ids, tables.unusual(prepared.part("train").content, ids, prepared.columns)
-        ):
-            found[int(k)]["unusual"] = words
-    if isinstance(prepared.encoder, TextEncoder):
-        for k, words in zip(ids, _telling_words(prepared, run, ids, prepared.encoder.words)):
-            found[int(k)]["words"] = words
-    return {str(k): entry for k, entry in found.items()}
+    """What speaks against some training instances.
+
+    Arguments:
+        data: The data set.
+        run: A recorded run on its training part.
+        recipe: How it was trained.
+        check: What retraining showed, where it may be used in place of estimates.
+        ids: The training instances to explain.
+
+    Returns:
+        {id as text: what `Project.why` describes}
+    """
+    reasons: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
+    for k, similar in zip(ids, _find_similar(data.x["train"], ids)):
+        reasons[int(k)]["similar"] = similar
+    for k, hurt in _estimate_hurt(data, run, recipe, ids).items():
+        reasons[k]["hurts"] = hurt
+    if check is not None:
+        for k, hurt in _measured_hurt(check).items():
+            if k in reasons:
+                reasons[k]["hurts"] = hurt
+    if data.source.kind == "table":
+        cells = find_unusual_cells(data.part("train").content, ids, data.columns)
+        for k, unusual in zip(ids, cells):
+            reasons[int(k)]["unusual"] = unusual
+    if isinstance(data.encoder, TextEncoder):
+        for k, words in zip(ids, _find_telling_words(data, run, ids, data.encoder.words)):
+            reasons[int(k)]["words"] = words
+    return {str(k): entry for k, entry in reasons.items()}
 
 
-def _similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
+def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
+    """The nearest other training instances of each."""
     from sklearn.neighbors import NearestNeighbors
 
     flat = x.reshape(len(x), -1).numpy()
-    near = NearestNeighbors(n_neighbors=min(_SIMILAR + 1, len(flat))).fit(flat)
-    places = near.kneighbors(flat[ids], return_distance=False)
-    return [[int(other) for other in row if other != k][:_SIMILAR] for k, row in zip(ids, places)]
+    neighbors = NearestNeighbors(n_neighbors=min(_MAX_SIMILAR + 1, len(flat))).fit(flat)
+    places = neighbors.kneighbors(flat[ids], return_distance=False)
+    others = [[int(other) for other in row if other != k] for k, row in zip(ids, places)]
+    return [row[:_MAX_SIMILAR] for row in others]
 
 
-def _hurt(prepared: Prepared, run: Run, recipe: Recipe, ids: np.ndarray) -> dict[int, list]:
-    """The validation instances whose loss the instance raises the most, by the product of their gradients at the trained model: an estimate of
-    the direction, without a size."""
+def _measured_hurt(check: RetrainingCheck) -> dict[int, list]:
+    """The validation instances whose loss fell the most in a real run without the instance."""
+    hurt = {}
+    for place, k in enumerate(check.verification.instances.tolist()):
+        change = check.changes[:, place]
+        lowest = np.argsort(change)[:_MAX_HURT]
+        hurt[k] = [[int(check.asked[v]), float(change[v]), True] for v in lowest if change[v] < 0]
+    return hurt
+
+
+def _estimate_hurt(
+    data: PreparedData, run: Run, recipe: Recipe, ids: np.ndarray
+) -> dict[int, list]:
+    """The validation instances whose loss the instance raises the most.
+
+    Estimated by the product of their gradients at the trained model, which tells a direction
+    without a size. Nothing for models that are too large, or that have buffers.
+    """
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
-    loss, size = resolve(recipe.loss)[1], len(state.theta)
-    if size * len(ids) > _MOST_NUMBERS or state.buffers:
+    loss, size = recipe.loss_function, len(state.theta)
+    if size * len(ids) > _MAX_GRADIENT_NUMBERS or state.buffers:
         return {}
 
-    def one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return loss(
-            called(objective.model, objective.layout.unflatten(theta), x[None]), y[None]
-        ).sum()
+    def loss_of_one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        outputs = called(objective.model, objective.layout.unflatten(theta), x[None])
+        return loss(outputs, y[None]).sum()
 
-    gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="same")
+    gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")
+    chunk = max(1, _MAX_GRADIENT_NUMBERS // 4 // size)
+    validation = zip(*(tensor.split(chunk) for tensor in data.pair("validation")))
     with objective.evaluating():
-        own = gradients(state.theta, prepared.x["train"][ids], prepared.y["train"][ids])  # [K, p]
-        chunk = max(1, _MOST_NUMBERS // 4 // size)
-        products = torch.cat(
-            [
-                own @ gradients(state.theta, x, y).T
-                for x, y in zip(
-                    prepared.x["validation"].split(chunk), prepared.y["validation"].split(chunk)
-                )
-            ],
-            dim=1,
-        )  # [K, validation]
-    low = products.topk(min(_HURTS, products.shape[1]), largest=False)
+        own = gradients(state.theta, data.x["train"][ids], data.y["train"][ids])  # [K, p]
+        parts = [own @ gradients(state.theta, x, y).T for x, y in validation]
+    products = torch.cat(parts, dim=1)  # [K, validation]
+    low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {
-        int(k): [[int(v), None, False] for v, p in zip(row, value) if p < 0]
-        for k, row, value in zip(ids, low.indices.tolist(), low.values.tolist())
+        int(k): [[int(v), None, False] for v, product in zip(places, values) if product < 0]
+        for k, places, values in zip(ids, low.indices.tolist(), low.values.tolist())
     }
 
 
-def _telling_words(prepared: Prepared, run: Run, ids: np.ndarray, words: np.ndarray) -> list[list]:
-    """The words that speak most for or against the given label: gradient times input of its output."""
+def _find_telling_words(
+    data: PreparedData, run: Run, ids: np.ndarray, words: np.ndarray
+) -> list[list]:
+    """The words that speak most for or against the given label, with their weights.
+
+    A weight is the gradient of the label's output times the input.
+    """
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
-    x = prepared.x["train"][ids].clone().requires_grad_()
+    x = data.x["train"][ids].clone().requires_grad_()
     with objective.evaluating():
-        said = objective.predict(state.theta, state.buffers, x)
-    given = (
-        said.gather(1, prepared.y["train"][ids][:, None]).sum()
-        if prepared.source.task == "classification"
-        else said.sum()
-    )
-    (g,) = torch.autograd.grad(given, x)
-    weight = (g * x).detach()
-    strongest = weight.abs().topk(min(_WORDS, weight.shape[1]))
+        outputs = objective.predict(state.theta, state.buffers, x)
+    if data.source.task == "classification":
+        outputs = outputs.gather(1, data.y["train"][ids][:, None])
+    (g,) = torch.autograd.grad(outputs.sum(), x)
+    weights = (g * x).detach()
+    strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
     return [
         [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]
-        for row, places in zip(weight, strongest.indices.tolist())
+        for row, places in zip(weights, strongest.indices.tolist())
     ]

@@ -1,11 +1,14 @@
-"""Score every training instance, by several independent runs, and say beside the score what the models think of it.
+"""Score every training instance by several independent runs, and ask models what they think of it.
 
-One run's scores are partly that run's accident: other initial weights and another order blame other instances. What the runs agree on carries
-over to the next model, so the score is the mean over runs and its spread is shown as confidence.
+The scores of one run are partly an accident of that run: other initial weights and another order
+blame other instances. What the runs agree on carries over to the next model. So the score is the
+mean over runs, and its spread tells how much to trust it.
 
-Two questions, two rankings. What *hurts*: the mean score, the estimated change of the validation loss without the instance. What is *mislabelled*:
-the loss of the instance under its own label, among those that the models would label otherwise. For the second question each instance is asked
-of models that did not learn it (four-fold cross-fitting, repeated): a model that has learnt a wrong label by heart sees nothing wrong with it.
+Two questions give two rankings. What *hurts*: the mean score, which estimates the change of the
+validation loss without the instance. What is *mislabelled*: the loss of the instance under its own
+label, among those that the models would label otherwise. The second question is asked of models
+that did not learn the instance (four-fold cross-fitting, repeated): a model that has learnt a wrong
+label by heart sees nothing wrong with it.
 """
 
 from dataclasses import dataclass, replace
@@ -24,42 +27,83 @@ from ..influence.run import Run
 from ..influence.scores import Scores
 from ..influence.verification import Verification, compare
 from ..record.train import train
-from ..step.loss import resolve
-from .inputs.frames import Frame, library
-from .train_many import MOMENTUM, Fit, Recipe, fit
-from .train_many import losses as losses_at
+from .inputs.source import Frame, import_pandas
+from .recipe import MOMENTUM, Pair, Recipe
+from .train_many import ModelSpec, train_many
 
-Pair = tuple[Tensor, Tensor]
 _FOLDS = 4
-_ASKED = 2000
+_MAX_REPEATS = 4  # of the cross-fitting
+_MAX_ASKED = 2000  # validation instances whose own losses are compared
+_INSTANCES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Scored:
-    """[R, N] each: what R runs say of N training instances."""
+class InstanceScores:
+    """What R runs, and models that did not learn them, say of N training instances."""
 
     halves: np.ndarray  # [R, 2, N]: the scores for either half of the validation part
     weights: np.ndarray  # [2]: the shares of the halves
-    losses: np.ndarray  # of the models that learnt the instance
+    losses: np.ndarray  # [R, N] of the models that learnt the instance
     outputs: np.ndarray  # [repeats, N, outputs] of models that did not
     held_out: np.ndarray  # [repeats, N]: their losses
 
     @property
     def by_run(self) -> np.ndarray:
+        """The scores for the whole validation part, [R, N]."""
         return np.einsum("rhn,h->rn", self.halves, self.weights)
 
     @property
     def scores(self) -> np.ndarray:
+        """The mean over runs, [N]. Below 0: the validation loss would fall without it."""
         return self.by_run.mean(0)
 
     def by_half(self, half: int) -> np.ndarray:
+        """The mean scores for one half of the validation part, [N]."""
         return self.halves[:, half].mean(0)
 
 
-def recorded(
+def score(
+    recipe: Recipe,
+    data: Pair,
+    validation: Pair,
+    runs: int,
+    folder: Path,
+    *,
+    seed: int,
+    progress: bool,
+) -> tuple[list[Run], InstanceScores]:
+    """Train and retrace `runs` times.
+
+    Each run's scores are kept in `folder` as soon as they are known, and are not computed again.
+    """
+    parts = validation_halves(validation, seed)
+    query = mean_losses([(validation[0][part], validation[1][part]) for part in parts])
+    recorded, halves, losses = [], [], []
+    for number in range(runs):
+        tape = folder / f"run-{number}"
+        run = record_run(recipe, data, number, tape, seed=seed, progress=progress)
+        saved = folder / f"run-{number}-scores.safetensors"
+        scores = Scores.load(saved) if saved.exists() else run.influence(query)
+        if not saved.exists():
+            scores.save(saved)
+        recorded.append(run)
+        halves.append(scores.values)
+        losses.append(recipe.loss_function(_final_outputs(run, data[0]), data[1]).double().numpy())
+    shares = np.array([len(part) for part in parts]) / len(validation[1])
+    repeats = min(runs, _MAX_REPEATS)
+    outputs = cross_fit(recipe, data, repeats=repeats, seed=seed, progress=progress)
+    held_out = recipe.losses(outputs, data[1]).double().numpy()
+    found = InstanceScores(np.stack(halves), shares, np.stack(losses), outputs.numpy(), held_out)
+    return recorded, found
+
+
+def record_run(
     recipe: Recipe, data: Pair, number: int, folder: Path, *, seed: int, progress: bool
 ) -> Run:
-    """Run number `number`, from its tape where that is whole, else trained now or on from where it stopped."""
+    """One recorded run.
+
+    It is read from its tape if that is complete. Otherwise it is trained, from where the tape ends.
+    """
     model = recipe.build(mixed(seed, number, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
     begun = (folder / "manifest.json").exists()
@@ -78,130 +122,140 @@ def recorded(
     )
 
 
-def halves_of(validation: Pair, seed: int) -> list[np.ndarray]:
-    """Two random halves: what one half blames can be tried on the other."""
+def validation_halves(validation: Pair, seed: int) -> list[np.ndarray]:
+    """The ids of two random halves: what one half blames can be tried on the other."""
     return np.array_split(np.random.default_rng(mixed(seed, 3)).permutation(len(validation[1])), 2)
 
 
-def score(
-    recipe: Recipe,
-    data: Pair,
-    validation: Pair,
-    runs: int,
-    folder: Path,
-    *,
-    seed: int,
-    progress: bool,
-) -> tuple[list[Run], Scored]:
-    """Train and retrace `runs` times. Each run's scores are kept as soon as they are known."""
-    parts = halves_of(validation, seed)
-    query = mean_losses([(validation[0][part], validation[1][part]) for part in parts])
-    found, halves, losses = [], [], []
-    for number in range(runs):
-        run = recorded(recipe, data, number, folder / f"run-{number}", seed=seed, progress=progress)
-        kept = folder / f"run-{number}-scores.safetensors"
-        scores = Scores.load(kept) if kept.exists() else run.influence(query)
-        if not kept.exists():
-            scores.save(kept)
-        state = run.recording.state_at(run.steps)
-        objective = run.recording.objective
-        with objective.evaluating(), torch.no_grad():
-            said = torch.cat(
-                [
-                    objective.predict(state.theta, state.buffers, part)
-                    for part in data[0].split(4096)
-                ]
-            )
-        halves.append(scores.values)
-        losses.append(resolve(recipe.loss)[1](said, data[1]).double().numpy())
-        found.append(run)
-    share = np.array([len(part) for part in parts]) / len(validation[1])
-    outputs = cross_fitted(recipe, data, repeats=min(runs, 4), seed=seed, progress=progress)
-    held_out = losses_at(recipe, outputs, data[1]).double().numpy()
-    return found, Scored(np.stack(halves), share, np.stack(losses), outputs.numpy(), held_out)
+def _final_outputs(run: Run, x: Tensor) -> Tensor:
+    """The outputs of the trained model, [N, outputs]."""
+    state, objective = run.recording.state_at(run.steps), run.recording.objective
+    with objective.evaluating(), torch.no_grad():
+        parts = x.split(_INSTANCES_AT_ONCE)
+        return torch.cat([objective.predict(state.theta, state.buffers, part) for part in parts])
 
 
-def cross_fitted(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: bool) -> Tensor:
-    """[repeats, N, outputs]: what models say of instances that they did not learn."""
+def cross_fit(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: bool) -> Tensor:
+    """What models say of instances that they did not learn, [repeats, N, outputs]."""
     x, y = data
     rng = np.random.default_rng(mixed(seed, 6))
     folds = [np.array_split(rng.permutation(len(y)), _FOLDS) for _ in range(repeats)]
     everyone = np.arange(len(y))
-    fits = [
-        Fit(mixed(seed, 6, k, f), np.setdiff1d(everyone, fold), recipe.rate)
+    specs = [
+        ModelSpec(mixed(seed, 6, k, f), np.setdiff1d(everyone, fold), recipe.rate)
         for k, cut in enumerate(folds)
         for f, fold in enumerate(cut)
     ]
-    trained = fit(
-        recipe, x, y, fits, what="asking models that did not learn them", progress=progress
-    )
-    said = trained.outputs(x).reshape(repeats, _FOLDS, len(y), -1)
-    outputs = torch.empty(repeats, len(y), said.shape[-1])
+    what = "asking models that did not learn them"
+    trained = train_many(recipe, x, y, specs, what=what, progress=progress)
+    of_all = trained.outputs(x).reshape(repeats, _FOLDS, len(y), -1)
+    outputs = torch.empty(repeats, len(y), of_all.shape[-1])
     for k, cut in enumerate(folds):
         for f, fold in enumerate(cut):
-            outputs[k, fold] = said[k, f, fold]
+            outputs[k, fold] = of_all[k, f, fold]
     return outputs
 
 
-def table(
-    scored: Scored,
+# --- the table ------------------------------------------------------------------------------------
+
+
+def instance_table(
+    scored: InstanceScores,
     labels: np.ndarray,
     names: list[str],
     classes: list[str],
     scale: tuple[float, float],
-    unusual: np.ndarray,
+    outliers: np.ndarray,
 ) -> Frame:
-    """One row per training instance, in the columns that `Project.instances` promises."""
-    pandas = library()
+    """One row per training instance, with the columns that `Project.instances` describes.
 
-    scores, by_run, loss = scored.scores, scored.by_run, scored.held_out.mean(0)
-    if classes:
-        chances = torch.softmax(torch.from_numpy(scored.outputs), -1).numpy()
-        mean = chances.mean(0)
-        said = mean.argmax(1)
-        given = np.array([classes.index(label) for label in labels])
-        rows = np.arange(len(labels))
-        prediction = np.array(classes, dtype=object)[said]
-        probability, label_probability = mean[rows, said], mean[rows, given]
-        agreement = (chances.argmax(-1) == said).mean(0)
-        candidate = said != given
-    else:
-        values = scored.outputs[..., 0] * scale[1] + scale[0]
-        middle, spread = values.mean(0), values.std(0)
-        prediction = np.array([f"{value:.6g}" for value in middle], dtype=object)
-        probability = label_probability = np.full(len(labels), np.nan)
-        agreement = np.exp(-spread / max(scale[1], 1e-12))
-        candidate = loss > loss.mean() + 2 * loss.std()
+    Arguments:
+        scored: What the runs and the cross-fitted models say.
+        labels: As they were read, [N].
+        names: Where each instance comes from.
+        classes: The names of the classes; none for a regression.
+        scale: The mean and the deviation of a regression's labels.
+        outliers: See `outlier_ranks`, [N].
+    """
+    pandas = import_pandas()
+    by_run, loss = scored.by_run, scored.held_out.mean(0)
+    opinions = (
+        _class_opinions(scored, labels, classes)
+        if classes
+        else _number_opinions(scored, loss, scale)
+    )
+    suspects = np.flatnonzero(opinions.suspect)
     mislabel_rank = np.full(len(labels), -1)
-    suspects = np.flatnonzero(candidate)
-    mislabel_rank[suspects[np.argsort(-loss[suspects], kind="stable")]] = np.arange(len(suspects))
-    harm_rank = np.empty(len(labels), dtype=np.int64)
-    harm_rank[np.argsort(scores, kind="stable")] = np.arange(len(labels))
-    shown = [str(label) if classes else f"{label:.6g}" for label in labels]
-    return pandas.DataFrame(
-        {
-            "source": names,
-            "label": shown,
-            "score": scores,
-            "spread": by_run.std(0),
-            "harmful_in": (by_run < 0).sum(0),
-            "harm_rank": harm_rank,
-            "loss": loss,
-            "training_loss": scored.losses.mean(0),
-            "mislabel_rank": mislabel_rank,
-            "prediction": prediction,
-            "probability": probability,
-            "label_probability": label_probability,
-            "agreement": agreement,
-            "outlier": unusual,
-            "verified": np.nan,
-        },
-        index=pandas.RangeIndex(len(labels), name="id"),
+    mislabel_rank[suspects] = _ranks(-loss[suspects])
+    columns = {
+        "source": names,
+        "label": [str(label) if classes else f"{label:.6g}" for label in labels],
+        "score": scored.scores,
+        "spread": by_run.std(0),
+        "harmful_in": (by_run < 0).sum(0),
+        "harm_rank": _ranks(scored.scores),
+        "loss": loss,
+        "training_loss": scored.losses.mean(0),
+        "mislabel_rank": mislabel_rank,
+        "prediction": opinions.prediction,
+        "probability": opinions.probability,
+        "label_probability": opinions.label_probability,
+        "agreement": opinions.agreement,
+        "outlier": outliers,
+        "verified": np.nan,
+    }
+    return pandas.DataFrame(columns, index=pandas.RangeIndex(len(labels), name="id"))
+
+
+@dataclass(frozen=True)
+class _Opinions:
+    """What models that did not learn them think of N instances, [N] each."""
+
+    prediction: np.ndarray  # in words
+    probability: np.ndarray  # of the prediction; nan for a regression
+    label_probability: np.ndarray
+    agreement: np.ndarray  # between the models: 1 if they all say the same
+    suspect: np.ndarray  # whether the label may be wrong
+
+
+def _class_opinions(scored: InstanceScores, labels: np.ndarray, classes: list[str]) -> _Opinions:
+    chances = torch.softmax(torch.from_numpy(scored.outputs), -1).numpy()
+    mean = chances.mean(0)
+    predicted = mean.argmax(1)
+    given = np.array([classes.index(label) for label in labels])
+    rows = np.arange(len(labels))
+    return _Opinions(
+        prediction=np.array(classes, dtype=object)[predicted],
+        probability=mean[rows, predicted],
+        label_probability=mean[rows, given],
+        agreement=(chances.argmax(-1) == predicted).mean(0),
+        suspect=predicted != given,
     )
 
 
-def outliers(run: Run) -> np.ndarray:
-    """How unusual an instance looks to the model: 1 the most, 0 the least."""
+def _number_opinions(
+    scored: InstanceScores, loss: np.ndarray, scale: tuple[float, float]
+) -> _Opinions:
+    values = scored.outputs[..., 0] * scale[1] + scale[0]
+    nothing = np.full(len(loss), np.nan)
+    return _Opinions(
+        prediction=np.array([f"{value:.6g}" for value in values.mean(0)], dtype=object),
+        probability=nothing,
+        label_probability=nothing,
+        agreement=np.exp(-values.std(0) / max(scale[1], 1e-12)),
+        suspect=loss > loss.mean() + 2 * loss.std(),
+    )
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """0 for the lowest value; equal ones in their order."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
+
+
+def outlier_ranks(run: Run) -> np.ndarray:
+    """How unusual each instance looks to the model, [N]: 1 the most, 0 the least."""
     from sklearn.ensemble import IsolationForest
 
     try:
@@ -209,21 +263,22 @@ def outliers(run: Run) -> np.ndarray:
     except NotSupported:  # no linear layer to look through: the inputs themselves
         x, _ = run.recording.instances[np.arange(len(run))]
         seen = x.reshape(len(x), -1).float().cpu().numpy()
-    order = np.argsort(
-        -IsolationForest(random_state=0).fit(seen).score_samples(seen), kind="stable"
-    )
+    anomaly = -IsolationForest(random_state=0).fit(seen).score_samples(seen)
     ranks = np.empty(len(seen))
-    ranks[order] = np.linspace(0, 1, len(seen))
+    ranks[np.argsort(anomaly, kind="stable")] = np.linspace(0, 1, len(seen))
     return ranks
 
 
+# --- verification ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Checked:
+class RetrainingCheck:
     """What retraining without some instances, one by one, did to each validation instance."""
 
     verification: Verification
-    asked: np.ndarray  # the validation instances, or a sample of a large part
-    changes: np.ndarray  # [asked, checked]
+    asked: np.ndarray  # [asked]: the ids of validation instances, or of a sample of them
+    changes: np.ndarray  # [asked, checked]: how their losses changed
 
 
 def verify(
@@ -235,16 +290,25 @@ def verify(
     at_random: int,
     seed: int,
     progress: bool,
-) -> Checked:
-    """The first suggestions and a random sample, each checked by a real run without it."""
+) -> RetrainingCheck:
+    """Check scores by real runs that each leave one instance out.
+
+    Arguments:
+        run: The run that the scores are of.
+        scores: Its scores, [N].
+        validation: The inputs and targets of the validation part.
+        first: The ids of the first suggestions, which are checked.
+        at_random: How many others are checked too.
+        seed: Decides which others.
+        progress: Whether to show a progress bar.
+    """
     others = np.setdiff1d(np.arange(len(scores)), first)
-    sample = np.random.default_rng(mixed(seed, 4)).choice(
-        others, min(at_random, len(others)), replace=False
-    )
+    rng = np.random.default_rng(mixed(seed, 4))
+    sample = rng.choice(others, min(at_random, len(others)), replace=False)
     ids = np.concatenate([first, np.sort(sample)])
     without = replace(run, progress=progress).counterfactual([[k] for k in ids])
-    asked = np.sort(np.random.default_rng(mixed(seed, 8)).permutation(len(validation[1]))[:_ASKED])
+    shuffled = np.random.default_rng(mixed(seed, 8)).permutation(len(validation[1]))
+    asked = np.sort(shuffled[:_MAX_ASKED])
     changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
-    return Checked(
-        compare(ids, scores[ids], without.changes(mean_loss(validation))), asked, changes
-    )
+    verification = compare(ids, scores[ids], without.changes(mean_loss(validation)))
+    return RetrainingCheck(verification, asked, changes)

@@ -1,264 +1,238 @@
-"""The models that dross offers, and training them again and again: for the search of a rate, the choice of m and the verdict.
+"""Train a recipe many times: to find a rate, to choose how many to remove, and for the verdict.
 
-Many small models are trained side by side (`vmap`): thirty retrainings of a small network cost about as much as five. Each has its own initial
-weights, its own order of instances, its own rate, and its own instances; all take the same number of steps, so a model with fewer
-instances sees each a little more often.
+Many small models are trained side by side (`vmap`): thirty small networks cost about as much as
+five. Each has its own initial weights, its own order of instances, its own rate and its own
+instances. All take the same number of steps, so a model with fewer instances sees each a little
+more often.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import grad, stack_module_state, vmap
 
+from ..autodiff.functional import called
 from ..data.seeds import mixed
-from ..errors import BadInput, NotFinite
+from ..errors import NotFinite
 from ..execution import threads
-from ..step.loss import resolve
-from ..support.name_hints import check_name
-from ..support.progress import bar
+from ..support.progress import Advance, bar
+from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
 
-MODELS = ("linear", "mlp", "cnn")
-MOMENTUM = 0.9
-RATES = (0.3, 0.1, 0.03, 0.01, 0.003)
-_EPOCHS = 30
-_FEWEST_EPOCHS = 4
-_HIDDEN = 64
-_AS_GOOD = 1.03
-SEARCHED = 20_000  # instances that a search looks at, at most
-_BYTES_SIDE_BY_SIDE = 256 << 20
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train: enough to do it again."""
-
-    model: str
-    inputs: tuple[int, ...]  # the shape of one instance
-    outputs: int
-    loss: str = "cross_entropy"
-    rate: float = 0.1
-    epochs: int = _EPOCHS
-    batch_size: int = 32
-    make: Callable[[], nn.Module] | None = None  # for a model of the user's own
-
-    def build(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return (
-                self.make()
-                if self.make is not None
-                else network(self.model, self.inputs, self.outputs)
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size")
-        return {name: getattr(self, name) for name in names}
-
-    def steps_per_epoch(self, count: int) -> int:
-        return -(-count // self.batch_size)
-
-
-def network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module:
-    """Smooth activations: the estimates are first-order, and kinks are what they get wrong."""
-    check_name("model", kind, MODELS)
-    size = int(np.prod(inputs))
-    if kind == "linear":
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, outputs))
-    if kind == "mlp":
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, outputs)
-        )
-    if len(inputs) != 3:
-        raise BadInput(f"A cnn takes pictures, not inputs of shape {inputs}. Choose linear or mlp.")
-    channels, height, width = inputs
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.GELU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.GELU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), outputs),
-    )
-
-
-def default_batch(count: int) -> int:
-    return int(min(1024, max(16, 2 ** round(np.log2(max(count, 1) / 30)))))
-
-
-# --- training many ---------------------------------------------------------------------------------------------------------------------
+MAX_SEARCHED_INSTANCES = 20_000
+_SEARCHED_RATES = (0.3, 0.1, 0.03, 0.01, 0.003)
+_MIN_EPOCHS = 4
+_ABOUT_AS_GOOD_RATE = 1.03  # times the lowest validation loss of all rates
+_ABOUT_AS_GOOD_EPOCH = 1.01  # times the lowest validation loss of all epochs
+_MAX_BYTES_SIDE_BY_SIDE = 256 << 20
+_INSTANCES_AT_ONCE = 4096
+# Convolutions gain nothing from standing side by side; the others draw random numbers or keep state
+_LAYERS_TRAINED_ALONE = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Dropout,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
 
 
 @dataclass(frozen=True)
-class Fit:
-    """One model to be trained: on which instances, from which seed, at which rate."""
+class ModelSpec:
+    """One model to train: from which seed, on which instances, at which rate."""
 
     seed: int
     ids: np.ndarray
     rate: float
-    labels: Tensor | None = None  # where it learns other labels than the rest
-
-
-Watch = Callable[[int, "Trained", Sequence[Fit]], None]
+    labels: Tensor | None = None  # if it learns other labels than the rest
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModels:
     """K models of one kind."""
 
     model: nn.Module
     parameters: dict[str, Tensor]  # each [K, ...]
-    buffers: dict[str, Tensor]
+    buffers: dict[str, Tensor]  # each [K, ...]
 
     def outputs(self, x: Tensor) -> Tensor:
-        """[K, N, outputs], in eval mode."""
+        """What each model says of N instances, in eval mode: [K, N, outputs]."""
         self.model.eval()
+        stacked = {**self.parameters, **self.buffers}
         count = len(next(iter(self.parameters.values())))
-        chunks = []
+        outputs = []
         with torch.no_grad():
             for k in range(count):
-                state = {
-                    name: p[k] for name, p in (*self.parameters.items(), *self.buffers.items())
-                }
-                chunks.append(
-                    torch.cat(
-                        [functional_call(self.model, state, (part,)) for part in x.split(4096)]
-                    )
-                )
-        return torch.stack(chunks)
+                state = {name: values[k] for name, values in stacked.items()}
+                parts = [called(self.model, state, part) for part in x.split(_INSTANCES_AT_ONCE)]
+                outputs.append(torch.cat(parts))
+        return torch.stack(outputs)
 
 
-def fit(
+AfterEpoch = Callable[[int, TrainedModels, Sequence[ModelSpec]], None]
+
+
+def train_many(
     recipe: Recipe,
     x: Tensor,
     y: Tensor,
-    fits: Sequence[Fit],
+    specs: Sequence[ModelSpec],
     *,
-    watch: Watch | None = None,
-    what: str = "",
+    after_epoch: AfterEpoch | None = None,
+    what: str = "training",
     progress: bool = False,
-) -> Trained:
-    """Train them all. `watch` is told after every epoch."""
-    side_by_side, weights = _can_share(recipe), _weights(recipe)
-    size = (
-        max(1, min(len(fits), _BYTES_SIDE_BY_SIDE // max(1, _bytes(recipe, x))))
-        if side_by_side
-        else 1
-    )
-    steps = recipe.epochs * recipe.steps_per_epoch(len(x))
-    parts: list[Trained] = []
-    with (
-        threads.manage_threads(),
-        bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance,
-    ):
-        for start in range(0, len(fits), size):
-            if side_by_side:  # no convolutions: every weight is multiplied with every instance once
-                threads.use_for(2 * weights * recipe.batch_size * min(size, len(fits) - start))
-            parts.append(
-                _fit_chunk(recipe, x, y, fits[start : start + size], watch, advance, steps)
-            )
-    if len(parts) == 1:
-        return parts[0]
-    names, buffers = parts[0].parameters, parts[0].buffers
-    return Trained(
-        parts[0].model,
-        {name: torch.cat([part.parameters[name] for part in parts]) for name in names},
-        {name: torch.cat([part.buffers[name] for part in parts]) for name in buffers},
-    )
+) -> TrainedModels:
+    """Train one model per spec.
+
+    Arguments:
+        recipe: The model and its settings; the rate is that of the spec.
+        x: The inputs of all instances, [N, ...].
+        y: Their targets, [N] or [N, 1].
+        specs: What each model learns.
+        after_epoch: Called after every epoch with its number, the models that are trained together
+            so far, and their specs. Models that do not fit into memory together come in turn.
+        what: Words for the progress bar.
+        progress: Whether to show the bar.
+    """
+    together = _can_train_together(recipe)
+    size = _models_at_once(recipe, x, len(specs)) if together else 1
+    steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
+    chunks: list[TrainedModels] = []
+    shown = bar(what, steps * len(specs), show=progress, unit="model steps")
+    with threads.manage_threads(), shown as advance:
+        trainer = _Trainer(recipe, x, y, steps, after_epoch, advance)
+        for start in range(0, len(specs), size):
+            chunk = specs[start : start + size]
+            if together:  # no convolutions: every weight is multiplied with every instance once
+                threads.use_for(2 * weights * recipe.batch_size * len(chunk))
+            train = trainer.train_together if len(chunk) > 1 else trainer.train_alone
+            chunks.append(train(chunk))
+    return _join(chunks)
 
 
-def _can_share(recipe: Recipe) -> bool:
-    """Convolutions gain nothing from standing side by side, and layers with a memory or with chance cannot."""
+def _can_train_together(recipe: Recipe) -> bool:
+    """Whether models can share a vmap, and whether that is faster."""
     model = recipe.build(0)
-    single = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Dropout, nn.RNNBase, nn.MultiheadAttention)
     frozen = any(not p.requires_grad for p in model.parameters())
-    return (
-        not frozen
-        and not any(isinstance(module, single) for module in model.modules())
-        and not list(model.buffers())
+    alone = any(isinstance(module, _LAYERS_TRAINED_ALONE) for module in model.modules())
+    return not frozen and not alone and not list(model.buffers())
+
+
+def _models_at_once(recipe: Recipe, x: Tensor, count: int) -> int:
+    fitting = _MAX_BYTES_SIDE_BY_SIDE // max(1, _bytes_per_model(recipe, x))
+    return max(1, min(count, fitting))
+
+
+def _bytes_per_model(recipe: Recipe, x: Tensor) -> int:
+    """Memory for weights, gradients, velocities, and twice a batch."""
+    return 4 * (3 * recipe.count_parameters() + 2 * recipe.batch_size * x[0].numel())
+
+
+def _join(chunks: list[TrainedModels]) -> TrainedModels:
+    if len(chunks) == 1:
+        return chunks[0]
+
+    def join(tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
+
+    return TrainedModels(
+        chunks[0].model,
+        join([chunk.parameters for chunk in chunks]),
+        join([chunk.buffers for chunk in chunks]),
     )
 
 
-def _weights(recipe: Recipe) -> int:
-    return sum(p.numel() for p in recipe.build(0).parameters())
+@dataclass(frozen=True)
+class _Trainer:
+    """What the models of one call have in common."""
+
+    recipe: Recipe
+    x: Tensor
+    y: Tensor
+    steps: int
+    after_epoch: AfterEpoch | None
+    advance: Advance
+
+    def train_together(self, specs: Sequence[ModelSpec]) -> TrainedModels:
+        """Train several models by one vmap over their stacked parameters."""
+        models = [self._build(spec) for spec in specs]
+        orders = [self._batch_order(spec) for spec in specs]
+        targets = torch.stack([self._targets(spec) for spec in specs])  # [K, N, ...]
+        rows = torch.arange(len(specs))[:, None]
+        parameters, _ = stack_module_state(models)
+        parameters = {name: p.detach() for name, p in parameters.items()}
+        velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32)
+        shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
+        trained = TrainedModels(models[1].train(), parameters, {})
+        gradient = self._stacked_gradient(models[0])
+        for step in range(self.steps):
+            ids = torch.from_numpy(np.stack([order.next() for order in orders]))  # [K, batch]
+            g = gradient(parameters, self.x[ids], targets[rows, ids])
+            # Not step.update_rules.SGD: it takes one rate for all, and fuses the product into the
+            # sum, which rounds otherwise.
+            for name, p in parameters.items():
+                velocity[name].mul_(MOMENTUM).add_(g[name])
+                p.sub_(shaped[name] * velocity[name])
+            self._finish_step(step, specs, lambda: trained)
+        return trained
+
+    def train_alone(self, specs: Sequence[ModelSpec]) -> TrainedModels:
+        """Train a single model as anybody would."""
+        (spec,) = specs
+        model, order, targets = self._build(spec), self._batch_order(spec), self._targets(spec)
+        learnt = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(learnt, lr=spec.rate, momentum=MOMENTUM)
+        loss = self.recipe.loss_function
+        for step in range(self.steps):
+            model.train()
+            ids = torch.from_numpy(order.next())
+            loss(model(self.x[ids]), targets[ids]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self._finish_step(step, specs, lambda: _snapshot(model))
+        return _snapshot(model)
+
+    def _build(self, spec: ModelSpec) -> nn.Module:
+        return self.recipe.build(mixed(spec.seed, 1))
+
+    def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
+        return _BatchOrder(spec.ids, mixed(spec.seed, 2), self.recipe.batch_size)
+
+    def _targets(self, spec: ModelSpec) -> Tensor:
+        return self.y if spec.labels is None else spec.labels
+
+    def _stacked_gradient(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
+        """The gradients of K models, given parameters [K, ...], x [K, batch, ...], y [K, batch]."""
+        skeleton, loss = model.to("meta").train(), self.recipe.loss_function
+
+        def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(called(skeleton, parameters, x), y).mean()
+
+        return vmap(grad(mean_loss))
+
+    def _finish_step(
+        self, step: int, specs: Sequence[ModelSpec], trained: Callable[[], TrainedModels]
+    ) -> None:
+        """Report progress, and call `after_epoch` at the end of one."""
+        self.advance(len(specs))
+        epoch, rest = divmod(step + 1, self.recipe.steps_per_epoch(len(self.x)))
+        if self.after_epoch is not None and rest == 0:
+            self.after_epoch(epoch, trained(), specs)
 
 
-def _bytes(recipe: Recipe, x: Tensor) -> int:
-    return 4 * (3 * _weights(recipe) + 2 * recipe.batch_size * x[0].numel())
-
-
-def _fit_chunk(
-    recipe: Recipe,
-    x: Tensor,
-    y: Tensor,
-    fits: Sequence[Fit],
-    watch: Watch | None,
-    advance,
-    steps: int,
-) -> Trained:
-    models = [recipe.build(mixed(fit.seed, 1)) for fit in fits]
-    orders = [_Order(fit.ids, mixed(fit.seed, 2), recipe.batch_size) for fit in fits]
-    targets = torch.stack([y if fit.labels is None else fit.labels for fit in fits])
-    rates = torch.tensor([fit.rate for fit in fits], dtype=torch.float32)
-    loss = resolve(recipe.loss)[1]
-    if len(models) == 1:
-        return _fit_one(
-            recipe, models[0], loss, x, targets[0], orders[0], fits[0], watch, advance, steps
-        )
-    parameters, _ = stack_module_state(models)
-    parameters = {name: p.detach() for name, p in parameters.items()}
-    velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    base = models[0].to("meta")
-
-    def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(base, parameters, (x,)), y).mean()
-
-    gradient = vmap(grad(one))
-    trained = Trained(models[1].train(), parameters, {})
-    per_epoch, rows = recipe.steps_per_epoch(len(x)), torch.arange(len(fits))[:, None]
-    shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
-    base.train()
-    for step in range(steps):
-        ids = torch.from_numpy(np.stack([order.next() for order in orders]))
-        g = gradient(parameters, x[ids], targets[rows, ids])
-        for name, p in parameters.items():
-            velocity[name].mul_(MOMENTUM).add_(g[name])
-            p.sub_(shaped[name] * velocity[name])
-        advance(len(fits))
-        if watch is not None and (step + 1) % per_epoch == 0:
-            watch((step + 1) // per_epoch, trained, fits)
-            base.train()
-    return trained
-
-
-def _fit_one(recipe, model, loss, x, y, order, one: Fit, watch, advance, steps) -> Trained:
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=one.rate, momentum=MOMENTUM
-    )
-    per_epoch = recipe.steps_per_epoch(len(x))
-    state = lambda: Trained(
+def _snapshot(model: nn.Module) -> TrainedModels:
+    """One model as a stack of one."""
+    return TrainedModels(
         model,
         {name: p.detach().clone()[None] for name, p in model.named_parameters()},
         {name: b.detach().clone()[None] for name, b in model.named_buffers()},
     )
-    for step in range(steps):
-        model.train()
-        ids = torch.from_numpy(order.next())
-        loss(model(x[ids]), y[ids]).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        advance(1)
-        if watch is not None and (step + 1) % per_epoch == 0:
-            watch((step + 1) // per_epoch, state(), [one])
-    return state()
 
 
-class _Order:
+class _BatchOrder:
     """Batches of one size from endless shuffles of some instances."""
 
     def __init__(self, ids: np.ndarray, seed: int, size: int):
@@ -266,108 +240,123 @@ class _Order:
         self.left = np.zeros(0, dtype=np.int64)
 
     def next(self) -> np.ndarray:
+        """The ids of the next batch, int64 [size]."""
         while len(self.left) < self.size:
             self.left = np.concatenate([self.left, self.rng.permutation(self.ids)])
         taken, self.left = self.left[: self.size], self.left[self.size :]
         return taken
 
 
-# --- measuring and searching ---------------------------------------------------------------------------------------------------------
-
-
-def losses(recipe: Recipe, outputs: Tensor, y: Tensor) -> Tensor:
-    """[K, N] of outputs [K, N, ...]."""
-    loss = resolve(recipe.loss)[1]
-    return torch.stack([loss(one, y) for one in outputs])
-
-
-def wrong(outputs: Tensor, y: Tensor) -> Tensor:
-    """[K, N]: whether the largest output is not the label."""
-    return outputs.argmax(-1) != y
-
-
-def mistakes(recipe: Recipe, outputs: Tensor, y: Tensor) -> Tensor:
-    """[K, N]: how far off, as people count it: a class is right or wrong, a number is off by so much."""
-    if recipe.loss == "cross_entropy":
-        return wrong(outputs, y).to(outputs.dtype)
-    return losses(recipe, outputs, y).sqrt()
+# --- the search of a rate -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
+    """The recipe with the rate and the epochs that were found, and what was tried."""
+
     recipe: Recipe
     curves: dict[float, list[float]]  # rate -> validation loss after each epoch
 
 
-def search(
+def search_rate(
     recipe: Recipe,
     x: Tensor,
     y: Tensor,
-    validation: tuple[Tensor, Tensor],
+    validation: Pair,
     *,
     rates: Sequence[float] | None = None,
     epochs: int | None = None,
     seed: int = 0,
     progress: bool = False,
-) -> Searched:
-    """The rate and the number of epochs with the lowest validation loss. What the caller gives is taken as it is.
+) -> SearchResult:
+    """Find the rate and the number of epochs with the lowest validation loss.
 
-    Of a large set a part is enough to find them: the whole is then trained for about as many steps."""
-    if len(x) > SEARCHED:
-        return _searched_on_a_part(recipe, x, y, validation, rates, epochs, seed, progress)
-    longest = replace(recipe, epochs=epochs or _EPOCHS)
-    fits = [Fit(seed, np.arange(len(x)), rate) for rate in (rates or RATES)]
-    curves: dict[float, list[float]] = {fit.rate: [] for fit in fits}
+    Of a large set, a sample is searched: the whole is then trained for about as many steps.
 
-    def watch(_: int, trained: Trained, some: Sequence[Fit]) -> None:
-        found = losses(recipe, trained.outputs(validation[0]), validation[1]).mean(1).tolist()
-        for one, value in zip(some, found):
-            curves[one.rate].append(value)
+    Arguments:
+        recipe: The model; its rate and epochs are ignored.
+        x: The inputs of the training part, [N, ...].
+        y: Its targets.
+        validation: The inputs and targets of the validation part.
+        rates: The rates to try.
+        epochs: The number of epochs, if it is not to be searched for.
+        seed: Of the initial weights and the order of instances.
+        progress: Whether to show a progress bar.
 
-    fit(longest, x, y, fits, watch=watch, what="looking for a rate", progress=progress)
+    Raises:
+        NotFinite: Training diverges at every rate.
+    """
+    if len(x) > MAX_SEARCHED_INSTANCES:
+        return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
+    specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
+    curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
+
+    def measure(_: int, trained: TrainedModels, some: Sequence[ModelSpec]) -> None:
+        outputs = trained.outputs(validation[0])
+        for spec, loss in zip(some, recipe.losses(outputs, validation[1]).mean(1).tolist()):
+            curves[spec.rate].append(loss)
+
+    longest = replace(recipe, epochs=epochs or DEFAULT_EPOCHS)
+    what = "looking for a rate"
+    train_many(longest, x, y, specs, after_epoch=measure, what=what, progress=progress)
+    rate, best_epochs = _choose_rate(curves, search_epochs=epochs is None)
+    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves)
+
+
+def _choose_rate(curves: dict[float, list[float]], search_epochs: bool) -> tuple[float, int]:
+    """The best rate and its number of epochs."""
     usable = {rate: curve for rate, curve in curves.items() if np.isfinite(curve).all()}
     if not usable:
         raise NotFinite(
-            f"Training diverges at every rate that was tried ({', '.join(map(str, curves))}). Pass a smaller one: --rate 0.001."
+            "Training diverges at every rate that was tried "
+            f"({', '.join(map(str, curves))}). Pass a smaller one: --rate 0.001."
         )
-    best = {
-        rate: (_best_epoch(curve) if epochs is None else len(curve))
-        for rate, curve in usable.items()
+    epochs = {
+        rate: _best_epoch(curve) if search_epochs else len(curve) for rate, curve in usable.items()
     }
-    lowest = min(usable[rate][best[rate] - 1] for rate in usable)
-    # among rates that do about as well, the smallest: the scores are first-order, and hold the better the smaller the steps
-    rate = min(rate for rate in usable if usable[rate][best[rate] - 1] <= _AS_GOOD * lowest)
-    return Searched(replace(recipe, rate=rate, epochs=best[rate]), curves)
+    losses = {rate: curve[epochs[rate] - 1] for rate, curve in usable.items()}
+    limit = _ABOUT_AS_GOOD_RATE * min(losses.values())
+    # the smallest of them: the scores are first-order, and more accurate for smaller steps
+    chosen = min(rate for rate, loss in losses.items() if loss <= limit)
+    return chosen, epochs[chosen]
 
 
-def _searched_on_a_part(
+def _best_epoch(curve: list[float]) -> int:
+    """The first epoch that is about as good as the best.
+
+    Longer training makes longer tapes and wilder last iterates.
+    """
+    limit = _ABOUT_AS_GOOD_EPOCH * min(curve[_MIN_EPOCHS - 1 :])
+    return next(k for k in range(_MIN_EPOCHS, len(curve) + 1) if curve[k - 1] <= limit)
+
+
+def _search_on_sample(
     recipe: Recipe,
     x: Tensor,
     y: Tensor,
-    validation: tuple[Tensor, Tensor],
-    rates,
-    epochs,
+    validation: Pair,
+    rates: Sequence[float] | None,
+    epochs: int | None,
     seed: int,
     progress: bool,
-) -> Searched:
-    shuffled = lambda count: torch.from_numpy(np.random.default_rng(seed).permutation(count))
-    chosen, asked = shuffled(len(y))[:SEARCHED], shuffled(len(validation[1]))[: SEARCHED // 4]
-    small = replace(recipe, batch_size=min(recipe.batch_size, default_batch(SEARCHED)))
-    found = search(
+) -> SearchResult:
+    def sample(count: int, size: int) -> Tensor:
+        return torch.from_numpy(np.random.default_rng(seed).permutation(count))[:size]
+
+    train_ids = sample(len(y), MAX_SEARCHED_INSTANCES)
+    validation_ids = sample(len(validation[1]), MAX_SEARCHED_INSTANCES // 4)
+    batch_size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
+    small = replace(recipe, batch_size=batch_size)
+    found = search_rate(
         small,
-        x[chosen],
-        y[chosen],
-        (validation[0][asked], validation[1][asked]),
+        x[train_ids],
+        y[train_ids],
+        (validation[0][validation_ids], validation[1][validation_ids]),
         rates=rates,
         seed=seed,
         progress=progress,
     )
-    steps = found.recipe.epochs * small.steps_per_epoch(SEARCHED)
+    steps = found.recipe.epochs * small.steps_per_epoch(MAX_SEARCHED_INSTANCES)
     enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))
-    return Searched(replace(recipe, rate=found.recipe.rate, epochs=epochs or enough), found.curves)
-
-
-def _best_epoch(curve: list[float]) -> int:
-    """The first epoch that is within 1 % of the lowest loss: longer training makes longer tapes and wilder last iterates."""
-    low = min(curve[_FEWEST_EPOCHS - 1 :])
-    return next(k for k in range(_FEWEST_EPOCHS, len(curve) + 1) if curve[k - 1] <= 1.01 * low)
+    whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
+    return SearchResult(whole, found.curves)

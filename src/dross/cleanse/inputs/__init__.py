@@ -1,1 +1,1 @@
-"""Reading a data set of any kind: tables, pictures, texts."""
+"""Read a data set of any kind (a table, pictures, texts, a Python function) into tensors."""

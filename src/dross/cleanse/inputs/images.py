@@ -7,83 +7,93 @@ import torch
 
 from ...errors import BadInput
 from ...support.name_hints import check_name
-from .frames import Frame, library
-from .source import Source
-from .tables import read_frame
+from .source import Frame, Source, import_pandas
+from .tables import read_frame, row_names
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-_LARGEST = 32  # pixels; larger pictures are made smaller before the network sees them
-_SHOWN = 160
-_MOST_BROKEN = 0.1
+_RESIZED = 32  # pixels on a side, for pictures that are large or differ in size
+_MAX_SIDE = 40  # pictures of one size up to this one are learnt as they are
+_MIN_SIDE = 4
+_THUMBNAIL_SIDE = 160
+_MAX_SHARE_BROKEN = 0.1
+_PICTURES_INSPECTED = 200  # to find out whether they are grey and of one size
+_PICTURES_MEASURED = 2000  # for the mean and the deviation of the pixels
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """Every picture under a folder, sorted by path."""
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+    )
 
 
 def read_folder(folder: Path) -> Source:
-    """One folder per class."""
-    pandas = library()
-
+    """Read a folder that has one folder of pictures per class."""
     if not folder.is_dir():
         raise BadInput(f"There is no folder {folder}.")
-    files = sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
-    )
+    files = list_pictures(folder)
     if not files:
         raise BadInput(
-            f"There are no pictures under {folder}. Expected one folder per class with {', '.join(sorted(SUFFIXES))} files in it."
+            f"There are no pictures under {folder}. Expected one folder per class with "
+            f"{', '.join(sorted(SUFFIXES))} files in it."
         )
-    flat = [path for path in files if path.parent == folder]
-    if flat:
+    loose = [path for path in files if path.parent == folder]
+    if loose:
         raise BadInput(
-            f"{flat[0].name} lies directly in {folder}. Put the pictures of each class into a folder with its name, or pass a CSV of paths and labels "
-            "with --images and --label."
+            f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
+            "folder with its name, or pass a CSV of paths and labels with --images and --label."
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
-    return _checked(
-        Source("images", "class", pandas.DataFrame({"path": names}), labels, names), folder
-    )
+    content = import_pandas().DataFrame({"path": names})
+    return _drop_broken(Source("images", "class", content, labels, names), folder)
 
 
-def read_table(table: Path, paths: str, label: str) -> Source:
-    """A table with a column of file names, as seen from the table's folder, and a column of labels."""
-    pandas = library()
+def read_listing(table: Path, paths: str, label: str) -> Source:
+    """Read the pictures that a table lists.
 
+    Arguments:
+        table: A CSV, TSV or Parquet file.
+        paths: The column of file names, relative to the folder of the table.
+        label: The column of classes.
+    """
     frame, notes = read_frame(table)
     for column in (paths, label):
         check_name("column", column, map(str, frame.columns))
     whole = frame[[paths, label]].notna().all(axis=1)
     if not whole.all():
         notes.append(f"{int((~whole).sum())} rows lack a path or a label and are left out.")
-    names = [f"row {k + 2}" for k in np.flatnonzero(whole.to_numpy())]
+    names = row_names(np.flatnonzero(whole.to_numpy()))
     frame = frame[whole]
     labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
-    return _checked(
-        Source(
-            "images", label, pandas.DataFrame({"path": frame[paths].tolist()}), labels, names, notes
-        ),
-        table.parent,
-    )
+    content = import_pandas().DataFrame({"path": frame[paths].tolist()})
+    return _drop_broken(Source("images", label, content, labels, names, notes), table.parent)
 
 
-def _checked(source: Source, root: Path) -> Source:
-    """Leave pictures out that cannot be opened; many of them mean that something else is wrong."""
+def _drop_broken(source: Source, root: Path) -> Source:
+    """Leave out pictures that cannot be opened.
+
+    Many of them mean that something else is wrong, and are refused.
+    """
     paths = source.content["path"].tolist()
-    broken = [k for k, name in enumerate(paths) if _opened(root / name) is None]
+    broken = [k for k, name in enumerate(paths) if _open(root / name) is None]
     if not broken:
         return source
-    shown = ", ".join(paths[k] for k in broken[:3])
-    if len(broken) > _MOST_BROKEN * len(source):
+    examples = ", ".join(paths[k] for k in broken[:3])
+    if len(broken) > _MAX_SHARE_BROKEN * len(source):
         raise BadInput(
-            f"{len(broken)} of {len(source)} pictures cannot be opened ({shown} ...). Are they pictures, and are the paths right?"
+            f"{len(broken)} of {len(source)} pictures cannot be opened ({examples} ...). "
+            "Are they pictures, and are the paths right?"
         )
-    kept = np.setdiff1d(np.arange(len(source)), broken)
+    more = " ..." if len(broken) > 3 else ""
     source.notes.append(
-        f"{len(broken)} pictures cannot be opened and are left out: {shown}{' ...' if len(broken) > 3 else ''}."
+        f"{len(broken)} pictures cannot be opened and are left out: {examples}{more}."
     )
-    return source.take(kept)
+    return source.take(np.setdiff1d(np.arange(len(source)), broken))
 
 
-def _opened(path: Path) -> np.ndarray | None:
-    """uint8 [H, W, 3], or nothing for a file that is broken or missing."""
+def _open(path: Path) -> np.ndarray | None:
+    """The pixels, uint8 [H, W, 3]; None if the file is broken or missing."""
     from PIL import Image
 
     try:
@@ -93,57 +103,61 @@ def _opened(path: Path) -> np.ndarray | None:
         return None
 
 
-def shown(path: Path) -> np.ndarray:
-    """The picture in a size that a page can show."""
+def load_thumbnail(path: Path) -> np.ndarray:
+    """The picture in a size that a page can show, uint8 [H, W, 3]."""
     from PIL import Image
 
     with Image.open(path) as picture:
         small = picture.convert("RGB")
-        small.thumbnail((_SHOWN, _SHOWN))
+        small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
         return np.asarray(small)
 
 
 class ImageEncoder:
-    """float32 [N, C, H, W], standardized by the training part; grey pictures have one channel."""
+    """Turns pictures into float32 [N, C, H, W], standardized by the training part.
+
+    Grey pictures have one channel. Large pictures, and those of different sizes, are resized.
+    """
 
     def __init__(self, content: Frame, root: Path):
         self.root = root
-        first = _opened(root / content["path"].iloc[0])
-        sample = [
-            _opened(root / name) for name in content["path"].iloc[:: max(1, len(content) // 200)]
-        ]
-        seen = [picture for picture in sample if picture is not None]
-        assert first is not None and seen
-        self.grey = all(
-            (p[..., 0] == p[..., 1]).all() and (p[..., 1] == p[..., 2]).all() for p in seen
-        )
-        same = len({picture.shape for picture in seen}) == 1
+        first = _open(root / content["path"].iloc[0])
+        inspected = content["path"].iloc[:: max(1, len(content) // _PICTURES_INSPECTED)]
+        opened = [_open(root / name) for name in inspected]
+        sample = [picture for picture in opened if picture is not None]
+        assert first is not None and sample
+        self.grey = all(_is_grey(picture) for picture in sample)
+        same_size = len({picture.shape for picture in sample}) == 1
         height, width = first.shape[:2]
-        fits = same and max(height, width) <= _LARGEST + 8 and min(height, width) >= 4
-        self.size = (height, width) if fits else (_LARGEST, _LARGEST)
-        pixels = self._pixels(content.iloc[:: max(1, len(content) // 2000)])
-        self.mean, self.deviation = (
-            pixels.mean((0, 2, 3), keepdim=True),
-            pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3),
-        )
+        fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
+        self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
+        pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
+        self.mean = pixels.mean((0, 2, 3), keepdim=True)
+        self.deviation = pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3)
 
     def __call__(self, content: Frame) -> torch.Tensor:
+        """Open, resize and standardize pictures."""
         return (self._pixels(content) - self.mean) / self.deviation
 
     def _pixels(self, content: Frame) -> torch.Tensor:
+        """Pixels between 0 and 1, float32 [N, C, H, W]."""
+        pictures = [self._load(self.root / name) for name in content["path"]]
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+
+    def _load(self, path: Path) -> np.ndarray:
+        """One picture in the common size, uint8 [H, W, C]."""
         from PIL import Image
 
-        pictures = []
-        for name in content["path"]:
-            picture = _opened(self.root / name)
-            if picture is None:
-                raise BadInput(
-                    f"{self.root / name} could be opened before and cannot be now. Was it moved?"
-                )
-            if picture.shape[:2] != self.size:
-                height, width = self.size
-                picture = np.asarray(
-                    Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
-                )
-            pictures.append(picture[..., :1] if self.grey else picture)
-        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+        picture = _open(path)
+        if picture is None:
+            raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
+        if picture.shape[:2] != self.size:
+            height, width = self.size
+            resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
+            picture = np.asarray(resized)
+        return picture[..., :1] if self.grey else picture
+
+
+def _is_grey(picture: np.ndarray) -> bool:
+    red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
+    return bool((red == green).all() and (green == blue).all())

@@ -1,50 +1,65 @@
-"""Instances as they were read, before anything is learnt from them."""
+"""Instances as they were read, before a model learns from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ...errors import BadInput
-from .frames import Frame, library
+
+# pandas is imported when it is needed, and typed as Any: its own types are hard to satisfy.
+Frame = Any  # a pandas.DataFrame
+Series = Any  # a pandas.Series
 
 PARTS = ("train", "validation", "test")
-SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
-FEWEST = 40  # instances; with fewer, no part is large enough to learn or to judge anything
-_RARE = 5  # a class with fewer instances cannot be in every part
+DEFAULT_SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
+MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
+_MIN_INSTANCES_OF_A_SPLIT_CLASS = 5  # a smaller class cannot be in every part
+
+
+def import_pandas() -> Any:
+    """Import pandas now, so that `import dross` does not have to."""
+    import pandas
+
+    return pandas
 
 
 class Encoder(Protocol):
-    """From content to numbers. Fitted on the training part alone."""
+    """Turns content into numbers. It is fitted on the training part alone."""
 
-    def __call__(self, content: Frame) -> torch.Tensor: ...
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """The inputs of a model, float32 [N, ...]."""
+        ...
 
 
 @dataclass(frozen=True)
 class Source:
+    """N instances: what they look like, their labels, and where each comes from."""
+
     kind: str  # table, images, text or custom
-    label: str  # what is learnt
-    content: Frame  # what each instance looks like; pictures by their file names
-    labels: np.ndarray  # str for classes, float64 for numbers
+    label: str  # the name of what is learnt
+    content: Frame  # one row per instance; pictures by their file names
+    labels: np.ndarray  # [N]: str for classes, float64 for numbers
     names: list[str]  # where each instance comes from: "row 17", a file name
-    notes: list[str] = field(
-        default_factory=list
-    )  # what was inferred or left out, for a person to read
+    notes: list[str] = field(default_factory=list)  # for the user: what was inferred or left out
 
     @property
     def task(self) -> str:
+        """Either classification or regression."""
         return "classification" if self.labels.dtype.kind in "OUT" else "regression"
 
     @property
     def classes(self) -> list[str]:
-        return sorted(set(self.labels), key=_natural) if self.task == "classification" else []
+        """The names of the classes in their natural order; none for a regression."""
+        return sorted(set(self.labels), key=_natural_order) if self.task == "classification" else []
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, ids: np.ndarray) -> "Source":
+        """The same source with these instances only, in this order."""
         return replace(
             self,
             content=self.content.iloc[ids],
@@ -53,8 +68,8 @@ class Source:
         )
 
 
-def _natural(name: str) -> tuple:
-    """Classes named by numbers in the order of the numbers."""
+def _natural_order(name: str) -> tuple:
+    """A sorting key that puts classes named by numbers in the order of the numbers."""
     try:
         return (0, float(name), name)
     except ValueError:
@@ -62,11 +77,12 @@ def _natural(name: str) -> tuple:
 
 
 def check_learnable(source: Source) -> None:
-    """Refuse what nothing can be learnt from, and say what is the matter."""
-    if len(source) < FEWEST:
+    """Refuse a source from which nothing can be learnt, and say why."""
+    if len(source) < MIN_INSTANCES:
         raise BadInput(
-            f"There are {len(source)} instances with a label. dross splits them into training, validation and test parts and needs at "
-            f"least {FEWEST}; a verdict worth having takes a few hundred."
+            f"There are {len(source)} instances with a label. dross splits them into training, "
+            f"validation and test parts and needs at least {MIN_INSTANCES}; a verdict worth having "
+            "takes a few hundred."
         )
     if source.task == "regression":
         if float(np.std(source.labels)) == 0:
@@ -74,65 +90,87 @@ def check_learnable(source: Source) -> None:
                 f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn."
             )
         return
-    if len(source.classes) < 2:
+    classes = source.classes
+    if len(classes) < 2:
         raise BadInput(
-            f"'{source.label}' is '{source.classes[0]}' everywhere: there is nothing to tell apart. Is it the right column?"
+            f"'{source.label}' is '{classes[0]}' everywhere: there is nothing to tell apart. "
+            "Is it the right column?"
         )
-    if len(source.classes) > max(20, len(source) // 4):
+    if len(classes) > max(20, len(source) // 4):
         raise BadInput(
-            f"'{source.label}' has {len(source.classes)} different values for {len(source)} instances: too many to be classes. Is it the right "
-            "column? For a number to be predicted, pass --task regression."
+            f"'{source.label}' has {len(classes)} different values for {len(source)} instances: "
+            "too many to be classes. Is it the right column? For a number to be predicted, pass "
+            "--task regression."
         )
 
 
-def split(source: Source, seed: int, shares: dict[str, float] = SHARES) -> dict[str, np.ndarray]:
-    """The ids of each part, classes in equal shares. Instances of a class too rare for that are all used for training."""
+def split(
+    source: Source, seed: int, shares: dict[str, float] = DEFAULT_SHARES
+) -> dict[str, np.ndarray]:
+    """Split at random into parts that have every class in the same proportion.
+
+    All instances of a class too rare for that are used for training.
+
+    Returns:
+        The sorted ids of each part.
+    """
     rng = np.random.default_rng(seed)
+    total = sum(shares.values())
     parts: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
     for group in _strata(source):
         group = rng.permutation(group)
-        if source.task == "classification" and len(group) < _RARE:
+        if source.task == "classification" and len(group) < _MIN_INSTANCES_OF_A_SPLIT_CLASS:
             parts["train"].append(group)
             continue
-        total = sum(shares.values())
-        ends = np.cumsum(
-            [round(shares[part] / total * len(group)) for part in ("validation", "test")]
-        )
-        for part, ids in zip(("validation", "test", "train"), np.split(group, ends)):
+        sizes = [round(shares[part] / total * len(group)) for part in ("validation", "test")]
+        cut = np.split(group, np.cumsum(sizes))
+        for part, ids in zip(("validation", "test", "train"), cut):
             parts[part].append(ids)
     return {
-        part: np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
-        for part, found in parts.items()
+        part: np.sort(np.concatenate(groups)) if groups else np.zeros(0, dtype=np.int64)
+        for part, groups in parts.items()
     }
 
 
-def rare_classes(source: Source) -> list[str]:
-    values, counts = (
-        np.unique(source.labels, return_counts=True)
-        if source.task == "classification"
-        else ([], [])
-    )
-    return [str(value) for value, count in zip(values, counts) if count < _RARE]
-
-
 def _strata(source: Source) -> Sequence[np.ndarray]:
+    """The ids of each class; for a regression, of each tenth of the sorted labels."""
     if source.task == "classification":
         return [np.flatnonzero(source.labels == name) for name in source.classes]
     return np.array_split(np.argsort(source.labels, kind="stable"), 10)
 
 
-def joined(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:
-    """Parts that came from files of their own, as one source and the ids of each part."""
-    pandas = library()
+def rare_classes(source: Source) -> list[str]:
+    """The classes that have too few instances to be in every part."""
+    if source.task != "classification":
+        return []
+    values, counts = np.unique(source.labels, return_counts=True)
+    rare = counts < _MIN_INSTANCES_OF_A_SPLIT_CLASS
+    return [str(value) for value in values[rare]]
 
+
+def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:
+    """Join parts that were read from files of their own.
+
+    Returns:
+        One source with all instances, and the ids of each part.
+    """
     first = next(iter(sources.values()))
-    ends = np.cumsum([len(source) for source in sources.values()])
-    parts = dict(zip(sources, np.split(np.arange(ends[-1]), ends[:-1])))
-    content = pandas.concat([source.content for source in sources.values()], ignore_index=True)
-    labels = np.concatenate([source.labels for source in sources.values()])
+    contents = [source.content for source in sources.values()]
     names = [
         f"{part}: {name}" if part != "train" else name
         for part, source in sources.items()
         for name in source.names
     ]
-    return replace(first, content=content, labels=labels, names=names), parts
+    whole = replace(
+        first,
+        content=import_pandas().concat(contents, ignore_index=True),
+        labels=np.concatenate([source.labels for source in sources.values()]),
+        names=names,
+    )
+    return whole, consecutive_ids({part: len(source) for part, source in sources.items()})
+
+
+def consecutive_ids(sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """The ids of parts that lie one after the other."""
+    ends = np.cumsum(list(sizes.values()))
+    return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1])))

@@ -1,4 +1,4 @@
-"""Texts as tf-idf vectors, and the words that speak for a label."""
+"""Texts as tf-idf vectors."""
 
 from typing import Any
 
@@ -6,28 +6,34 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
-from .frames import Frame
+from .source import Frame
 
-_MOST_BYTES = 400 << 20
+_MAX_WORDS = 4000
+_MIN_WORDS = 100
+_MAX_BYTES = 400 << 20  # of the vectors of all texts together
+_SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
 
 
 class TextEncoder:
-    def __init__(self, content: Frame, most_words: int = 4000):
+    """Turns the column `text` into tf-idf vectors, float32 [N, words]."""
+
+    def __init__(self, content: Frame, max_words: int = _MAX_WORDS):
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        fitting = max(100, _MOST_BYTES // (4 * max(len(content), 1)))
+        affordable = max(_MIN_WORDS, _MAX_BYTES // (4 * max(len(content), 1)))
         self.vectorizer = TfidfVectorizer(
-            max_features=min(most_words, fitting), sublinear_tf=True, min_df=2
+            max_features=min(max_words, affordable), sublinear_tf=True, min_df=2
         )
         try:
             self.vectorizer.fit(content["text"].fillna(""))
         except ValueError:
             raise BadInput(
-                "The texts have no word that occurs twice: there is nothing to learn from. Is it the right column?"
+                "The texts have no word that occurs twice: there is nothing to learn from. "
+                "Is it the right column?"
             ) from None
         self.words = self.vectorizer.get_feature_names_out()
 
     def __call__(self, content: Frame) -> torch.Tensor:
-        # tf-idf vectors have length 1; scaled up so that the usual rates suit them
+        """Encode texts; words that the training part does not have are left out."""
         vectors: Any = self.vectorizer.transform(content["text"].fillna(""))
-        return torch.from_numpy(4 * vectors.toarray().astype(np.float32))
+        return torch.from_numpy(_SCALE * vectors.toarray().astype(np.float32))

@@ -1,0 +1,202 @@
+"""The columns of a table: what each one is, and the numbers that a model learns from."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import BadInput
+from .source import Frame, Series, import_pandas
+
+KINDS = ("number", "category", "date", "text", "ignore")
+_MAX_CATEGORIES = 60
+_MAX_SHARE_OF_CATEGORIES = 0.05  # distinct texts per cell; in a long table more may be categories
+_NEARLY_ALL = 0.95
+_DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
+_CATEGORY = "category: "  # before the name of an encoded column
+_IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
+_LARGEST_INPUT = 8  # deviations; one wild cell must not end the training
+_UNUSUAL_DEVIATIONS = 3
+_RARE_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column of a table is."""
+
+    name: str
+    kind: str  # one of KINDS
+    why: str = ""
+
+
+def infer_columns(content: Frame, given: dict[str, str] | None = None) -> list[Column]:
+    """Infer the kind of each column from its cells; the kinds in `given` take precedence."""
+    given = given or {}
+    return [
+        Column(str(name), given[name], "given") if name in given else _infer_column(content[name])
+        for name in content.columns
+    ]
+
+
+def _infer_column(column: Series) -> Column:
+    name, cells = str(column.name), column.dropna()
+    if len(cells) == 0:
+        return Column(name, "ignore", "no cell has a value")
+    distinct = cells.nunique()
+    if distinct == 1 and len(cells) == len(column):
+        return Column(name, "ignore", f"always '{cells.iloc[0]}'")
+    numeric = _to_numbers(cells).notna().mean()
+    if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
+        if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
+            return Column(name, "ignore", "a number of its own for every row: an identifier")
+        odd = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
+        return Column(name, "number", "" if numeric == 1.0 else odd)
+    if _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
+        return Column(name, "date")
+    if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
+        return Column(name, "category")
+    return Column(name, "ignore", f"{distinct:,} different texts: a name or an identifier")
+
+
+def _to_numbers(cells: Series) -> Series:
+    """Cells as finite numbers; nan for all others."""
+    numbers = import_pandas().to_numeric(cells, errors="coerce")
+    return numbers.replace([np.inf, -np.inf], np.nan)
+
+
+def _to_dates(cells: Series) -> Series:
+    """Cells as dates; NaT for all others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_pandas().to_datetime(cells, errors="coerce", format="mixed", utc=True)
+
+
+def _are_dates(cells: Series) -> bool:
+    return _to_dates(cells).notna().mean() >= _NEARLY_ALL
+
+
+def describe_columns(columns: list[Column]) -> list[str]:
+    """Sentences about what the columns were taken for, for the user to check."""
+    lines = []
+    for kind, words in (("number", "Numbers"), ("category", "Categories"), ("date", "Dates")):
+        if names := [column.name for column in columns if column.kind == kind]:
+            lines.append(f"{words}: {', '.join(names)}.")
+    for column in columns:
+        if column.kind in ("ignore", "text"):
+            lines.append(f"'{column.name}' is left aside: {column.why}.")
+    for column in columns:
+        if column.kind == "number" and column.why not in ("", "given"):
+            lines.append(f"'{column.name}': {column.why}.")
+    return lines
+
+
+class TableEncoder:
+    """Turns the columns of a table into numbers, float32 [N, inputs].
+
+    Numbers are standardized; a missing one is replaced by the median and flagged. Categories are
+    one-hot. A date becomes its day, month and weekday.
+    """
+
+    def __init__(self, content: Frame, columns: list[Column]):
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        learnable = ("number", "category", "date")
+        self.columns = [column for column in columns if column.kind in learnable]
+        if not self.columns:
+            reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
+            raise BadInput(
+                f"No column is left to learn from ({reasons}). Say what they are: "
+                "--column name=number|category|date."
+            )
+        numbers = make_pipeline(
+            SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
+        )
+        categories = OneHotEncoder(
+            handle_unknown="infrequent_if_exist",
+            min_frequency=2,
+            max_categories=_MAX_CATEGORIES,
+            sparse_output=False,
+        )
+        parsed = self._parse(content)
+        numeric = [name for name in parsed.columns if not name.startswith(_CATEGORY)]
+        textual = [name for name in parsed.columns if name.startswith(_CATEGORY)]
+        self._transform = ColumnTransformer(
+            [("numbers", numbers, numeric), ("categories", categories, textual)]
+        )
+        self._transform.fit(parsed)
+
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """Encode rows; numbers far from the mean are cut off."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found unknown categories")
+            encoded = self._transform.transform(self._parse(content))
+        inputs = np.asarray(encoded, dtype=np.float32)
+        return torch.from_numpy(np.clip(inputs, -_LARGEST_INPUT, _LARGEST_INPUT))
+
+    def _parse(self, content: Frame) -> Frame:
+        """Columns of float64, and of str for categories; a date becomes three columns."""
+        pandas = import_pandas()
+        parsed: dict[str, Series] = {}
+        for column in self.columns:
+            name, cells = column.name, content[column.name]
+            if column.kind == "number":
+                parsed[name] = _to_numbers(cells)
+            elif column.kind == "category":
+                parsed[_CATEGORY + name] = cells.fillna("(missing)").astype(str)
+            else:
+                dates = _to_dates(cells)
+                since = dates - pandas.Timestamp("2000-01-01", tz="UTC")
+                parsed[f"{name} day"] = since.dt.total_seconds() / 86400
+                parsed[f"{name} month"] = dates.dt.month.astype(float)
+                parsed[f"{name} weekday"] = dates.dt.day_of_week.astype(float)
+        return pandas.DataFrame(parsed)
+
+
+def find_unusual_cells(
+    content: Frame, rows: np.ndarray, columns: list[Column]
+) -> list[dict[str, str]]:
+    """Find cells that are unusual among all rows.
+
+    Returns:
+        For each of `rows`, what is unusual: {column: description}.
+    """
+    unusual: list[dict[str, str]] = [{} for _ in rows]
+    describe = {"number": _unusual_numbers, "category": _rare_categories}
+    for column in columns:
+        if column.kind in describe:
+            descriptions = describe[column.kind](content[column.name], rows)
+            for place, description in descriptions.items():
+                unusual[place][column.name] = description
+    return unusual
+
+
+def _unusual_numbers(cells: Series, rows: np.ndarray) -> dict[int, str]:
+    """{place in rows: description} of numbers far from the median."""
+    numbers = _to_numbers(cells)
+    median, deviation = numbers.median(), numbers.std()
+    unusual: dict[int, str] = {}
+    if not deviation > 0:
+        return unusual
+    for place, row in enumerate(rows):
+        value = numbers.iloc[row]
+        if abs(value - median) > _UNUSUAL_DEVIATIONS * deviation:
+            word = "high" if value > median else "low"
+            as_far = numbers >= value if value > median else numbers <= value
+            share = max(float(as_far.mean()), 1 / len(cells))
+            unusual[place] = f"unusually {word}: {share:.2%} of all are so {word}"
+    return unusual
+
+
+def _rare_categories(cells: Series, rows: np.ndarray) -> dict[int, str]:
+    """{place in rows: description} of categories that hardly any row has."""
+    shares = cells.value_counts(normalize=True)
+    unusual: dict[int, str] = {}
+    for place, row in enumerate(rows):
+        value = cells.iloc[row]
+        if value is not None and shares.get(value, 1.0) < _RARE_SHARE:
+            unusual[place] = f"rare: {shares[value]:.2%} of all rows"
+    return unusual
