@@ -41,7 +41,7 @@ from ..step.optimizers import (
     write_slots,
 )
 from ..step.step import Micro, Step, advance
-from ..tape.manifest import check_same_run, describe
+from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, prepare_folder
@@ -405,18 +405,19 @@ class Recorder:
         if self._ranks.rank > 0:
             self._writer = NoTape(self.steps)
             return self._objective
-        manifest = describe(
-            self._objective,
-            self._pure,
-            self.loss_name,
-            self.augment,
-            self.keep,
-            self.seed,
-            None,
-            self.device,
-            self.instances,
-            True,
+        settings = RunSettings(
+            objective=self._objective,
+            optimizer=self._pure,
+            loss_name=self.loss_name,
+            augment=self.augment,
+            keep=self.keep,
+            seed=self.seed,
+            planned=None,
+            device=self.device,
+            instances=self.instances,
+            foreign=True,
         )
+        manifest = describe(settings)
         if self._earlier is not None:
             check_same_run(self._earlier, manifest)
             manifest = self._earlier

@@ -28,7 +28,7 @@ from ..step.objective import Objective, Penalty
 from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
 from ..step.step import Micro, Step
 from ..support.progress import bar
-from ..tape.manifest import check_same_run, describe
+from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, prepare_folder
@@ -114,19 +114,20 @@ def train(
     slots, clock = read_slots(pure, optimizer, objective.layout, parameters, theta, rows[0])
     state = State(theta, slots, buffers, clock)
     schedule = hashlib.sha256(rows.tobytes() + repr(clip).encode()).hexdigest()
-    manifest = describe(
-        objective,
-        pure,
-        loss_name,
-        augment,
-        keep,
-        seed,
-        plan.steps,
-        device,
-        instances,
-        False,
-        schedule,
+    settings = RunSettings(
+        objective=objective,
+        optimizer=pure,
+        loss_name=loss_name,
+        augment=augment,
+        keep=keep,
+        seed=seed,
+        planned=plan.steps,
+        device=device,
+        instances=instances,
+        foreign=False,
+        schedule=schedule,
     )
+    manifest = describe(settings)
     earlier = prepare_folder(tape, overwrite=overwrite, resume=resume)
     if earlier is not None:
         check_same_run(earlier, manifest)

@@ -112,7 +112,7 @@ class Recording:
         made, objective = self.tape.manifest, self.objective
         loss = objective.loss_name if objective.loss_name in NAMED else objective.loss
         given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
-        return _reopened, (self.tape.place.absolute, made["id"], made["steps"], *given)
+        return _reopened, (self.tape.storage.absolute, made["id"], made["steps"], *given)
 
     @property
     def device(self) -> torch.device:
