@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 from ..autodiff.batchnorm import statistics_of
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..errors import BadInput, DrossError, DrossWarning, NotFinite, NotSupported, first_line
-from ..parallel.job_pool import is_spread, neighbours, sweep
-from ..parallel.result_store import Pieces
+from ..parallel.job_pool import is_spread, local_workers, sweep
+from ..parallel.result_store import ResultStore
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import take_step
@@ -149,9 +149,11 @@ def _swept(
     size = min(_MOST_AT_ONCE, max(_FEWEST_IN_A_PIECE, -(-len(groups) // _PIECES)))
     pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
     about = about | {"groups": _digest(groups), "piece": size}
-    kept = None if folder is None else Pieces(Path(folder).absolute(), about, numbers)
+    store = None if folder is None else ResultStore(Path(folder).absolute(), about, numbers)
     found = dict(
-        sweep(work, pieces, what="counterfactual runs", n_jobs=n_jobs, kept=kept, progress=progress)
+        sweep(
+            work, pieces, what="counterfactual runs", n_jobs=n_jobs, store=store, progress=progress
+        )
     )
     return [found[number] for number in range(len(pieces))]
 
@@ -475,7 +477,7 @@ def _fitting(recording: Recording, state: State, first: int) -> int:
     room = _memory_at_hand(recording.device) // 3
     if (allowed := tape.manifest.get("memory")) is not None:
         room = min(room, allowed - each)  # the replica beside them
-    return int(max(1, min(_MOST_AT_ONCE, room // neighbours() // each)))
+    return int(max(1, min(_MOST_AT_ONCE, room // local_workers() // each)))
 
 
 def _even(count: int, most: int) -> int:
