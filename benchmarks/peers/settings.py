@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dross.datasets import load
 from dross.datasets.models import dense, mnist_cnn
-from dross.datasets.paper import adult
+from dross.datasets.paper import load_adult
 
 FLIPPED = 0.1  # share of training labels replaced by another class
 
@@ -59,7 +59,7 @@ def mnist(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def adult_rows(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, y = adult()
+    x, y = load_adult()
     x, y, x_val, y_val = _split(x, y, setting)
     mean, deviation = x.mean(0), x.std(0).clamp_min(1e-6)
     deviation[x.std(0) == 0] = 1

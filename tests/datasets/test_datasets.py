@@ -16,7 +16,7 @@ from dross.errors import BadInput, DataUnavailable
 
 
 def needs(path: str):
-    if sources.at_hand(path) is None:
+    if sources.find_local(path) is None:
         pytest.skip(f"{path} is not on this machine (DROSS_DATA names a folder that has it)")
 
 
@@ -58,13 +58,12 @@ def test_the_papers_draws(shared_oracle, cell, name, path):
 
 def test_cifar10_as_published():
     needs("cifar10/test_batch.xz")
-    path = sources.at_hand("cifar10/test_batch.xz")
+    path = sources.find_local("cifar10/test_batch.xz")
     images, labels = sets._unpack_cifar(path)
     planes = images.transpose(0, 3, 1, 2).reshape(10_000, 3072)
     raw = np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1).tobytes()
-    assert (
-        hashlib.md5(raw).hexdigest() == "803d5f7f4d78ea53de84dbe85f74fb6d"
-    )  # the official test_batch.bin
+    official = "803d5f7f4d78ea53de84dbe85f74fb6d"  # of test_batch.bin
+    assert hashlib.md5(raw).hexdigest() == official
 
 
 def test_adult_as_published(tmp_path, monkeypatch):
@@ -72,7 +71,8 @@ def test_adult_as_published(tmp_path, monkeypatch):
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path))
     (tmp_path / "adult").mkdir()
-    row = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, "
+    row = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, "
+    row += "White, Male, 2174, 0, 40, United-States, "
     (tmp_path / "adult" / "adult.data").write_text(
         row + "<=50K\n" + row.replace("39", "50") + ">50K\n\n"
     )
@@ -80,24 +80,23 @@ def test_adult_as_published(tmp_path, monkeypatch):
     loaded = datasets.load("adult")
     assert loaded.test is not None
     assert loaded.train[1].tolist() == [0, 1] and loaded.test[1].tolist() == [1]
-    assert loaded.train[0]["age"].tolist() == [39, 50] and loaded.train[0]["race"].tolist() == [
-        "White",
-        "White",
-    ]
+    assert loaded.train[0]["age"].tolist() == [39, 50]
+    assert loaded.train[0]["race"].tolist() == ["White", "White"]
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A data set's public home on this machine: home.files maps a path to what it serves, one content per request."""
+    """A data set's public home on this machine.
+
+    home.files maps a path to what is served there, one content per request.
+    """
     monkeypatch.delenv("DROSS_DATA", raising=False)
     monkeypatch.setenv("DROSS_CACHE", str(tmp_path / "cache"))
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            served = self.server.files.get(self.path)  # type: ignore[attr-defined]
-            content = (
-                served.pop(0) if served and len(served) > 1 else (served[0] if served else None)
-            )
+            served = self.server.files.get(self.path) or [None]  # type: ignore[attr-defined]
+            content = served.pop(0) if len(served) > 1 else served[0]
             self.send_response(404 if content is None else 200)
             self.send_header("Content-Length", str(len(content or b"")))
             self.end_headers()
@@ -131,7 +130,7 @@ def test_fetched_checked_and_kept(home, monkeypatch, tmp_path):
         rng.integers(0, 256, (3, 28, 28)),
         rng.integers(0, 10, 3),
     ]
-    files = {f"/{name}.gz": idx(array) for name, array in zip(sets._IDX, arrays)}
+    files = {f"/{name}.gz": idx(array) for name, array in zip(sets._IDX_FILES, arrays)}
     home.files = {path: [content] for path, content in files.items()}
     first = next(iter(files))
     home.files[first] = [b"damaged on the way", files[first]]  # removed, fetched again
@@ -153,13 +152,12 @@ def test_damaged_for_good_missing_and_unreachable(home, monkeypatch, tmp_path):
     url = f"http://127.0.0.1:{home.server_address[1]}/"
     home.files = {"/a": [b"wrong"]}
     with pytest.raises(DataUnavailable, match="damaged twice"):
-        sources.get(sources.Remote("set/a", url + "a", "0" * 32))
+        sources.fetch(sources.Remote("set/a", url + "a", "0" * 32))
     with pytest.raises(DataUnavailable, match="cannot be reached"):
-        sources.get(sources.Remote("set/b", url + "b", "0" * 32))
+        sources.fetch(sources.Remote("set/b", url + "b", "0" * 32))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    monkeypatch.setitem(
-        sets._HOMES, "fashion-mnist", ("http://127.0.0.1:9/", ("0" * 32,) * 4)
-    )  # nobody listens there
+    nobody_listens = ("http://127.0.0.1:9/", ("0" * 32,) * 4)
+    monkeypatch.setitem(sets._HOMES, "fashion-mnist", nobody_listens)
     with pytest.raises(DataUnavailable, match=r"fashion-mnist/train-images.*DROSS_DATA"):
         datasets.load("fashion-mnist")
 
@@ -174,9 +172,8 @@ def test_shifts_and_flips():
     padded = torch.nn.functional.pad(x - fill, [2, 2, 2, 2]) + fill
     candidates = [padded[:, :, a : a + 6, b : b + 5] for a in range(5) for b in range(5)]
     candidates += [candidate.flip(3) for candidate in candidates]
-    hits = torch.stack(
-        [torch.isclose(candidate, one).flatten(1).all(1) for candidate in candidates]
-    )  # [50 moves, 50 pictures]
+    # [50 moves, 50 pictures]
+    hits = torch.stack([torch.isclose(moved, one).flatten(1).all(1) for moved in candidates])
     assert hits.any(0).all()  # every picture is one of the moves of its original
     assert len(hits.double().argmax(0).unique()) > 20  # and they are different ones
     assert torch.equal(ShiftAndFlip(0)(x, seeded(0)), x)

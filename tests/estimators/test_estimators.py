@@ -14,7 +14,7 @@ from zoo import problem
 
 @pytest.fixture(scope="module")
 def convex(tmp_path_factory):
-    """Penalized logistic regression trained nearly to its minimum, where influence functions hold."""
+    """Penalized logistic regression trained nearly to its minimum: influence functions hold."""
     rng = torch.Generator().manual_seed(0)
     X = torch.randn(40, 4, dtype=torch.float64, generator=rng)
     Y = (X[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=rng) > 0).double()
@@ -65,9 +65,8 @@ def test_influence_functions_against_a_dense_solve(convex):
 def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
     run, query = convex
     truth = run.leave_one_out(query)
-    exact = estimators.InfluenceFunction(
-        estimators.ConjugateGradients(), damping=0.0, penalty=True
-    ).score(run, query)
+    solver = estimators.ConjugateGradients()
+    exact = estimators.InfluenceFunction(solver, damping=0.0, penalty=True).score(run, query)
     for scores in (exact, estimators.Retrace().score(run, query)):
         check = np.corrcoef(scores.values, truth)[0, 1]
         assert check > 0.95, check
@@ -77,18 +76,14 @@ def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
 
 def test_solvers_that_cannot_succeed_say_so(convex):
     run, query = convex
+    too_quick = estimators.LiSSA(steps=5000, batch_size=40, scale=0.01)
     with pytest.raises(NotFinite, match="diverged"):
-        estimators.InfluenceFunction(
-            estimators.LiSSA(steps=5000, batch_size=40, scale=0.01), damping=0.1
-        ).score(run, query)
+        estimators.InfluenceFunction(too_quick, damping=0.1).score(run, query)
     with pytest.raises(BadInput, match="negative"):
         estimators.InfluenceFunction(damping=-1.0).score(run, query)
-    flipped = dross.query(lambda params, buffers: params["weight"].sum())
-    assert (
-        estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1)
-        .score(run, flipped)
-        .details["converged"]
-    )
+    exact = estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1)
+    weights = dross.query(lambda params, buffers: params["weight"].sum())
+    assert exact.score(run, weights).details["converged"]
 
 
 def test_negative_curvature_is_named(record):
@@ -172,13 +167,11 @@ def test_outliers_come_first(with_strangers, name):
     scores = estimators.named(name).score(run, query)
     found = set(scores.most_harmful(10)) & set(range(110, 120))
     assert len(found) >= (8 if name != "one-class-svm" else 5)
-    np.testing.assert_array_equal(
-        scores.values, estimators.named(name).score(run, query).values
-    )  # repeatable
+    again = estimators.named(name).score(run, query)
+    np.testing.assert_array_equal(scores.values, again.values)
+    without_data = dross.query(lambda params, buffers: params["0.bias"].sum())
     with pytest.raises(BadInput, match="data of the query"):
-        estimators.named(name).score(
-            run, dross.query(lambda params, buffers: params["0.bias"].sum())
-        )
+        estimators.named(name).score(run, without_data)
 
 
 @pytest.mark.parametrize("name", estimators.NAMED)
@@ -186,16 +179,11 @@ def test_the_protocol(with_strangers, name):
     run, query = with_strangers
     before = [value.clone() for value in run.recording.objective.model.state_dict().values()]
     scores = estimators.named(name).score(run, query)
-    assert (
-        isinstance(scores, dross.Scores)
-        and scores.values.shape == (120,)
-        and scores.values.dtype == np.float64
-    )
+    assert isinstance(scores, dross.Scores)
+    assert scores.values.shape == (120,) and scores.values.dtype == np.float64
     assert np.isfinite(scores.values).all()
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(before, run.recording.objective.model.state_dict().values())
-    )
+    after = run.recording.objective.model.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(before, after))
 
 
 def test_names_and_shapes():

@@ -12,11 +12,11 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 import dross
-from dross.data.batch import Batch, BatchSource, DrawsApart
-from dross.data.pytree import flattened, unflattened
+from dross.data.batch import Batch, BatchSource, SplitAugment
+from dross.data.pytree import flatten, unflatten
 from dross.datasets.augment import ShiftAndFlip
 from dross.datasets.models import mnist_cnn
-from dross.execution.conv_as_matmul import AsProducts
+from dross.execution.conv_as_matmul import ConvAsMatmul
 from dross.execution.cuda_graph import Graphs, _agree, _Graph
 from dross.step.objective import Objective
 
@@ -38,7 +38,7 @@ def test_a_convolution_as_a_product_is_the_convolution(options, how, channels):
     layer = nn.Conv2d(channels, 2, (3, 2), dtype=torch.float64, **options)
     x = torch.randn(2, channels, 7, 6, dtype=torch.float64, requires_grad=True)
     plain = layer(x)
-    with AsProducts(**how):
+    with ConvAsMatmul(**how):
         product = layer(x)
     np.testing.assert_allclose(product.detach(), plain.detach(), rtol=1e-12, atol=1e-13)
     inputs = [x, *layer.parameters()]
@@ -69,7 +69,7 @@ def test_a_product_for_many_directions_is_one_for_each(recwarn):
         return grad(lambda x: (grad(cube)(x) * direction).sum())(x)
 
     plain = torch.stack([second(direction) for direction in directions])
-    with AsProducts():
+    with ConvAsMatmul():
         together = vmap(second)(directions)
     np.testing.assert_allclose(together.detach(), plain.detach(), rtol=1e-10, atol=1e-11)
     assert not [warning for warning in recwarn if "performance drop" in str(warning.message)]
@@ -83,7 +83,7 @@ class Sometimes(ShiftAndFlip):
         return torch.where(torch.rand((), generator=generator) < 0.5, -x, x)
 
 
-class Jitter(DrawsApart):
+class Jitter(SplitAugment):
     """Of a dict of tensors."""
 
     def draw(self, x, generator):
@@ -137,7 +137,7 @@ def test_what_is_no_plain_convolution_is_convolved_by_torch():
     ):
         given = x if isinstance(layer, nn.Conv2d) else x[..., 0]
         plain = layer.double()(given)
-        with AsProducts():
+        with ConvAsMatmul():
             np.testing.assert_allclose(
                 layer(given).detach(), plain.detach(), rtol=1e-12, atol=1e-14
             )
@@ -145,14 +145,14 @@ def test_what_is_no_plain_convolution_is_convolved_by_torch():
 
 def test_values_come_back_in_their_form():
     a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
-    tensors, form = flattened((a, {"z": b, "a": c}, None, True))
+    tensors, form = flatten((a, {"z": b, "a": c}, None, True))
     assert [len(t) for t in tensors] == [1, 3, 2]  # dicts by name, whatever their order
     assert (
-        flattened((a, {"a": c, "z": b}, None, True))[1]
+        flatten((a, {"a": c, "z": b}, None, True))[1]
         == form
-        != flattened((a, {"a": c, "z": b}, None, False))[1]
+        != flatten((a, {"a": c, "z": b}, None, False))[1]
     )
-    one, two, three, four = unflattened(tensors, form)
+    one, two, three, four = unflatten(tensors, form)
     assert one is a and two["z"] is b and two["a"] is c and three is None and four is True
 
 
@@ -552,7 +552,7 @@ def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
     direction = torch.randn(1, len(state.theta), dtype=torch.float64)
     objective.plans[len(batch.c).bit_length()] = True, 8  # forward mode, as for large networks
     graphs, args = Graphs(), (state.theta, state.buffers, direction, {}, True)
-    with objective.training(), AsProducts():
+    with objective.training(), ConvAsMatmul():
         quick = graphs._compiled("reverse step", objective._pull, batch, args)
         assert quick != objective._pull and not graphs.uncompiled
         for found, expected in zip(quick(batch, *args)[:2], objective._pull(batch, *args)[:2]):

@@ -1,4 +1,7 @@
-"""Sweeps over a real Ray and a real Dask cluster on this machine: `make clusters` installs what they need and runs these tests."""
+"""Sweeps over a real Ray and a real Dask cluster on this machine.
+
+`make clusters` installs what they need and runs these tests.
+"""
 
 import cloudpickle
 import joblib
@@ -8,13 +11,12 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 import dross
-from dross.parallel.result_store import Pieces
+from dross.parallel.result_store import ResultStore
 from parallel import test_job_pool
-from parallel.test_job_pool import Doubling, swept
+from parallel.test_job_pool import Doubling, run_sweep
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore"
-)  # the clusters' own: sockets and processes that they leave to the end
+# The clusters warn about sockets and processes that they leave to the end.
+pytestmark = pytest.mark.filterwarnings("ignore")
 cloudpickle.register_pickle_by_value(test_job_pool)  # their workers do not know this folder
 
 
@@ -33,9 +35,8 @@ def dask():
 @pytest.fixture(scope="module")
 def ray():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
-        )  # this machine only: it listens on 127.0.0.1
+        # this machine only: it listens on 127.0.0.1
+        patched.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         library = pytest.importorskip("ray", reason="Ray is not installed: make clusters")
         from ray.util.joblib import register_ray
@@ -109,8 +110,8 @@ def test_a_verdict_by_a_cluster_is_the_one_of_this_process(cluster, tmp_path):
 @pytest.mark.parametrize("kills", ["own", "all"])
 def test_workers_of_a_cluster_are_killed(cluster, kills, tmp_path):
     """One of them, or all: then what every piece needs is gone from the workers, too."""
-    work, pieces = Doubling(tmp_path, kills), Pieces(tmp_path / "kept", {})
+    work, store = Doubling(tmp_path, kills), ResultStore(tmp_path / "kept", {})
     with cluster():
-        assert swept(work, kept=pieces) == [0, 2, 4, 6, 8, 10]
+        assert run_sweep(work, store=store) == [0, 2, 4, 6, 8, 10]
     assert (tmp_path / "died").exists() and [work.times(k) for k in range(4)] == [1, 1, 1, 1]
     assert len(list((tmp_path / "kept").glob("piece-*"))) == 6

@@ -1,4 +1,4 @@
-"""Pieces of work over processes: the same results, kept as they finish, whoever dies in between."""
+"""Work over processes: the same results, kept as they finish, whichever process dies."""
 
 import os
 import pickle
@@ -16,7 +16,7 @@ import torch
 import dross
 from dross.errors import BadInput, TapeError, TapeMismatch, WorkerLost
 from dross.parallel import job_pool, result_store
-from dross.parallel.result_store import Pieces
+from dross.parallel.result_store import ResultStore
 from zoo import problem
 
 
@@ -30,31 +30,32 @@ def small_pieces(monkeypatch):
 
 
 class Doubling:
-    """Notes when and where it is done. Once 0 to 2 are kept (or done, where nothing is kept), piece 3 kills its worker, or all workers that
-    have done something; once."""
+    """Doubles a number and notes when and where it was done.
+
+    Once the pieces 0 to 2 are kept (or done, where nothing is kept), piece 3 kills its worker, or
+    all workers that have done something. It does so only once.
+    """
 
     def __init__(self, notes, kills=""):
         self.notes, self.kills = Path(notes), kills
 
     def __call__(self, piece):
         if piece == 3 and self.kills and not (self.notes / "died").exists():
-            until = time.monotonic() + 60
-            while (
-                self.count(
-                    "kept/piece-00000[012]*" if (self.notes / "kept").is_dir() else "[012]-*"
-                )
-                < 3
-            ):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            self.wait_for_the_others()
             (self.notes / "died").touch()
-            workers = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {
-                os.getpid()
-            }
-            for pid in [*workers, os.getpid()] if self.kills == "all" else [os.getpid()]:
+            own = os.getpid()
+            others = {int(path.name.split("-")[1]) for path in self.notes.glob("?-*")} - {own}
+            for pid in [*others, own] if self.kills == "all" else [own]:
                 os.kill(pid, signal.SIGKILL)
         (self.notes / f"{piece}-{os.getpid()}-{time.monotonic_ns()}").touch()
         return {"value": torch.tensor([2.0 * piece])}
+
+    def wait_for_the_others(self):
+        until = time.monotonic() + 60
+        kept = (self.notes / "kept").is_dir()
+        while self.count("kept/piece-00000[012]*" if kept else "[012]-*") < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
     def count(self, pattern):
         return len(list(self.notes.glob(pattern)))
@@ -63,12 +64,12 @@ class Doubling:
         return self.count(f"{piece}-*")
 
 
-def swept(work, pieces=6, **options):
+def run_sweep(work, pieces=6, **options):
     found = dict(job_pool.sweep(work, range(pieces), what="doubling", progress=False, **options))
     return [float(found[k]["value"]) for k in range(pieces)]
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------------------------
+# --- runs ---
 
 
 def test_spread_runs_are_the_serial_ones_bit_for_bit(record, small_pieces, tmp_path):
@@ -130,9 +131,8 @@ def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
         ),
         lambda: run.leave_one_out(dross.losses((p.X_val, p.Y_val)), range(8), folder=folder),
         lambda: run.counterfactual([[j] for j in range(8)], folder=folder),
-        lambda: record(p).leave_one_out(
-            query(p), range(8), folder=folder
-        ),  # the same settings, another tape
+        # the same settings, another tape
+        lambda: record(p).leave_one_out(query(p), range(8), folder=folder),
     ):
         with pytest.raises(TapeMismatch, match="other settings, which must not be mixed"):
             other()
@@ -152,7 +152,7 @@ class Drawn(torch.utils.data.Dataset):
 
 
 def test_what_travels_is_lean(tmp_path):
-    """The model, the data set as it was given and the name of the tape; neither states nor copies of the data."""
+    """The model, the data set as given and the name of the tape; no states, no copied data."""
     model = torch.nn.Linear(32, 3)
     run = dross.train(
         model,
@@ -184,62 +184,61 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
         pickle.loads(raw)
 
 
-# --- deaths ----------------------------------------------------------------------------------------------------------------------------
+# --- deaths of workers ---
 
 
 @pytest.mark.parametrize("in_folder", [True, False])
 def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
     work = Doubling(tmp_path, "own")
-    pieces = Pieces(tmp_path / "kept", {"of": "this"}) if in_folder else None
+    store = ResultStore(tmp_path / "kept", {"of": "this"}) if in_folder else None
     with pytest.warns(
         dross.DrossWarning, match=r"A worker died .* pieces are done.*going on with the rest"
     ):
-        assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10]
+        assert run_sweep(work, store=store, n_jobs=2) == [0, 2, 4, 6, 8, 10]
     assert (tmp_path / "died").exists() and work.times(3) == 1
     if in_folder:
         assert [work.times(k) for k in range(3)] == [1, 1, 1]
         assert len(list((tmp_path / "kept").glob("piece-*"))) == 6
-        assert swept(work, kept=pieces, n_jobs=2) == [0, 2, 4, 6, 8, 10] and work.times(0) == 1
+        assert run_sweep(work, store=store, n_jobs=2) == [0, 2, 4, 6, 8, 10] and work.times(0) == 1
 
 
 def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
-    pieces, work = Pieces(tmp_path / "kept", {}), Doubling(tmp_path)
-    sweep = job_pool.sweep(work, range(4), what="doubling", n_jobs=1, kept=pieces)
+    store, work = ResultStore(tmp_path / "kept", {}), Doubling(tmp_path)
+    sweep = job_pool.sweep(work, range(4), what="doubling", n_jobs=1, store=store)
     next(sweep), next(sweep)
     sweep.close()
-    assert swept(work, 4, kept=pieces, n_jobs=2) == [0, 2, 4, 6] and [
-        work.times(k) for k in range(4)
-    ] == [1, 1, 1, 1]
+    assert run_sweep(work, 4, store=store, n_jobs=2) == [0, 2, 4, 6]
+    assert [work.times(k) for k in range(4)] == [1, 1, 1, 1]
 
 
 def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_pool, "_PATIENCE", 1)
+    monkeypatch.setattr(job_pool, "_MAX_FAILURES_WITHOUT_PROGRESS", 1)
 
     def deadly(piece):
         if piece == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"value": torch.tensor([2.0 * piece])}
 
-    pieces = Pieces(tmp_path / "kept", {})
+    store = ResultStore(tmp_path / "kept", {})
     with (
         pytest.warns(dross.DrossWarning),
         pytest.raises(WorkerLost, match=r"again and again.* of 3 pieces are done and kept in"),
     ):
-        swept(deadly, 3, kept=pieces, n_jobs=2)
+        run_sweep(deadly, 3, store=store, n_jobs=2)
 
 
 def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_path, monkeypatch):
-    pieces = Pieces(tmp_path / "kept", {})
+    store = ResultStore(tmp_path / "kept", {})
 
     def elsewhere(payload, missing, n_jobs):
         yield from ((number, {"value": torch.tensor([1.0 * number])}) for number in list(missing))
 
-    monkeypatch.setattr(job_pool, "_given_out", elsewhere)
-    assert swept(None, 2, kept=pieces, n_jobs=2) == [0, 1]
-    assert float(pieces.get(1)["value"]) == 1
+    monkeypatch.setattr(job_pool, "_dispatch", elsewhere)
+    assert run_sweep(None, 2, store=store, n_jobs=2) == [0, 1]
+    assert float(store.get(1)["value"]) == 1
 
 
-# --- the rest --------------------------------------------------------------------------------------------------------------------------
+# --- the rest ---
 
 
 def test_a_sweep_inside_a_piece_stays_in_it():
@@ -248,11 +247,11 @@ def test_a_sweep_inside_a_piece_stays_in_it():
     def inner(piece):
         found = dict(job_pool.sweep(lambda _: os.getpid(), range(3), what="inner"))
         assert set(found.values()) == {os.getpid()}
-        return os.getpid(), job_pool.neighbours()
+        return os.getpid(), job_pool.local_workers()
 
     found = dict(job_pool.sweep(inner, range(4), what="outer", n_jobs=2))
     assert outer not in {pid for pid, _ in found.values()}
-    assert {count for _, count in found.values()} == {2} and job_pool.neighbours() == 1
+    assert {count for _, count in found.values()} == {2} and job_pool.local_workers() == 1
 
 
 def test_threads_take_turns():
@@ -269,7 +268,7 @@ def test_threads_take_turns():
         assert len(dict(job_pool.sweep(work, range(6), what="threads"))) == 6
 
 
-def test_errors_of_the_work_and_of_its_luggage(record):
+def test_errors_of_the_work_and_of_its_payload(record):
     def fails(piece):
         raise BadInput("this piece cannot be done")
 

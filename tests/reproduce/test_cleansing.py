@@ -153,7 +153,7 @@ def test_the_command(pictures, tmp_path, monkeypatch):
 def test_draws_in_two_processes_are_the_serial_ones(pictures, tmp_path, monkeypatch):
     from joblib.externals.loky import get_reusable_executor
 
-    for name, array in zip(sets._IDX, [*pictures.train, *pictures.test]):
+    for name, array in zip(sets._IDX_FILES, [*pictures.train, *pictures.test]):
         (tmp_path / "mnist").mkdir(exist_ok=True)
         header = bytes([0, 0, 8, array.ndim]) + b"".join(
             side.to_bytes(4, "big") for side in array.shape

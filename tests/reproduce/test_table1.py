@@ -32,7 +32,7 @@ def test_a_repetition(made_up):
     assert result["agreement"]["retrace"]["linear"]["tau"] > 0.4
     true = {of: np.array(values) for of, values in result["truth"].items()}
     assert np.corrcoef(true["change"], true["linear"])[0, 1] > 0.9
-    assert len(result["estimated"]["k&l"]) == paper.DRAWN
+    assert len(result["estimated"]["k&l"]) == paper.SAMPLE_SIZE
     convex = table1.repetition("mnist-logreg", 3)
     assert convex["agreement"]["retrace"]["change"]["tau"] > 0.8
 

@@ -18,7 +18,7 @@ FINE = dross.Checkpoints(every=3)
 
 @pytest.fixture(params=["memory", "file"])
 def bucket(request, tmp_path):
-    """A URL to put a tape to. The memory file system is one for the whole process: it is cleared."""
+    """A URL to put a tape to. The whole process shares one memory file system: it is cleared."""
     if request.param == "file":
         return f"file://{tmp_path}/bucket/run"
     system = fsspec.filesystem("memory")
@@ -26,14 +26,14 @@ def bucket(request, tmp_path):
     return "memory://bucket/run"
 
 
-def uploaded(run, url):
+def upload(run, url):
     """As docs/scale.md says."""
     system, path = fsspec.core.url_to_fs(url)
     system.put(f"{run.tape}/", path, recursive=True)
     return system, path
 
 
-def opened(p, url, **options):
+def open_run(p, url, **options):
     model, _ = p.start()
     return dross.Run.open(url, model, (p.X, p.Y), p.loss, p.penalty, progress=False, **options)
 
@@ -48,7 +48,7 @@ def fetched(monkeypatch):
     names, read = [], storage.Bucket.read
 
     def counted(self, name):
-        if name not in self.held:
+        if name not in self.cached:
             names.append(name)
         return read(self, name)
 
@@ -59,8 +59,8 @@ def fetched(monkeypatch):
 def test_a_tape_in_a_bucket_says_the_same_and_is_fetched_once(record, bucket, fetched):
     p = problem("batchnorm", "adam", epochs=3)
     run = record(p, keep=FINE)
-    uploaded(run, bucket)
-    again = opened(p, bucket)
+    upload(run, bucket)
+    again = open_run(p, bucket)
     assert fetched == ["manifest.json"] and again.tape == bucket  # nothing before it is needed
     np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
     np.testing.assert_array_equal(
@@ -69,7 +69,7 @@ def test_a_tape_in_a_bucket_says_the_same_and_is_fetched_once(record, bucket, fe
     assert len(fetched) == len(set(fetched)) == len(run.recording.tape.entries) + 2
     for name, value in run.parameters().items():
         assert torch.equal(again.parameters()[name], value)
-    held = again.recording.tape.place.folder
+    held = again.recording.tape.storage.folder
     assert held.is_dir()
     del again
     assert not held.exists()
@@ -78,8 +78,8 @@ def test_a_tape_in_a_bucket_says_the_same_and_is_fetched_once(record, bucket, fe
 def test_only_what_a_retrace_needs_is_fetched(record, bucket, fetched):
     p = problem("mlp", "sgd", epochs=6)
     run = record(p, keep=FINE)
-    uploaded(run, bucket)
-    again = opened(p, bucket)
+    upload(run, bucket)
+    again = open_run(p, bucket)
     np.testing.assert_array_equal(
         again.influence(query(p), epochs=1).values, run.influence(query(p), epochs=1).values
     )
@@ -91,30 +91,34 @@ def test_only_what_a_retrace_needs_is_fetched(record, bucket, fetched):
 def test_what_is_kept_here_stays_within_its_bound(record, bucket, fetched, monkeypatch):
     p = problem("mlp", "sgd", epochs=4)
     run = record(p, keep=FINE)
-    uploaded(run, bucket)
+    upload(run, bucket)
     bound = 3 * max(entry["bytes"] for entry in run.recording.tape.entries)
-    monkeypatch.setattr(storage, "_HELD", bound)
-    again = opened(p, bucket)
+    monkeypatch.setattr(storage, "_MAX_CACHED_BYTES", bound)
+    again = open_run(p, bucket)
     for _ in range(2):
         np.testing.assert_array_equal(
             again.influence(query(p)).values, run.influence(query(p)).values
         )
-        here = [file.stat().st_size for file in again.recording.tape.place.folder.iterdir()]
-        assert 0 < sum(here) <= bound and sum(here) == sum(again.recording.tape.place.held.values())
+        here = [file.stat().st_size for file in again.recording.tape.storage.folder.iterdir()]
+        assert 0 < sum(here) <= bound and sum(here) == sum(
+            again.recording.tape.storage.cached.values()
+        )
     assert len(fetched) > len(set(fetched))  # what had to go is fetched again
-    monkeypatch.setattr(storage, "_HELD", 10)  # a file that never fits is used all the same
+    monkeypatch.setattr(
+        storage, "_MAX_CACHED_BYTES", 10
+    )  # a file that never fits is used all the same
     np.testing.assert_array_equal(
-        opened(p, bucket).influence(query(p)).values, run.influence(query(p)).values
+        open_run(p, bucket).influence(query(p)).values, run.influence(query(p)).values
     )
 
 
 def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
     p = problem("mlp", "sgd", epochs=6)
     run = record(p, keep=FINE)
-    system, path = uploaded(run, bucket)
+    system, path = upload(run, bucket)
     gone = run.recording.tape.entries[1]["file"]
     system.rm(f"{path}/{gone}")
-    again = opened(p, bucket)
+    again = open_run(p, bucket)
     with pytest.raises(TapeDamaged, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
         again.influence(query(p))
     again.influence(query(p), epochs=1)  # does not need it
@@ -125,11 +129,11 @@ def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
 def test_a_damaged_segment_is_refused_and_not_kept(record, bucket):
     p = problem("mlp", "sgd")
     run = record(p, keep=FINE)
-    system, path = uploaded(run, bucket)
+    system, path = upload(run, bucket)
     name = run.recording.tape.entries[1]["file"]
     raw = system.cat_file(f"{path}/{name}")
     system.pipe_file(f"{path}/{name}", raw[:-1] + bytes([raw[-1] ^ 1]))
-    again = opened(p, bucket)
+    again = open_run(p, bucket)
     with pytest.raises(TapeDamaged, match=f"{name} is damaged"):
         again.influence(query(p))
     system.pipe_file(f"{path}/{name}", raw)
@@ -140,20 +144,20 @@ def test_other_faults(record, bucket, monkeypatch, tmp_path):
     p = problem("mlp", "sgd")
     run = record(p)
     with pytest.raises(TapeError, match=rf"There is no tape at {bucket}"):
-        opened(p, bucket)
-    uploaded(run, bucket)
-    again = opened(p, bucket)
+        open_run(p, bucket)
+    upload(run, bucket)
+    again = open_run(p, bucket)
 
     def refused(self, path, **options):
         raise RuntimeError("the token has expired")
 
-    monkeypatch.setattr(type(again.recording.tape.place.system), "cat_file", refused)
+    monkeypatch.setattr(type(again.recording.tape.storage.system), "cat_file", refused)
     with pytest.raises(
         StorageFailed, match=r"segment-00000\d.safetensors cannot be read: the token has expired"
     ):
         again.influence(query(p))
     with pytest.raises(BadInput, match="Protocol not known"):
-        opened(p, "nowhere://bucket/run")
+        open_run(p, "nowhere://bucket/run")
     with pytest.raises(BadInput, match="copy the folder there"):
         record(p, tape=bucket)
     with pytest.raises(BadInput, match="copy the folder there"):
@@ -166,10 +170,10 @@ def test_info_and_runs_that_travel(record, tmp_path):
     p = problem("mlp", "sgd", count=40)
     url = f"file://{tmp_path}/bucket"
     run = record(p)
-    uploaded(run, url)
+    upload(run, url)
     result = CliRunner().invoke(cli.app, ["info", url], catch_exceptions=False)
     assert result.exit_code == 0 and "all intact" in result.output
-    again = cloudpickle.loads(cloudpickle.dumps(opened(p, url)))
+    again = cloudpickle.loads(cloudpickle.dumps(open_run(p, url)))
     assert again.tape == url
     np.testing.assert_array_equal(
         again.leave_one_out(query(p), [0, 3]), run.leave_one_out(query(p), [0, 3])

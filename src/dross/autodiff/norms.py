@@ -5,6 +5,7 @@ derivative of their jvp is silently wrong (torch 2.11 and 2.13). Written out, th
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,9 @@ Rate = float | Tensor
 class ElementaryNorms(TorchFunctionMode):
     """Inside, batch, layer and group norm are written out in elementary operations."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return NORM_RULES.get(func, func)(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types, args=(), kwargs=None):
+        rule: Callable = NORM_RULES.get(func, func)
+        return rule(*args, **(kwargs or {}))
 
 
 class PresentRows(TorchFunctionMode):
@@ -109,9 +111,7 @@ def _batch_norm(
     eps=1e-5,
 ):
     if not training and running_mean is not None:  # linear in its input: torch's rule is right
-        return F.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     shape = [1, -1] + [1] * (input.dim() - 2)
     return normalize(input, batch_axes(input), eps, weight, bias, shape)
 
@@ -139,9 +139,7 @@ def _batch_norm_of_present(
     eps=1e-5,
 ) -> Tensor:
     if not training:
-        return F.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     across, shape = batch_axes(input), [1, -1] + [1] * (input.dim() - 2)
     rows = present.reshape([-1] + [1] * (input.dim() - 1))
     count = present.sum() * (input[0, 0].numel())

@@ -23,7 +23,7 @@ from ..data.seeds import mixed
 from ..errors import BadInput, TapeMismatch
 from ..influence.query import error_rate, mean_loss
 from ..parallel.job_pool import sweep
-from ..parallel.result_store import Pieces
+from ..parallel.result_store import ResultStore
 from ..support.atomic_files import write_json
 from .edits import Change, chosen
 from .inputs.load import Request, prepare
@@ -182,7 +182,7 @@ class _Judging:
                 pieces,
                 what="training",
                 n_jobs=self.n_jobs,
-                kept=self.kept,
+                store=self.kept,
                 progress=self.progress,
             ):
                 outputs[number] = result["outputs"]
@@ -208,7 +208,7 @@ class _Judging:
         with suppress(OSError):
             self.kept.folder.parent.rmdir()  # unless another judgement waits there to go on
 
-    def _kept(self, work: _Fresh, pieces: list) -> Pieces:
+    def _kept(self, work: _Fresh, pieces: list) -> ResultStore:
         about = self.project.about
         altered = hashlib.sha256(
             b"".join(
@@ -226,7 +226,7 @@ class _Judging:
             "altered": altered.hexdigest(),
         }
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-        return Pieces((self.project.folder / "judging" / name).absolute(), settings)
+        return ResultStore((self.project.folder / "judging" / name).absolute(), settings)
 
     def _at_random(self, number: int) -> _Altered:
         """The control: as many removed, and as many given the label that the models predict, but any."""

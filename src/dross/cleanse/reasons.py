@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..autodiff.functional import called
+from ..autodiff.functional import call_model
 from ..influence.run import Run
 from .inputs.columns import find_unusual_cells
 from .inputs.prepared import PreparedData
@@ -90,7 +90,7 @@ def _estimate_hurt(
         return {}
 
     def loss_of_one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        outputs = called(objective.model, objective.layout.unflatten(theta), x[None])
+        outputs = call_model(objective.model, objective.layout.unflatten(theta), x[None])
         return loss(outputs, y[None]).sum()
 
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")

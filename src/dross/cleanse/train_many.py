@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
-from ..autodiff.functional import called
+from ..autodiff.functional import call_model
 from ..data.seeds import mixed
 from ..errors import NotFinite
 from ..execution import threads
@@ -66,7 +66,9 @@ class TrainedModels:
         with torch.no_grad():
             for k in range(count):
                 state = {name: values[k] for name, values in stacked.items()}
-                parts = [called(self.model, state, part) for part in x.split(_INSTANCES_AT_ONCE)]
+                parts = [
+                    call_model(self.model, state, part) for part in x.split(_INSTANCES_AT_ONCE)
+                ]
                 outputs.append(torch.cat(parts))
         return torch.stack(outputs)
 
@@ -209,7 +211,7 @@ class _Trainer:
         skeleton, loss = model.to("meta").train(), self.recipe.loss_function
 
         def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return loss(called(skeleton, parameters, x), y).mean()
+            return loss(call_model(skeleton, parameters, x), y).mean()
 
         return vmap(grad(mean_loss))
 

@@ -90,10 +90,12 @@ class Instances:
         fetches = self._fetch_ahead(ids) if self._must_travel() else [None] * len(ids)
         source, coming = self._source(augment), zip(ids, fetches)
 
-        def build(t: int, k: int, micro: MicroBatchBatch) -> LazyBatch:
+        def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
             ids, fetch = next(coming)
-            seeds = (mixed(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM))
-            return LazyBatch(source, ids, self._weights(micro), *seeds, fetch=fetch)
+            own, augment_seed = (
+                mixed(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM)
+            )
+            return LazyBatch(source, ids, self._weights(micro), own, augment_seed, fetch=fetch)
 
         return [
             [build(t, k, micro) for k, micro in enumerate(step)]

@@ -45,9 +45,7 @@ class BatchSource:
         steps, size = ids.shape
         if ids.numel() * self.nbytes > _MAX_BYTES_AT_ONCE:
             return [self.apply_augment(self.look_up(row), k) for k, row in enumerate(ids)]
-        split = lambda pair: [
-            cut_rows(pair, slice(k * size, (k + 1) * size)) for k in range(steps)
-        ]
+        split = lambda pair: [cut_rows(pair, slice(k * size, (k + 1) * size)) for k in range(steps)]
         together = self.look_up(ids.reshape(-1))
         batches = split(together)
         if not _is_split(self.augment):

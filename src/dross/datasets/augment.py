@@ -1,4 +1,4 @@
-"""Random shifts and flips of a whole batch on its device, seeded, so that a replay sees the same pictures."""
+"""Random shifts and flips of a batch on its device, seeded: a replay sees the same pictures."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,14 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.batch import DrawsApart
+from ..data.batch import SplitAugment
 
 
 @dataclass(frozen=True)
-class ShiftAndFlip(DrawsApart):
-    """Shift each picture by up to `pixels` in both directions and, if asked, mirror half of them. x: [B, C, H, W].
+class ShiftAndFlip(SplitAugment):
+    """Shift each picture at random and, if asked, mirror half of them. x: [B, C, H, W].
 
-    What is shifted in is `fill`: black, which is -1 after the paper's scaling of MNIST.
+    Arguments:
+        pixels: the largest shift in each of the four directions.
+        flip: whether about half of the pictures are mirrored left to right.
+        fill: the value that is shifted in, one for all channels or one for each. Black is -1 after
+            the paper's scaling of MNIST.
     """
 
     pixels: int
@@ -22,15 +26,13 @@ class ShiftAndFlip(DrawsApart):
     fill: float | tuple[float, ...] = 0.0
 
     def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The random numbers for this batch: how far down and right [2, B] and, if pictures are mirrored, which [B]."""
-        by = torch.randint(
-            0, 2 * self.pixels + 1, (2, len(x)), generator=generator, device=x.device
-        )
-        return (
-            (by, torch.rand(len(x), generator=generator, device=x.device)) if self.flip else (by,)
-        )
+        """The random numbers of a batch: shifts down and right [2, B], and for mirroring [B]."""
+        options = {"generator": generator, "device": x.device}
+        by = torch.randint(0, 2 * self.pixels + 1, (2, len(x)), **options)
+        return (by, torch.rand(len(x), **options)) if self.flip else (by,)
 
     def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+        """The pictures moved by the numbers that `draw` gave."""
         by, *mirrored = drawn
         if isinstance(self.fill, tuple):
             fill = _constant(self.fill, x.dtype, x.device)[None, :, None, None]
@@ -41,7 +43,8 @@ class ShiftAndFlip(DrawsApart):
         rows, columns = by[0][:, None] + row, by[1][:, None] + column  # [B, H], [B, W]
         if mirrored:
             columns = torch.where((mirrored[0] < 0.5)[:, None], columns.flip(1), columns)
-        # every axis by an index of its own, so that the result lies in memory as x does: convolutions care
+        # Each axis has an index of its own, so that the result lies in memory as x does:
+        # convolutions care.
         return padded[
             each[:, None, None, None],
             channel[:, None, None],
@@ -50,6 +53,6 @@ class ShiftAndFlip(DrawsApart):
         ]
 
 
-@cache  # a captured step may not fetch anything from the host: made once, by the first step, and never let go of
+@cache  # a captured step may not copy from the host: the first step makes it, and it stays
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)

@@ -6,7 +6,10 @@ from torch import nn
 
 
 def dense(*widths: int) -> nn.Sequential:
-    """Linear layers with ReLU between them: dense(62, 1) is logistic regression, dense(62, 8, 8, 1) the network of Section 7.1."""
+    """Linear layers with ReLU between them.
+
+    dense(62, 1) is logistic regression, dense(62, 8, 8, 1) the network of Section 7.1.
+    """
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -28,7 +31,10 @@ def mnist_cnn() -> nn.Sequential:
 
 
 def cifar10_cnn() -> nn.Sequential:
-    """Section 7.2, CIFAR10: three blocks; every convolution keeps its size, BatchNorm follows the first of each block."""
+    """Section 7.2, CIFAR10: three blocks.
+
+    Every convolution keeps the size of its input; BatchNorm follows the first of each block.
+    """
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
         layers += [
@@ -43,9 +49,10 @@ def cifar10_cnn() -> nn.Sequential:
 
 
 def autoencoder(channels: int, wide: int, narrow: int) -> nn.Sequential:
-    """The outlier baseline of Section 7.2: two 3x3 convolutions with pooling down, three transposed convolutions up, tanh.
+    """The outlier baseline of Section 7.2.
 
-    The paper's figure gives no padding; with 1 on the second way up the picture comes out in its own size.
+    Two 3x3 convolutions with pooling down, three transposed convolutions up, tanh. The paper's
+    figure gives no padding; with 1 in the second layer up the output has the size of the input.
     """
     return nn.Sequential(
         nn.Conv2d(channels, wide, 3),
@@ -64,8 +71,10 @@ def autoencoder(channels: int, wide: int, narrow: int) -> nn.Sequential:
 
 
 def mnist_autoencoder() -> nn.Sequential:
+    """The outlier baseline for pictures of 1x28x28."""
     return autoencoder(1, 24, 12)
 
 
 def cifar10_autoencoder() -> nn.Sequential:
+    """The outlier baseline for pictures of 3x32x32."""
     return autoencoder(3, 64, 32)

@@ -16,14 +16,17 @@ import numpy as np
 
 from ..errors import DataUnavailable
 from ..support.name_hints import check_name
-from .sources import Remote, at_hand, cache, get
+from .sources import Remote, cache_folder, fetch, find_local
 
 Pair = tuple[Any, np.ndarray]  # inputs and integer labels
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Inputs are [N, ...] arrays, a dict of columns (adult) or a list of texts (20news); labels are integers."""
+    """A named data set: inputs and integer labels to train on and, if it has them, to test on.
+
+    Inputs are an array [N, ...], a dict of columns (adult) or a list of texts (20news).
+    """
 
     name: str
     train: Pair
@@ -31,33 +34,44 @@ class DataSet:
     classes: tuple[str, ...]
 
     def __repr__(self) -> str:
+        train = f"{len(self.train[1]):,} instances to train"
         test = "" if self.test is None else f", {len(self.test[1]):,} to test"
-        return f"<{self.name}: {len(self.train[1]):,} instances to train{test}, {len(self.classes)} classes>"
+        return f"<{self.name}: {train}{test}, {len(self.classes)} classes>"
 
 
 def load(name: str) -> DataSet:
-    """A data set by its name."""
+    """Load a data set by its name.
+
+    Arguments:
+        name: one of `dross.datasets.NAMES`.
+
+    Returns:
+        The set as it was published: no scaling, no encoding, no sampling.
+
+    Raises:
+        BadInput: there is no set of this name.
+        DataUnavailable: the set is not on this machine and cannot be fetched, or it is damaged.
+
+    Example:
+        images, labels = dross.datasets.load("mnist").train
+    """
     return _LOADERS[check_name("data set", name, NAMES)]()
 
 
-# --- inside scikit-learn -----------------------------------------------------------------------------------------------------
+# --- inside scikit-learn ---
 
 
 def _from_sklearn(name: str) -> DataSet:
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()
-    return DataSet(
-        name,
-        (np.asarray(bunch.data), np.asarray(bunch.target)),
-        None,
-        tuple(map(str, bunch.target_names)),
-    )
+    train = (np.asarray(bunch.data), np.asarray(bunch.target))
+    return DataSet(name, train, None, tuple(map(str, bunch.target_names)))
 
 
-# --- MNIST and its kin: four idx files -----------------------------------------------------------------------------------------
+# --- MNIST and its kin: four idx files ---
 
-_IDX = (
+_IDX_FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte",
@@ -99,17 +113,16 @@ _CLOTHES = (
 
 def _idx_set(name: str, classes: tuple[str, ...]) -> DataSet:
     home, sums = _HOMES[name]
-    parts = [
+    images, labels, test_images, test_labels = (
         _read_idx(Remote(f"{name}/{file}.gz", f"{home}{file}.gz", md5))
-        for file, md5 in zip(_IDX, sums)
-    ]
-    return DataSet(
-        name, (parts[0], parts[1].astype(np.int64)), (parts[2], parts[3].astype(np.int64)), classes
+        for file, md5 in zip(_IDX_FILES, sums)
     )
+    train = (images, labels.astype(np.int64))
+    return DataSet(name, train, (test_images, test_labels.astype(np.int64)), classes)
 
 
 def _read_idx(remote: Remote) -> np.ndarray:
-    path = get(remote)
+    path = fetch(remote)
     try:
         raw = gzip.decompress(path.read_bytes())
         axes = raw[3]
@@ -119,7 +132,7 @@ def _read_idx(remote: Remote) -> np.ndarray:
         raise _damaged(path, error) from None
 
 
-# --- CIFAR10 -----------------------------------------------------------------------------------------------------------------
+# --- CIFAR10 ---
 
 _CIFAR = Remote(
     "cifar10/cifar-10-binary.tar.gz",
@@ -131,7 +144,7 @@ _CIFAR_PARTS = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
 
 
 def _cifar10() -> DataSet:
-    packed = [at_hand(f"cifar10/{part}.xz") for part in _CIFAR_PARTS]
+    packed = [find_local(f"cifar10/{part}.xz") for part in _CIFAR_PARTS]
     batches = [_unpack_cifar(path) for path in packed if path is not None]
     if len(batches) < len(_CIFAR_PARTS):
         batches = _cifar_from_home()
@@ -140,7 +153,10 @@ def _cifar10() -> DataSet:
 
 
 def _unpack_cifar(path) -> Pair:
-    """10,000 label bytes, then the planes G, R-G, B-G, each differenced along columns and rows modulo 256."""
+    """10,000 label bytes, then the planes G, R-G, B-G.
+
+    Each plane is differenced along columns and rows modulo 256.
+    """
     try:
         raw = np.frombuffer(lzma.decompress(path.read_bytes()), np.uint8)
         planes = raw[10_000:].reshape(3, 10_000, 32, 32)
@@ -151,17 +167,12 @@ def _unpack_cifar(path) -> Pair:
 
 
 def _cifar_from_home() -> list[Pair]:
-    path = get(_CIFAR)
+    path = fetch(_CIFAR)
     try:
         with tarfile.open(path) as archive:
-            members = [
-                archive.extractfile(f"cifar-10-batches-bin/{part}.bin") for part in _CIFAR_PARTS
-            ]
-            raw = [
-                np.frombuffer(member.read(), np.uint8).reshape(-1, 3073)
-                for member in members
-                if member is not None
-            ]
+            names = [f"cifar-10-batches-bin/{part}.bin" for part in _CIFAR_PARTS]
+            files = [file for name in names if (file := archive.extractfile(name)) is not None]
+            raw = [np.frombuffer(file.read(), np.uint8).reshape(-1, 3073) for file in files]
     except (tarfile.TarError, KeyError, EOFError, ValueError, zlib.error) as error:
         raise _damaged(path, error) from None
     return [
@@ -170,7 +181,7 @@ def _cifar_from_home() -> list[Pair]:
     ]
 
 
-# --- Adult -------------------------------------------------------------------------------------------------------------------
+# --- Adult ---
 
 _ADULT_HOME = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 _ADULT = (
@@ -194,7 +205,7 @@ _ADULT_COLUMNS = (
     "native-country",
     "income",
 )
-_ADULT_NUMBERS = (
+ADULT_NUMBERS = (
     "age",
     "fnlwgt",
     "education-num",
@@ -205,7 +216,7 @@ _ADULT_NUMBERS = (
 
 
 def _adult() -> DataSet:
-    packed = at_hand("adult.csv.gz")
+    packed = find_local("adult.csv.gz")
     if packed is not None:
         try:
             rows = list(csv.reader(io.StringIO(gzip.decompress(packed.read_bytes()).decode())))
@@ -213,7 +224,7 @@ def _adult() -> DataSet:
             raise _damaged(packed, error) from None
         parts = [[row[:-1] for row in rows[1:] if row[-1] == split] for split in ("train", "test")]
     else:
-        parts = [_adult_rows(get(remote).read_text()) for remote in _ADULT]
+        parts = [_adult_rows(fetch(remote).read_text()) for remote in _ADULT]
     train, test = (_adult_part(rows) for rows in parts)
     return DataSet("adult", train, test, ("<=50K", ">50K"))
 
@@ -225,18 +236,19 @@ def _adult_rows(text: str) -> list[list[str]]:
 
 def _adult_part(rows: list[list[str]]) -> Pair:
     columns = dict(zip(_ADULT_COLUMNS, (np.array(column) for column in zip(*rows))))
-    label = (columns.pop("income") == ">50K").astype(np.int64)
-    return {
-        name: column.astype(np.float64) if name in _ADULT_NUMBERS else column
-        for name, column in columns.items()
-    }, label
+    labels = (columns.pop("income") == ">50K").astype(np.int64)
+    for name in ADULT_NUMBERS:
+        columns[name] = columns[name].astype(np.float64)
+    return columns, labels
 
 
-# --- 20 Newsgroups -------------------------------------------------------------------------------------------------------------
+# --- 20 Newsgroups ---
+
+_NEWSGROUPS_FILE = "newsgroups/20news-bydate-all.jsonl.xz"
 
 
 def _newsgroups() -> DataSet:
-    packed = at_hand("newsgroups/20news-bydate-all.jsonl.xz")
+    packed = find_local(_NEWSGROUPS_FILE)
     if packed is None:
         return _newsgroups_from_home()
     try:
@@ -259,26 +271,27 @@ def _newsgroups_from_home() -> DataSet:
     for split in ("train", "test"):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of every attempt; what matters is whether it succeeds in the end
-                bunch: Any = fetch_20newsgroups(data_home=str(cache()), subset=split, shuffle=False)
+                warnings.simplefilter("ignore")  # about attempts that fail before one succeeds
+                bunch: Any = fetch_20newsgroups(
+                    data_home=str(cache_folder()), subset=split, shuffle=False
+                )
         except OSError as error:
             raise DataUnavailable(
-                f"20 Newsgroups is not on this machine and its home cannot be reached ({error}). Connect to the network, or put "
-                "newsgroups/20news-bydate-all.jsonl.xz in a folder and name that folder in DROSS_DATA."
+                f"20 Newsgroups is not on this machine and its home cannot be reached ({error}). "
+                f"Connect to the network, or put {_NEWSGROUPS_FILE} in a folder and name that "
+                "folder in DROSS_DATA."
             ) from None
-        order = np.lexsort(
-            (np.asarray(bunch.filenames), np.asarray(bunch.target))
-        )  # by class, then by file name
-        parts.append(([bunch.data[i] for i in order], np.asarray(bunch.target)[order]))
+        labels = np.asarray(bunch.target)
+        order = np.lexsort((np.asarray(bunch.filenames), labels))  # by class, then by file name
+        parts.append(([bunch.data[i] for i in order], labels[order]))
         classes = tuple(bunch.target_names)
     return DataSet("20news", parts[0], parts[1], classes)
 
 
 def _damaged(path, error: Exception) -> DataUnavailable:
     return DataUnavailable(
-        f"{path} is damaged ({error}). Remove it, so that it is fetched again, or replace it with a good copy."
+        f"{path} is damaged ({error}). Remove it, so that it is fetched again, or replace it with "
+        "a good copy."
     )
 
 

@@ -1,14 +1,18 @@
-"""Ways to score training instances, one file each, with one protocol: `estimator.score(run, query) -> Scores`.
+"""Ways to score training instances, with one protocol: `estimator.score(run, query) -> Scores`.
 
-The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**. Only the first five estimate a change
-of the query; the others order the instances by a suspicion of their own, which says nothing about its size.
+The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**.
+Only the first four estimate a change of the query; the others order the instances by a suspicion of
+their own, which says nothing about its size.
 
     Retrace()                the paper's: the run retraced (epochs=1: its last epoch only)
     WithoutHessian()         the same without the Hessian term: TracIn over every step
     TracIn()                 gradients at checkpoints, one per epoch
-    InfluenceFunction()      Koh and Liang: H^-1 u at the final model, by conjugate gradients, LiSSA or momentum SGD
-    Autoencoder()            reconstruction error of an autoencoder trained on the query's data (the paper's baseline)
-    IsolationForest()        on the model's last features, fitted on the query's data (the paper's baseline)
+    InfluenceFunction()      Koh and Liang: H^-1 u at the final model, by conjugate gradients,
+                             LiSSA or momentum SGD
+    Autoencoder()            reconstruction error of an autoencoder trained on the query's data
+                             (the paper's baseline)
+    IsolationForest()        on the model's last features, fitted on the query's data
+                             (the paper's baseline)
     LocalOutlierFactor(), OneClassSVM()    likewise
     TrainingLoss()           the loss of the instance at the final model
     Random()                 the control
@@ -28,7 +32,20 @@ from .simple import Random, TrainingLoss
 
 
 class Estimator(Protocol):
-    def score(self, run: Run, query: Query) -> Scores: ...
+    """What every estimator offers."""
+
+    def score(self, run: Run, query: Query) -> Scores:
+        """Score every training instance of a run.
+
+        Arguments:
+            run: the recorded run.
+            query: what is asked, such as `dross.mean_loss(validation)`.
+
+        Returns:
+            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers; the lowest are
+            the ones to remove first.
+        """
+        ...
 
 
 #: the names under which the command line knows them
@@ -49,6 +66,17 @@ NAMED: dict[str, Estimator] = {
 
 
 def named(name: str) -> Estimator:
+    """The estimator that the command line knows under this name.
+
+    Arguments:
+        name: one of `dross.estimators.NAMED`.
+
+    Returns:
+        The estimator with its default settings.
+
+    Raises:
+        BadInput: there is no such name; the message suggests the nearest one.
+    """
     return NAMED[check_name("method", name, NAMED)]
 
 

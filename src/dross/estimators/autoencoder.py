@@ -1,4 +1,7 @@
-"""The paper's autoencoder baseline: trained on the query's data with the run's own augmentation, score = -|x - reconstruction|^2."""
+"""The paper's autoencoder baseline: score = -|x - reconstruction|^2.
+
+The autoencoder is trained on the query's data with the run's own augmentation.
+"""
 
 from dataclasses import dataclass
 
@@ -6,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data.dataset import Instances
 from ..data.seeds import generator, seeded
 from ..datasets.models import cifar10_autoencoder, dense, mnist_autoencoder
 from ..errors import NotSupported
@@ -13,7 +17,7 @@ from ..influence.query import Query
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..support.progress import bar
-from .outliers import healthy, suspicion
+from .outliers import as_scores, inputs_in_chunks, query_instances
 
 
 def network(shape: tuple[int, ...]) -> nn.Module:
@@ -26,20 +30,51 @@ def network(shape: tuple[int, ...]) -> nn.Module:
         middle, inner = max(2, shape[0] // 2), max(1, shape[0] // 4)
         return dense(shape[0], middle, inner, middle, shape[0])
     raise NotSupported(
-        f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat vectors."
+        f"There is no autoencoder for inputs of shape {shape}: only 1x28x28, 3x32x32 and flat "
+        "vectors."
     )
 
 
 @dataclass(frozen=True)
 class Autoencoder:
+    """Suspect what an autoencoder of the query's data reconstructs badly.
+
+    Arguments:
+        epochs: how long the autoencoder is trained.
+        batch_size: instances per step.
+        rate: Adam's learning rate.
+        seed: of its initial weights, its batches and their augmentation.
+    """
+
     epochs: int = 20
     batch_size: int = 128
     rate: float = 0.001
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        recording, reference = run.recording, healthy(run, query)
-        device = recording.device
+        """Score every training instance by minus its squared reconstruction error.
+
+        Arguments:
+            run: the recorded run.
+            query: one that is about data, whose inputs the autoencoder learns.
+
+        Returns:
+            Scores with `values` float64 [N].
+
+        Raises:
+            BadInput: the query has no data.
+            NotSupported: there is no autoencoder for inputs of this shape.
+        """
+        model = self._train(run, query_instances(run, query))
+        with torch.no_grad():
+            errors = [
+                (model(x) - x).square().flatten(1).sum(1).double().cpu().numpy()
+                for x in inputs_in_chunks(run.recording.instances)
+            ]
+        return as_scores(run, query, -np.concatenate(errors))
+
+    def _train(self, run: Run, reference: Instances) -> nn.Module:
+        recording, device = run.recording, run.recording.device
         x, _ = reference[np.arange(1)]
         with seeded(device, self.seed):
             model = network(tuple(x.shape[1:])).to(device, recording.instances.dtype)
@@ -57,9 +92,4 @@ class Autoencoder:
                     loss.backward()
                     optimizer.step()
                     advance(1)
-        instances, errors = recording.instances, []
-        with torch.no_grad():
-            for start in range(0, len(instances), 1024):
-                x, _ = instances[np.arange(start, min(start + 1024, len(instances)))]
-                errors.append((model(x) - x).square().flatten(1).sum(1).double().cpu().numpy())
-        return suspicion(run, query, -np.concatenate(errors))
+        return model

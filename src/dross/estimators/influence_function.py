@@ -1,8 +1,9 @@
 """Koh and Liang's influence functions at the final model: score_j = 1/N <grad l(z_j), H^-1 u>.
 
-H is the Hessian of the mean training loss plus `damping` times the identity, u the gradient of the query. The formula assumes a
-minimum of a strongly convex objective; the paper's point is that a model trained with SGD is not there. The published solver (momentum
-SGD, few steps) stops far from H^-1 u, and the exact solution often agrees less with the truth: both are offered, and how far a
+H is the Hessian of the mean training loss plus `damping` times the identity, u the gradient of the
+query. The formula assumes a minimum of a strongly convex objective; the paper's point is that a
+model trained with SGD is not there. The published solver (momentum SGD, few steps) stops far from
+H^-1 u, and the exact solution often agrees less with the truth: both are offered, and how far a
 solver got is reported in `scores.details`.
 """
 
@@ -21,26 +22,38 @@ from ..influence.scores import Scores
 from ..support.progress import bar
 from .instance_gradients import InstanceGradients
 
-Product = Callable[
-    [Tensor, int | None], Tensor
-]  # (v [Q, p], batch size or None for all) -> (H + damping) v
+#: (v [Q, p], batch size or None for all) -> (H + damping) v
+Product = Callable[[Tensor, int | None], Tensor]
+_CONVERGED = 1e-4  # the largest relative residual of a solution
 
 
 class Solver(Protocol):
-    def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor: ...
+    """A way to solve (H + damping) v = u."""
+
+    def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
+        """v [Q, p] for u [Q, p]; `advance(1)` after each step."""
+        ...
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """The largest number of steps."""
+        ...
 
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """Exact up to `tolerance`, as long as H plus damping is positive definite."""
+    """Exact up to a tolerance, as long as H plus damping is positive definite.
+
+    Arguments:
+        steps: the largest number of steps.
+        tolerance: the norm of the residual, relative to that of u, at which it stops.
+    """
 
     steps: int = 200
     tolerance: float = 1e-8
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
+        """v [Q, p] by conjugate gradients; raises NotFinite at negative curvature."""
         v, r = torch.zeros_like(u), u.clone()
         direction, size = r.clone(), (r * r).sum(1, keepdim=True)
         for _ in range(self.steps):
@@ -50,8 +63,9 @@ class ConjugateGradients:
             curvature = (direction * image).sum(1, keepdim=True)
             if not bool((curvature > 0).all() | (size == 0).all()):
                 raise NotFinite(
-                    "Conjugate gradients met a direction of negative curvature: the Hessian at this model is not positive definite. "
-                    "Use a larger damping, or the MomentumSGD solver."
+                    "Conjugate gradients met a direction of negative curvature: the Hessian at "
+                    "this model is not positive definite. Use a larger damping, or the MomentumSGD "
+                    "solver."
                 )
             rate = torch.where(curvature > 0, size / curvature, 0.0)
             v, r = v + rate * direction, r - rate * image
@@ -63,13 +77,20 @@ class ConjugateGradients:
 
 @dataclass(frozen=True)
 class LiSSA:
-    """v <- u + (I - (H + damping)/scale) v on mini-batches; converges where scale exceeds the largest eigenvalue."""
+    """v <- u + (I - (H + damping)/scale) v on mini-batches.
+
+    Arguments:
+        steps: how many steps are taken.
+        batch_size: instances per step.
+        scale: it converges where this exceeds the largest eigenvalue of H + damping.
+    """
 
     steps: int = 1000
     batch_size: int = 64
     scale: float = 25.0
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
+        """v [Q, p] after all steps."""
         v = u.clone()
         for _ in range(self.steps):
             v = u + v - product(v, self.batch_size) / self.scale
@@ -79,7 +100,14 @@ class LiSSA:
 
 @dataclass(frozen=True)
 class MomentumSGD:
-    """The paper's solver: momentum SGD on v'(H + damping)v/2 - u'v, starting at u. batch_size None: the whole training set."""
+    """The paper's solver: momentum SGD on v'(H + damping)v/2 - u'v, starting at u.
+
+    Arguments:
+        steps: how many steps are taken.
+        rate: the learning rate.
+        momentum: the share of the velocity that is kept.
+        batch_size: instances per step; None for the whole training set.
+    """
 
     steps: int = 100
     rate: float = 0.01
@@ -87,6 +115,7 @@ class MomentumSGD:
     batch_size: int | None = None
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
+        """v [Q, p] after all steps."""
         v, velocity = u.clone(), torch.zeros_like(u)
         for _ in range(self.steps):
             velocity = self.momentum * velocity + product(v, self.batch_size) - u
@@ -97,12 +126,35 @@ class MomentumSGD:
 
 @dataclass(frozen=True)
 class InfluenceFunction:
+    """Koh and Liang's influence function at the final model: 1/N <grad l(z_j), (H + damping)^-1 u>.
+
+    Arguments:
+        solver: `ConjugateGradients()`, `LiSSA()` or `MomentumSGD()`.
+        damping: what is added to the diagonal of H.
+        penalty: whether the run's penalty is part of H and of the instances' gradients.
+        seed: of the solver's mini-batches.
+    """
+
     solver: Solver = field(default_factory=MomentumSGD)
     damping: float = 0.01
-    penalty: bool = False  # whether the run's penalty is part of H and of the instances' gradients
+    penalty: bool = False
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
+        """Solve for H^-1 u and score every training instance.
+
+        Arguments:
+            run: the recorded run.
+            query: what is asked.
+
+        Returns:
+            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers. Their `details`
+            say how far the solver got: `residual`, `converged` and `solver`.
+
+        Raises:
+            BadInput: the damping is negative.
+            NotFinite: the solver diverged, or met negative curvature.
+        """
         if self.damping < 0:
             raise BadInput(f"damping must not be negative, but it is {self.damping}.")
         recording, query = run.recording, as_query(query)
@@ -112,26 +164,24 @@ class InfluenceFunction:
         gradients = InstanceGradients(recording, state, penalty=self.penalty)
 
         def product(v: Tensor, batch_size: int | None) -> Tensor:
-            ids = (
-                None
-                if batch_size is None or batch_size >= count
-                else rng.choice(count, batch_size, replace=False)
-            )
+            ids = None
+            if batch_size is not None and batch_size < count:
+                ids = rng.choice(count, batch_size, replace=False)
             return gradients.hessian_product(v, ids) + self.damping * v
 
         with bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
             raise NotFinite(
-                "The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger damping."
+                "The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger "
+                "damping."
             )
-        residual = float(
-            ((product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)).max()
-        )
+        residuals = (product(v, None) - u).norm(dim=1) / u.norm(dim=1).clamp_min(1e-300)
+        residual = float(residuals.max())
         values = gradients.products(v) / count
         details: dict[str, Any] = {
             "residual": residual,
-            "converged": residual < 1e-4,
+            "converged": residual < _CONVERGED,
             "solver": repr(self.solver),
         }
         values = values[0] if scalar else values

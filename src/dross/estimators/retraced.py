@@ -1,4 +1,4 @@
-"""Estimators that follow the recorded run: the retrace itself, and what is left of it without the Hessian."""
+"""Estimators that follow the recorded run: the retrace, and what is left without the Hessian."""
 
 from dataclasses import dataclass
 
@@ -9,67 +9,126 @@ from ..influence.query import Query, as_query
 from ..influence.retrace import retrace
 from ..influence.run import Run
 from ..influence.scores import Scores
+from ..replay.recording import Recording
+from ..replay.window import choose_window, start_of_epoch
 from .instance_gradients import InstanceGradients
 
 
 @dataclass(frozen=True)
 class Retrace:
-    """The paper's estimator: `run.influence(query, epochs=epochs)`."""
+    """The paper's estimator: `run.influence(query, epochs=epochs)`.
 
-    epochs: int | None = None
-
-    def score(self, run: Run, query: Query) -> Scores:
-        return run.influence(query, epochs=self.epochs)
-
-
-@dataclass(frozen=True)
-class WithoutHessian:
-    """sum over all steps of eta_t/|S_t| <u, g(z_j; theta_t)> with u never updated: TracIn over every step.
-
-    It costs less and ignores how later steps react to the instance's absence.
+    Arguments:
+        epochs: how many of the last epochs are retraced; all by default.
     """
 
     epochs: int | None = None
 
     def score(self, run: Run, query: Query) -> Scores:
+        """Retrace the run and score every training instance.
+
+        Arguments:
+            run: the recorded run.
+            query: what is asked.
+
+        Returns:
+            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
+
+        Raises:
+            DrossError: as `Run.influence` does.
+        """
+        return run.influence(query, epochs=self.epochs)
+
+
+@dataclass(frozen=True)
+class WithoutHessian:
+    """TracIn over every step: sum over t of eta_t/|S_t| <u, g(z_j; theta_t)>, u never updated.
+
+    It costs less and ignores how later steps react to the instance's absence.
+
+    Arguments:
+        epochs: how many of the last epochs are summed up; all by default.
+    """
+
+    epochs: int | None = None
+
+    def score(self, run: Run, query: Query) -> Scores:
+        """Walk through the run and score every training instance.
+
+        Arguments:
+            run: the recorded run.
+            query: what is asked.
+
+        Returns:
+            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
+
+        Raises:
+            DrossError: as `Run.influence` does.
+        """
         return retrace(
             run.recording, as_query(query), epochs=self.epochs, hessian=False, progress=run.progress
         )
 
 
 def without_hessian(run: Run, query: Query, *, epochs: int | None = None) -> Scores:
-    """`WithoutHessian(epochs).score(run, query)`."""
+    """Score every training instance by the retrace without its Hessian term.
+
+    Arguments:
+        run: the recorded run.
+        query: what is asked.
+        epochs: how many of the last epochs are summed up; all by default.
+
+    Returns:
+        The same as `WithoutHessian(epochs).score(run, query)`.
+
+    Raises:
+        DrossError: as `Run.influence` does.
+    """
     return WithoutHessian(epochs).score(run, query)
 
 
 @dataclass(frozen=True)
 class TracIn:
-    """TracInCP (Pruthi et al. 2020): at the end of each epoch, eta/|S| <grad query(theta), grad l(z_j; theta)>, summed up."""
+    """TracInCP (Pruthi et al. 2020).
+
+    At the end of each epoch, eta/|S| <grad query(theta), grad l(z_j; theta)>, summed up.
+    """
 
     def score(self, run: Run, query: Query) -> Scores:
+        """Sum the products of gradients over the ends of all recorded epochs.
+
+        Arguments:
+            run: the recorded run.
+            query: what is asked.
+
+        Returns:
+            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
+
+        Raises:
+            NotSupported: the optimizer has no learning rate.
+        """
         recording, query = run.recording, as_query(query)
         if "lr" not in recording.optimizer.columns:
             raise NotSupported("TracIn needs an optimizer with a rate.")
-        oldest, newest = recording.epochs_before(run.steps, None)
+        window = choose_window(recording.tape)
         rows, scalar = [], False
-        for epoch in range(oldest, newest + 1):
-            last = recording.start_of(epoch + 1) - 1
-            segment = recording.tape.read(
-                next(
-                    i
-                    for i, e in enumerate(recording.tape.entries)
-                    if last < e["first"] + e["steps"]
-                )
-            )
-            step = segment.steps[last - segment.first]
-            scale = float(step.numbers[0, recording.optimizer.columns.index("lr")]) / max(
-                len(step.ids), 1
-            )
+        for epoch in range(window.oldest, window.newest + 1):
+            last = start_of_epoch(recording.tape, epoch + 1) - 1
             state = recording.state_at(last + 1)
             u, scalar = query.seed(recording.objective, state)
-            rows.append(scale * InstanceGradients(recording, state, penalty=True).products(u.theta))
+            products = InstanceGradients(recording, state, penalty=True).products(u.theta)
+            rows.append(_rate_per_instance(recording, last) * products)
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
         values = by_epoch.sum(1)
         if scalar:
             values, by_epoch = values[0], by_epoch[0]
-        return Scores(values, by_epoch, query.name, oldest, run.steps, hessian=False)
+        return Scores(values, by_epoch, query.name, window.oldest, run.steps, hessian=False)
+
+
+def _rate_per_instance(recording: Recording, t: int) -> float:
+    """eta_t/|S_t|."""
+    ends = [entry["first"] + entry["steps"] for entry in recording.tape.entries]
+    segment = recording.tape.read(next(k for k, end in enumerate(ends) if t < end))
+    step = segment.steps[t - segment.first]
+    rate = float(step.numbers[0, recording.optimizer.columns.index("lr")])
+    return rate / max(len(step.ids), 1)

@@ -254,7 +254,9 @@ class _Graph:
     def compare(self, wanted: list[Tensor], inputs: list[Tensor], batch: GraphBatch) -> bool:
         """Whether a replay gives what is wanted; then the graph is trusted."""
         found = flatten(self.replay(inputs, batch))[0]
-        self.trusted = all(is_close(one, other, self.tolerance) for one, other in zip(found, wanted))
+        self.trusted = all(
+            is_close(one, other, self.tolerance) for one, other in zip(found, wanted)
+        )
         return self.trusted
 
     def replay(self, inputs: list[Tensor], batch: GraphBatch) -> Any:

@@ -12,6 +12,7 @@ numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere, fo
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class Executor:
             count = rows.stop - done
             some = (theta, buffers, batch, a_g[rows], {n: a[rows] for n, a in a_buffers.items()})
             part = try_to_fit(
-                lambda: self._pull_together(plan.forward_mode, *some, hessian),
+                partial(self._pull_together, plan.forward_mode, *some, hessian),
                 count,
                 what="of the queries at once",
                 free=self.free_memory,
@@ -162,9 +163,7 @@ class Executor:
             threads.use_for(flops * len(batch.c) * count)
         return self.run(name, function, batch, *args)
 
-    def run(
-        self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any
-    ) -> Any:
+    def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
         """function(batch, *args), by the quickest way that gives the same numbers.
 
         Arguments:

@@ -42,7 +42,5 @@ def try_to_fit(
             raise
     # here, where the error and the memory that it holds are gone
     free()
-    warnings.warn(
-        f"Out of memory: going on with {size // 2} {what}.", DrossWarning, stacklevel=3
-    )
+    warnings.warn(f"Out of memory: going on with {size // 2} {what}.", DrossWarning, stacklevel=3)
     return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import BadInput
 from ..parallel.job_pool import is_spread, sweep
-from ..parallel.result_store import Pieces
+from ..parallel.result_store import ResultStore
 from ..replay.recording import Recording
 from ..step.state import Clock, State
 from .counterfactual_runs import MAX_MODELS_AT_ONCE, replay_without
@@ -178,9 +178,9 @@ def _sweep(
     size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))
     pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
     about = about | {"groups": _digest(groups), "piece": size}
-    kept = None if how.folder is None else Pieces(Path(how.folder).absolute(), about, numbers)
+    store = None if how.folder is None else ResultStore(Path(how.folder).absolute(), about, numbers)
     what = "counterfactual runs"
-    results = sweep(work, pieces, what=what, n_jobs=how.n_jobs, kept=kept, progress=how.progress)
+    results = sweep(work, pieces, what=what, n_jobs=how.n_jobs, store=store, progress=how.progress)
     found = dict(results)
     return [found[number] for number in range(len(pieces))]
 

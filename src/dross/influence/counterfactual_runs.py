@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..errors import DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from ..execution.memory import try_to_fit
-from ..parallel.job_pool import neighbours
+from ..parallel.job_pool import local_workers
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import sum_over_batches, take_step
@@ -60,7 +61,7 @@ def replay_without(
                 continue
             try:
                 states = try_to_fit(
-                    lambda: runs.replay_together(chunk, show),  # noqa: B023
+                    partial(runs.replay_together, chunk, show)
                     count,
                     what="models at once",
                     free=recording.executor.free_memory,
@@ -257,7 +258,7 @@ def _count_fitting(recording: Recording, state: State, first: int) -> int:
     available = _available_memory(recording.device) // 3
     if (allowed := recording.memory_limit) is not None:
         available = min(available, allowed - each)  # the replica beside them
-    return int(max(1, min(MAX_MODELS_AT_ONCE, available // neighbours() // each)))
+    return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
 
 
 def _first_batch(recording: Recording, first: int) -> LazyBatch | None:

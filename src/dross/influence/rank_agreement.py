@@ -79,9 +79,9 @@ def share_work(recording: Recording, ranks: RankReducer, stop: int) -> Recording
 
 
 def _warn_where_nothing_is_shared(recording: Recording, ranks: RankReducer, stop: int) -> None:
-    if not recording.objective.layout.moving:
-        if len(_some_step(recording, stop).micros) >= ranks.size:
-            return
+    moving = recording.objective.layout.moving
+    if not moving and len(_some_step(recording, stop).micros) >= ranks.size:
+        return
     warnings.warn(
         f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances "
         "share BatchNorm's statistics or the random numbers of dropout. The scores are right, and "

@@ -74,7 +74,7 @@ class Run:
     @property
     def tape(self) -> Path | str:
         """The folder that the run was recorded in, or the URL that it is read from."""
-        return self.recording.tape.place.address
+        return self.recording.tape.storage.address
 
     @property
     def steps(self) -> int:

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,13 +60,11 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
     def correlations(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # constant input: the correlation is nan, and the sentence says so
-            tau, rho = (
-                float(stats.kendalltau(e, a).statistic),
-                float(stats.spearmanr(e, a).statistic),
-            )  # type: ignore[attr-defined]
+            # constant input: the correlation is nan, and the sentence says so
+            warnings.simplefilter("ignore")
+            kendall: Any = stats.kendalltau(e, a)
+            spearman: Any = stats.spearmanr(e, a)
+            tau, rho = float(kendall.statistic), float(spearman.statistic)
         spread = float(((e - e.mean()) ** 2).sum())
         slope = (
             float(((e - e.mean()) * (a - a.mean())).sum()) / spread if spread > 0 else float("nan")

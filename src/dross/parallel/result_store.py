@@ -1,4 +1,4 @@
-"""Results as files: there whole or not at all, computed again where damaged, never mixed with other settings."""
+"""Results as files: whole or absent, computed again where damaged, never mixed with others."""
 
 import json
 from dataclasses import dataclass
@@ -13,11 +13,15 @@ from torch import Tensor
 from ..errors import StorageFailed, TapeMismatch
 from ..support.atomic_files import write_bytes
 
-_ALIKE = 1e-5  # relative: other threads, another machine
+_ROUNDING = 1e-5  # relative: other threads, another machine
 
 
 def load(path: Path, settings: Any) -> dict | None:
-    """What is kept as JSON, if it is readable and was computed with these settings."""
+    """A result kept as JSON, or None where there is none or it is damaged.
+
+    Raises:
+        TapeMismatch: the result was computed with other settings.
+    """
     if not path.exists():
         return None
     try:
@@ -26,26 +30,31 @@ def load(path: Path, settings: Any) -> dict | None:
         path.unlink()
         return None
     if result.get("settings") != json.loads(json.dumps(settings)):
-        raise other_settings(path)
+        raise _other_settings(path)
     return result
 
 
-def other_settings(path: Path) -> TapeMismatch:
-    return TapeMismatch(
-        f"{path} holds results of other settings, which must not be mixed. Choose another folder, or remove it."
-    )
-
-
 @dataclass(frozen=True)
-class Pieces:
-    """The results of a sweep in a folder, piece by piece, each a dict of tensors."""
+class ResultStore:
+    """The results of a sweep in a folder, one file per piece, each a dict of tensors.
+
+    Arguments:
+        folder: where the files lie.
+        settings: everything that decides a result, as JSON holds it.
+        numbers: the same for what was computed and may differ by rounding.
+    """
 
     folder: Path
-    settings: dict[str, Any]  # everything that a result hangs on
-    numbers: tuple[float, ...] = ()  # the same, where it was computed and may differ by rounding
+    settings: dict[str, Any]
+    numbers: tuple[float, ...] = ()
 
     def begin(self) -> None:
-        """Make the folder, or see that what lies in it belongs to this sweep."""
+        """Make the folder, and check that what lies in it belongs to this sweep.
+
+        Raises:
+            StorageFailed: the folder cannot be made.
+            TapeMismatch: a result was computed with other settings.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -54,12 +63,15 @@ class Pieces:
             self._read(path, tensors=False)
 
     def has(self, number: int) -> bool:
+        """Whether there is a file for this piece, intact or not."""
         return self._path(number).exists()
 
     def get(self, number: int) -> dict[str, Tensor] | None:
+        """The result of a piece, or None where it is missing or damaged."""
         return self._read(self._path(number)) if self.has(number) else None
 
     def put(self, number: int, result: dict[str, Tensor]) -> None:
+        """Write the result of a piece; raises StorageFailed."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
         about = {"settings": json.dumps(self.settings), "numbers": json.dumps(self.numbers)}
         write_bytes(self._path(number), save(tensors, about))
@@ -75,12 +87,20 @@ class Pieces:
                 found = {name: file.get_tensor(name) for name in file.keys()} if tensors else None  # noqa: SIM118
         except (SafetensorError, OSError):
             return None
-        settings, numbers = (
-            json.loads(about.get(name, "null")) for name in ("settings", "numbers")
-        )
-        same = settings == json.loads(json.dumps(self.settings)) and len(numbers) == len(
-            self.numbers
-        )
-        if not same or not np.allclose(numbers, self.numbers, rtol=_ALIKE, atol=0, equal_nan=True):
-            raise other_settings(path)
+        settings = json.loads(about.get("settings", "null"))
+        numbers = json.loads(about.get("numbers", "null"))
+        if settings != json.loads(json.dumps(self.settings)) or not self._are_equal(numbers):
+            raise _other_settings(path)
         return found
+
+    def _are_equal(self, numbers: list[float]) -> bool:
+        return len(numbers) == len(self.numbers) and np.allclose(
+            numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True
+        )
+
+
+def _other_settings(path: Path) -> TapeMismatch:
+    return TapeMismatch(
+        f"{path} holds results of other settings, which must not be mixed. Choose another folder, "
+        "or remove it."
+    )

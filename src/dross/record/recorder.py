@@ -105,7 +105,11 @@ class Recorder:
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # it must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
-        self.called, self.model, self.optimizer = model, unwrapped(ddp.bare_module(model)), optimizer
+        self.called, self.model, self.optimizer = (
+            model,
+            unwrapped(ddp.bare_module(model)),
+            optimizer,
+        )
         self._ranks = ddp.ranks_of(model)
         self.loss_name, self.loss = resolve(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed

@@ -66,9 +66,7 @@ class TrainingLoop:
                 writer.finish(complete=complete)
         return state
 
-    def _take_all(
-        self, writer: TapeWriter, state: State, advance: Callable[[int], None]
-    ) -> State:
+    def _take_all(self, writer: TapeWriter, state: State, advance: Callable[[int], None]) -> State:
         t, coming = writer.next, self.plan.from_step(writer.next)
         waiting: list[_TakenRow] = []  # not yet checked: a GPU computes the next row meanwhile
         while block := list(islice(coming, _MAX_UNCHECKED_STEPS)):
@@ -106,9 +104,7 @@ class TrainingLoop:
         seen |= {"finite": torch.stack(finite)} if finite else {}
         return _TakenRow(first, steps, batches, states, HostCopy(seen))
 
-    def _write(
-        self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]
-    ) -> None:
+    def _write(self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]) -> None:
         self._check(row)
         with side_stream(row.states[0].theta.device):
             pairs = zip(row.states, row.states[1:])

@@ -104,7 +104,7 @@ class Recording:
         made, objective = self.tape.manifest, self.objective
         loss = objective.loss_name if objective.loss_name in NAMED else objective.loss
         given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
-        return _reopen, (self.tape.place.absolute, made["id"], made["steps"], *given)
+        return _reopen, (self.tape.storage.absolute, made["id"], made["steps"], *given)
 
     @property
     def objective(self) -> Objective:
@@ -164,9 +164,7 @@ class Recording:
 
     @property
     def _replay(self) -> SegmentReplay:
-        return SegmentReplay(
-            self.tape, self.executor, self.optimizer, self.reducer, self.batches
-        )
+        return SegmentReplay(self.tape, self.executor, self.optimizer, self.reducer, self.batches)
 
     # --- segments and states ----------------------------------------------------------------------
 
@@ -181,8 +179,9 @@ class Recording:
             coming: Future[Segment] | None = None
             for index, after in zip(indices, [*indices[1:], None]):
                 found = self.tape.read(index) if coming is None else coming.result()
-                read_next = ahead and after is not None
-                coming = reader.submit(self.tape.read, after) if read_next else None
+                coming = None
+                if ahead and after is not None:
+                    coming = reader.submit(self.tape.read, after)
                 segment = self._move_and_check(found)
                 del found  # on a CPU, too, the segment is a copy
                 yield segment

@@ -40,9 +40,9 @@ class Block:
 
     def from_step(self, first: int) -> "Block":
         """Without the steps before number `first`."""
-        skip = max(0, first - self.first)
-        parts = (self.steps, self.batches, self.states, self.gradients)
-        return Block(self.first + skip, *(part[skip:] for part in parts)) if skip else self
+        k = max(0, first - self.first)
+        steps, batches = self.steps[k:], self.batches[k:]
+        return Block(self.first + k, steps, batches, self.states[k:], self.gradients[k:])
 
 
 @dataclass(frozen=True)

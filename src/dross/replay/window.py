@@ -34,7 +34,7 @@ def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = Non
     """
     stop = check_end(tape, at)
     oldest, newest = _epochs_before(tape, stop, epochs)
-    return Window(_start_of(tape, oldest), stop, oldest, newest)
+    return Window(start_of_epoch(tape, oldest), stop, oldest, newest)
 
 
 def check_end(tape: Tape, at: int | None) -> int:
@@ -67,7 +67,7 @@ def _epoch_of(tape: Tape, t: int) -> int:
     return segment.steps[t - segment.first].epoch
 
 
-def _start_of(tape: Tape, epoch: int) -> int:
+def start_of_epoch(tape: Tape, epoch: int) -> int:
     """The first kept step of this epoch or a later one."""
     indices = (k for k, entry in enumerate(tape.entries) if entry["epochs"][1] >= epoch)
     if (index := next(indices, None)) is None:

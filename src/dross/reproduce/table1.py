@@ -89,7 +89,7 @@ def penalty_weight(cell: Cell, sample: paper.Sample) -> float:
         search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False).fit(
             sample.x_train, sample.y_train
         )
-    return 1 / (paper.DRAWN * float(np.ravel(search.C_)[0]))
+    return 1 / (paper.SAMPLE_SIZE * float(np.ravel(search.C_)[0]))
 
 
 def trained(
@@ -98,10 +98,12 @@ def trained(
     torch.manual_seed(seed)
     model = dense(sample.x_train.shape[1], *([8, 8] if cell.network else []), 1)
     orders = [
-        np.random.default_rng([seed, epoch]).permutation(paper.DRAWN)
+        np.random.default_rng([seed, epoch]).permutation(paper.SAMPLE_SIZE)
         for epoch in range(cell.epochs)
     ]
-    batches = [ids for order in orders for ids in np.split(order, paper.DRAWN // cell.batch_size)]
+    batches = [
+        ids for order in orders for ids in np.split(order, paper.SAMPLE_SIZE // cell.batch_size)
+    ]
     run = train(
         model,
         (sample.x_train, sample.y_train),

@@ -270,7 +270,9 @@ class Objective:
             (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
             moving = {name: moved[name] for name in buffers_dot}
             # d moved . dot is the derivative in r of <vjp(r), dot>: reverse mode twice is forward
-            r = {name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()}
+            r = {
+                name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()
+            }
             sources = [theta, *floating.values()]
             outputs, cotangents = list(moving.values()), list(r.values())
             back = vjp(outputs, sources, cotangents, create_graph=True) if moving else []

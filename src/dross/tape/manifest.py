@@ -1,10 +1,12 @@
-"""What a tape says about itself: everything needed to know whether a model, a data set and a loss are the recorded ones."""
+"""What a tape says about itself: whether a model, a data set and a loss are the recorded ones."""
 
 import json
 import uuid
+from dataclasses import dataclass
 
 import torch
 
+from .._version import __version__
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..errors import TapeMismatch
@@ -14,49 +16,53 @@ from .reader import FORMAT
 from .retention import Keep
 
 
-def describe(
-    objective: Objective,
-    optimizer: Optimizer,
-    loss_name: str,
-    augment: Augment | None,
-    keep: Keep,
-    seed: int,
-    planned: int | None,
-    device: torch.device,
-    instances: Instances | None,
-    foreign: bool,
-    schedule: str | None = None,
-) -> dict:
-    """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop. schedule: a digest of the numbers that
-    the optimizer will use, where they are known beforehand."""
-    from .. import __version__
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run is recorded with."""
 
+    objective: Objective
+    optimizer: Optimizer
+    loss_name: str
+    augment: Augment | None
+    keep: Keep
+    seed: int
+    planned: int | None  # steps, where their number is known beforehand
+    device: torch.device
+    instances: Instances | None
+    foreign: bool  # recorded from the user's own training loop
+    #: a digest of the numbers that the optimizer will use, where they are known beforehand
+    schedule: str | None = None
+
+
+def describe(run: RunSettings) -> dict:
+    """The manifest of a tape on which no step has been recorded yet."""
+    objective, instances = run.objective, run.instances
     layout = objective.layout
     return {
         "made_by": "dross",
         "format": FORMAT,
         "id": uuid.uuid4().hex,
-        "foreign": foreign,
+        "foreign": run.foreign,
         "dross": __version__,
         "torch": torch.__version__,
-        "device": str(device),
+        "device": str(run.device),
         "model": layout.signature(objective.model),
         "layout": layout.to_json(),
         "stochastic": objective.stochastic,
         "evaluated": list(objective.evaluated),
         "unused": list(objective.unused),
-        "optimizer": optimizer.to_json(),
-        "loss": loss_name,
+        "optimizer": run.optimizer.to_json(),
+        "loss": run.loss_name,
         "penalty": objective.penalty is not None,
-        "augment": augment is not None,
+        "augment": run.augment is not None,
         "instances": None if instances is None else len(instances),
         "data": None if instances is None else instances.fingerprint(),
-        "seed": seed,
-        "keep": repr(keep),
-        "memory": keep.memory,
+        "seed": run.seed,
+        "keep": repr(run.keep),
+        "memory": run.keep.memory,
         "arithmetic": objective.arithmetic,
-        "planned": planned,
-        "schedule": schedule,
+        "planned": run.planned,
+        "schedule": run.schedule,
         "steps": 0,
         "segments": [],
         "complete": False,
@@ -64,17 +70,20 @@ def describe(
 
 
 _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
+_MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory"}
 
 
 def check_same_run(earlier: dict, now: dict) -> None:
-    """A tape is only continued with the settings it was started with."""
-    known = set(now) - (
-        {"schedule", "arithmetic", "memory"} - set(earlier)
-    )  # tapes of the first days do not have them
+    """Refuse to continue a tape with other settings than those it was started with.
+
+    Raises:
+        TapeMismatch: a setting of `now` differs from the one in the manifest `earlier`.
+    """
+    known = set(now) - (_MISSING_IN_OLD_TAPES - set(earlier))
     for key in sorted(known - _MAY_DIFFER):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))
             raise TapeMismatch(
-                f"The tape cannot be continued with other settings: {key} was {was} and is {is_now}. Use the settings it was "
-                "started with, or overwrite=True to start again."
+                f"The tape cannot be continued with other settings: {key} was {was} and is "
+                f"{is_now}. Use the settings it was started with, or overwrite=True to start again."
             )

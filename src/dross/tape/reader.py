@@ -1,12 +1,13 @@
 """The tape: what a run leaves on disk (Algorithm 1's A).
 
-    tape/manifest.json                    what was run, and the list of segments with their digests; the only truth
-    tape/segment-000012.safetensors       a starting state (or every state) and the steps taken from it
+    tape/manifest.json                    what was run, and every file with its digest
+    tape/segment-000012.safetensors       a starting state (or every state) and the steps from it
     tape/state-000000000412.safetensors   the state after the last recorded step
 
-Every file is written under a temporary name and renamed, and it is on the disk before the manifest names it; a file that the manifest does not
-name does not exist. So a crash at any moment loses at most the open segment and the last half second. No pickle: a foreign or damaged file is refused,
-never run.
+Only the files that the manifest names belong to the tape. Every file is written under a temporary
+name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
+at most the open segment and the last half second. There is no pickle: a foreign or damaged file is
+refused, never run.
 """
 
 import hashlib
@@ -20,27 +21,29 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
-from ..step.layout import State
+from ..step.state import State
 from .segment import Segment, decode_segment
-from .storage import Bucket, Place, place
+from .storage import Bucket, Storage, open_storage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_REQUIRED_KEYS = {"made_by", "format", "id", "foreign", "model", "layout", "optimizer", "loss"}
+_REQUIRED_KEYS |= {"segments", "end", "steps", "complete"}
 
 
 class Tape:
     """A recorded run, read from its folder or from a bucket."""
 
     def __init__(self, where: str | os.PathLike):
-        self.place = place(where)
-        self.manifest = read_manifest(self.place)
+        self.storage = open_storage(where)
+        self.manifest = read_manifest(self.storage)
         self._intact: set[str] = set()  # files whose digest has been checked
-        self._reading = (
-            threading.Lock()
-        )  # one file at a time: the next segment is read while the end of this one is compared
+        # The next segment is read while the end of this one is compared: one file at a time.
+        self._reading = threading.Lock()
 
     @property
     def entries(self) -> list[dict]:
+        """The segments in order: file, size, digest, first step, number of steps, epochs."""
         return self.manifest["segments"]
 
     @property
@@ -55,50 +58,57 @@ class Tape:
 
     @property
     def complete(self) -> bool:
+        """Whether the run reached its planned end."""
         return self.manifest["complete"]
 
     @property
     def nbytes(self) -> int:
+        """The size of the segments and of the last state, without the manifest."""
         return sum(entry["bytes"] for entry in self.entries) + self.manifest["end"]["bytes"]
 
     def read(self, index: int) -> Segment:
+        """The segment at this place among the entries; raises TapeDamaged or StorageFailed."""
         entry = self.entries[index]
         tensors, about = self._load(entry)
         return decode_segment(tensors, about, entry["first"])
 
     def end_state(self) -> State:
+        """The state after the last recorded step; raises TapeDamaged or StorageFailed."""
         tensors, about = self._load(self.manifest["end"])
         return State.from_tensors(tensors, tuple(about["clock"]))
 
     def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
         with self._reading:
-            raw = self._raw(entry)
-        return parse(raw, self.place.path(entry["file"]))
+            raw = self._read_checked(entry)
+        return parse(raw, self.storage.path(entry["file"]))
 
-    def _raw(self, entry: dict) -> bytes:
-        path = self.place.path(entry["file"])
+    def _read_checked(self, entry: dict) -> bytes:
+        name = entry["file"]
+        path = self.storage.path(name)
         try:
-            raw = self.place.read(entry["file"])
+            raw = self.storage.read(name)
         except FileNotFoundError:
             raise TapeDamaged(
-                f"{path} is missing. The tape cannot be retraced without it; put it back from a copy, or record the run again."
+                f"{path} is missing. The tape cannot be retraced without it; put it back from a "
+                "copy, or record the run again."
             ) from None
         except OSError as error:
             raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
-        if entry["file"] not in self._intact or isinstance(
-            self.place, Bucket
-        ):  # it may have been fetched anew
+        # A bucket may have fetched the file anew since it was last checked.
+        if name not in self._intact or isinstance(self.storage, Bucket):
             if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
                 raise TapeDamaged(
-                    f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were written, or its digest "
-                    "differs. Restore the file from a copy, or record the run again."
+                    f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were "
+                    "written, or its digest differs. Restore the file from a copy, or record the "
+                    "run again."
                 )
-            self._intact.add(entry["file"])
-            self.place.hold(entry["file"], raw)
+            self._intact.add(name)
+            self.storage.cache(name, raw)
         return raw
 
 
 def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
+    """The tensors of a tape's file and what it says about them; raises TapeDamaged."""
     try:
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -107,11 +117,19 @@ def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
         raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
 
 
-def read_manifest(where: Path | Place) -> dict:
-    found = place(where)
-    folder, path = found.address, found.path(MANIFEST)
+def read_manifest(where: Path | Storage) -> dict:
+    """The manifest of the tape that lies there.
+
+    Raises:
+        TapeError: there is no tape.
+        StorageFailed: the manifest cannot be read.
+        TapeDamaged: the manifest is incomplete, unreadable or not one of dross.
+        TapeMismatch: another version of dross wrote the tape in another format.
+    """
+    storage = open_storage(where)
+    folder, path = storage.address, storage.path(MANIFEST)
     try:
-        manifest = json.loads(found.read(MANIFEST))
+        manifest = json.loads(storage.read(MANIFEST))
     except FileNotFoundError:
         raise TapeError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
     except NotADirectoryError:
@@ -120,33 +138,25 @@ def read_manifest(where: Path | Place) -> dict:
         raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise TapeDamaged(
-            f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run again."
+            f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run "
+            "again."
         ) from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
         raise TapeDamaged(f"{path} was not written by dross.")
     if manifest.get("format") != FORMAT:
         raise TapeMismatch(
-            f"The tape at {folder} has format {manifest.get('format')}; this dross reads format {FORMAT}. "
-            "Use the dross that recorded it, or record the run again."
+            f"The tape at {folder} has format {manifest.get('format')}; this dross reads format "
+            f"{FORMAT}. Use the dross that recorded it, or record the run again."
         )
-    if missing := {
-        "segments",
-        "end",
-        "steps",
-        "complete",
-        "model",
-        "layout",
-        "optimizer",
-        "loss",
-        "id",
-        "foreign",
-    } - set(manifest):
+    if missing := _REQUIRED_KEYS - set(manifest):
         raise TapeDamaged(
             f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again."
         )
     for entry in [*manifest["segments"], manifest["end"]]:
-        if not isinstance(entry, dict) or Path(str(entry.get("file", "/"))).name != entry.get(
-            "file"
-        ):
+        if not isinstance(entry, dict) or not _is_bare_name(entry.get("file")):
             raise TapeDamaged(f"{path} names a file outside the tape.")
     return manifest
+
+
+def _is_bare_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name

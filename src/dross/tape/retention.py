@@ -1,11 +1,13 @@
-"""What a tape holds of a run. A strategy is an object; a segment is a starting state and the steps taken from it.
+"""What a tape keeps of a run.
 
-EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
-Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
-LastEpochs(e)          only the last e epochs (the paper's approximation)
-Budget(bytes)          picks among them so that the states fit, and bounds what is held in memory
+A strategy is an object, and a segment is a starting state and the steps taken from it.
 
-Who says nothing gets every step where all states take no more than 128 MB, and checkpoints otherwise.
+    EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
+    Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
+    LastEpochs(e)          only the last e epochs (the paper's approximation)
+    Budget(bytes)          picks among them so that the states fit, and bounds the memory
+
+By default every step is kept where all states take at most 128 MB, and checkpoints otherwise.
 """
 
 import math
@@ -14,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from ..errors import BadInput
 
-_SEGMENT_BYTES = 32 << 20
-_SEGMENT_STEPS = 256
-_SEGMENT_HEADER = 4 << 10  # what a segment takes beside states and steps
-_SMALL = 128 << 20  # bytes of states that nobody minds on a disk
-_HELD = 1 << 30  # bytes in memory, where only those on disk were given
+_MAX_SEGMENT_BYTES = 32 << 20
+_MAX_SEGMENT_STEPS = 256
+_SEGMENT_HEADER_BYTES = 4 << 10  # what a segment takes beside states and steps
+_SMALL_TAPE_BYTES = 128 << 20  # states of this size are all kept by default
+_DEFAULT_MEMORY_BYTES = 1 << 30  # where a budget names only the bytes on disk
 
 
 class Keep(ABC):
@@ -26,45 +28,67 @@ class Keep(ABC):
 
     @property
     def every_state(self) -> bool:
-        """Keep the state before every step, not only before a segment's first."""
+        """Whether the state before every step is kept, not only before a segment's first."""
         return False
 
     @abstractmethod
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """How many steps the segment that starts at step `first` shall have."""
+        """The number of steps that the segment that starts at step `first` shall have."""
 
-    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
-        """The strategy to use, once it is known how large a state and a step are and (perhaps) how many steps there will be."""
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
+        """The strategy to use for a run whose sizes are known.
+
+        Arguments:
+            planned: the number of steps, where it is known.
+            state_bytes: the size of one state.
+            step_bytes: the size of one step without its state.
+        """
         return self
 
     @property
     def last_epochs(self) -> int | None:
-        """Forget the epochs before the last so many, and start a new segment with each epoch."""
+        """How many epochs are kept; each then starts a new segment. None: all of them."""
         return None
 
     @property
     def limit(self) -> int | None:
-        """Thin the tape out when it takes more bytes than this."""
+        """The bytes above which the tape is thinned out."""
         return None
 
     @property
     def memory(self) -> int | None:
-        """Bytes of states that a replay may hold at a time, of counterfactual runs side by side, and of data that may be held instead of being read again."""
+        """Bytes for the states of a replay, for runs side by side and for training data."""
         return None
 
 
 @dataclass(frozen=True)
 class EveryStep(Keep):
+    """Keep the state before every step: the quickest retrace, and the most disk.
+
+    A retrace reads every state and replays no step.
+    """
+
     @property
     def every_state(self) -> bool:
+        """True: no step has to be replayed."""
         return True
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        return max(1, min(_SEGMENT_STEPS, _SEGMENT_BYTES // max(state_bytes, 1)))
+        """As many steps as make a file of a convenient size."""
+        return max(1, min(_MAX_SEGMENT_STEPS, _MAX_SEGMENT_BYTES // max(state_bytes, 1)))
 
 
 @dataclass(frozen=True)
 class Checkpoints(Keep):
+    """Keep one state per `every` steps; a retrace replays the steps between them.
+
+    Arguments:
+        every: steps between two kept states. By default about sqrt(T) for a run of T steps.
+
+    Raises:
+        BadInput: `every` is smaller than 1.
+    """
+
     every: int | None = None
 
     def __post_init__(self):
@@ -72,29 +96,37 @@ class Checkpoints(Keep):
             raise BadInput(f"Checkpoints(every=...) needs at least 1 step, not {self.every}.")
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
+        """`every`, or about the square root of the number of steps."""
         if self.every is not None:
             return self.every
         if planned is not None:
             return max(1, round(math.sqrt(planned)))
-        return max(
-            16, math.isqrt(first)
-        )  # grows along with the run: still about sqrt(T) when T is not known
+        # It grows along with the run: still about sqrt(T) when T is not known.
+        return max(16, math.isqrt(first))
 
 
 @dataclass(frozen=True)
 class DefaultRetention(Checkpoints):
-    """What is kept when nobody says what to keep."""
+    """What is kept when the caller does not say: every step of a small run, else checkpoints."""
 
-    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
-        return (
-            EveryStep()
-            if planned is not None and planned * state_bytes <= _SMALL
-            else Checkpoints()
-        )
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+        """Every step where all states are small, and checkpoints otherwise."""
+        small = planned is not None and planned * state_bytes <= _SMALL_TAPE_BYTES
+        return EveryStep() if small else Checkpoints()
 
 
 @dataclass(frozen=True)
 class LastEpochs(Keep):
+    """Keep only the last epochs of a run; a retrace then covers those.
+
+    Arguments:
+        epochs: how many of the last epochs are kept.
+        inside: what is kept of these, `EveryStep()` or `Checkpoints()`.
+
+    Raises:
+        BadInput: `epochs` is smaller than 1.
+    """
+
     epochs: int = 1
     inside: EveryStep | Checkpoints = Checkpoints()
 
@@ -104,25 +136,43 @@ class LastEpochs(Keep):
 
     @property
     def every_state(self) -> bool:
+        """As `inside` has it."""
         return self.inside.every_state
 
     @property
     def last_epochs(self) -> int | None:
+        """How many epochs are kept."""
         return self.epochs
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
+        """As `inside` has it."""
         return self.inside.length(first, planned, state_bytes)
 
 
 @dataclass(frozen=True)
 class Budget(Keep):
-    """bytes: of the tape on disk. in_memory: of states that a replay holds at a time where the model is (host or device), of
-    counterfactual runs side by side, and of training data that are held instead of being read again; by default as many, and at most 1 GiB. The states before and after
-    the step in hand, its batch and the model's own passes come on top."""
+    """Keep as many states as fit, on disk and in memory.
+
+    Where all states fit, all are kept. Otherwise they are spread evenly; when the length of the run
+    is not known beforehand, the tape is thinned out as it grows.
+
+    Arguments:
+        bytes: of the tape on disk.
+        in_memory: bytes for the states that a replay holds at a time where the model is (host or
+            device), for counterfactual runs side by side, and for training data that are held
+            instead of being read again. By default as many as on disk, and at most 1 GiB. The
+            states before and after the current step, its batch and the model's own passes come on
+            top.
+        spacing: steps per segment to begin with; a thinned-out tape goes on with longer ones.
+
+    Raises:
+        BadInput: a number of bytes is not positive. When a run begins: the budget cannot hold its
+            first and last states and the list of instances.
+    """
 
     bytes: int
     in_memory: int | None = None
-    spacing: int = 16  # to begin with; a tape that is thinned out goes on with longer segments
+    spacing: int = 16
 
     def __post_init__(self):
         if min(self.bytes, self.bytes if self.in_memory is None else self.in_memory) <= 0:
@@ -130,27 +180,34 @@ class Budget(Keep):
 
     @property
     def limit(self) -> int | None:
+        """The bytes on disk."""
         return self.bytes
 
     @property
     def memory(self) -> int | None:
-        return min(self.bytes, _HELD) if self.in_memory is None else self.in_memory
+        """`in_memory`, or its default."""
+        return min(self.bytes, _DEFAULT_MEMORY_BYTES) if self.in_memory is None else self.in_memory
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
+        """`spacing`."""
         return self.spacing
 
-    def settled(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
-        fixed = (
-            2 * (state_bytes + _SEGMENT_HEADER) + (planned or 0) * step_bytes
-        )  # the first state, the last one, all steps
+    def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
+        """Every step where all states fit; otherwise a spacing with which they do.
+
+        Raises:
+            BadInput: the first and the last state and the list of instances do not fit.
+        """
+        ends = 2 * (state_bytes + _SEGMENT_HEADER_BYTES)  # the first state and the last one
+        fixed = ends + (planned or 0) * step_bytes
         if self.bytes < fixed:
             raise BadInput(
-                f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of this model and the list of "
-                f"instances: give at least {fixed:,}."
+                f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of "
+                f"this model and the list of instances: give at least {fixed:,}."
             )
         if planned is None:
             return self
         if planned * state_bytes + fixed <= self.bytes:
             return EveryStep()
-        states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER)
+        states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER_BYTES)
         return replace(self, spacing=max(1, math.ceil(planned / states)))

@@ -7,13 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batch import MicroBatch
 from ..step import clipping as clips
-from ..step.layout import State
-from ..step.step import Micro, Step
+from ..step.state import State
+from ..step.step import Step
+
+_STATE_PREFIX = "state."
 
 
 @dataclass(frozen=True)
 class Segment:
+    """Consecutive steps of a run, with the state before the first or before each of them."""
+
     first: int
     steps: list[Step]
     states: list[State]  # one, or one per step
@@ -21,17 +26,17 @@ class Segment:
 
     @property
     def end(self) -> int:
+        """The number of the step after the last one."""
         return self.first + len(self.steps)
 
 
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
+    """The segment as named tensors, and what is needed beside them to read it again."""
     steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
-    tensors = {
-        f"state.{name}": t.cpu() for name, t in State.stacked(segment.states).tensors().items()
-    }
-    tensors["ids"] = torch.from_numpy(
-        np.concatenate([m.ids for m in micros] or [np.zeros(0)]).astype(np.int32)
-    )
+    states = State.stack(segment.states).tensors()
+    tensors = {f"{_STATE_PREFIX}{name}": t.cpu() for name, t in states.items()}
+    ids = np.concatenate([m.ids for m in micros] or [np.zeros(0)])
+    tensors["ids"] = torch.from_numpy(ids.astype(np.int32))
     tensors["micro.sizes"] = _int32([len(m.ids) for m in micros])
     if any(len(step.micros) != 1 for step in steps):
         tensors["step.micros"] = _int32([len(step.micros) for step in steps])
@@ -42,9 +47,8 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     tensors["numbers"] = torch.from_numpy(numbers[:1].copy() if constant else numbers)
     tensors["epochs"] = _int32([step.epoch for step in steps])
     if any(step.clip for step in steps):
-        tensors["clips"] = torch.tensor(
-            [clips.to_numbers(step.clip) for step in steps], dtype=torch.float64
-        )
+        clip_rows = [clips.to_numbers(step.clip) for step in steps]
+        tensors["clips"] = torch.tensor(clip_rows, dtype=torch.float64)
     about = {
         "steps": len(steps),
         "clocks": [state.clock for state in segment.states],
@@ -54,10 +58,15 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
 
 
 def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segment:
+    """The segment that `encode_segment` wrote; `first` is the number of its first step."""
     count = about["steps"]
-    state_names = [name for name in tensors if name.startswith("state.")]
+    stacked = {
+        name.removeprefix(_STATE_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_STATE_PREFIX)
+    }
     states = [
-        State.from_tensors({name[6:]: tensors[name][k] for name in state_names}, tuple(clock))
+        State.from_tensors({name: tensor[k] for name, tensor in stacked.items()}, tuple(clock))
         for k, clock in enumerate(about["clocks"])
     ]
     ends = np.cumsum(tensors["micro.sizes"].numpy())[:-1]
@@ -65,17 +74,14 @@ def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segme
     coefficients: list[Any] = [None] * len(ids)
     if "coefficients" in tensors:
         coefficients = np.split(tensors["coefficients"].numpy(), ends)
-    micros = [Micro(i, c) for i, c in zip(ids, coefficients)]
+    micros = [MicroBatch(i, c) for i, c in zip(ids, coefficients)]
     per_step = tensors["step.micros"].tolist() if "step.micros" in tensors else [1] * count
     numbers = np.broadcast_to(tensors["numbers"].numpy(), (count, *tensors["numbers"].shape[1:]))
     clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
     steps, at = [], 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
-        steps.append(
-            Step(
-                tuple(micros[at : at + size]), numbers[t], epoch, clips.from_numbers(*clip_rows[t])
-            )
-        )
+        clip = clips.from_numbers(*clip_rows[t])
+        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip))
         at += size
     return Segment(first, steps, states, about["checksum"])
 

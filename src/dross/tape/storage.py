@@ -1,7 +1,9 @@
-"""Where the files of a tape lie: in a folder, or behind a URL that fsspec understands (s3://, gs://, memory://, file://, ...).
+"""Where the files of a tape lie: in a folder, or behind a URL (s3://, gs://, memory://, file://).
 
-From a bucket a file is fetched when it is needed and not before. What has been fetched and found intact is kept in a temporary folder, up to a
-bound, the longest unused going first; it is removed with the tape. Only reading: a run is recorded into a folder and copied up afterwards.
+URLs are those that fsspec understands. From a bucket a file is fetched when it is needed and not
+before. What has been fetched and found intact is cached in a temporary folder, up to a bound; the
+longest unused files go first, and the folder is removed with the tape. Storage is for reading only:
+a run is recorded into a folder and copied to a bucket afterwards.
 """
 
 import os
@@ -15,11 +17,11 @@ from pathlib import Path
 from ..errors import BadInput
 from ..support.atomic_files import write_bytes
 
-_HELD = 1 << 30  # bytes of a bucket's files kept here
+_MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
 
 
-class Place(ABC):
-    """What a tape asks of it."""
+class Storage(ABC):
+    """What a tape needs of the place where its files lie."""
 
     address: Path | str  # as it was given
 
@@ -30,50 +32,57 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The file, or an OSError."""
+        """The content of a file; raises OSError."""
 
-    def hold(self, name: str, raw: bytes) -> None:  # noqa: B027
-        """This is what read gave, and it is intact."""
+    def cache(self, name: str, raw: bytes) -> None:  # noqa: B027
+        """Keep content that `read` gave and that is known to be intact."""
 
     def path(self, name: str) -> str:
         """The file's name for a message."""
         return f"{str(self.address).rstrip('/')}/{name}"
 
 
-class Folder(Place):
+class Folder(Storage):
+    """A folder on this machine."""
+
     def __init__(self, folder: Path):
         self.address = folder
 
     @property
     def absolute(self) -> str:
+        """The absolute path."""
         return os.path.abspath(self.address)
 
     def read(self, name: str) -> bytes:
+        """The content of a file; raises OSError."""
         return Path(self.address, name).read_bytes()
 
 
-class Bucket(Place):
+class Bucket(Storage):
+    """A file system behind a URL, with a bounded cache on this machine."""
+
     def __init__(self, url: str):
         import fsspec
 
         try:
             self.system, self.root = fsspec.core.url_to_fs(url)
-        except (
-            ImportError,
-            ValueError,
-        ) as error:  # the package for this kind of storage is missing; an unknown kind
+        except (ImportError, ValueError) as error:
+            # The package for this kind of storage is missing, or there is no such kind.
             raise BadInput(f"{url} cannot be opened: {error}.") from None
         self.address = url
-        self.folder: Path | None = None  # made when there is something to put into it
-        self.held: OrderedDict[str, int] = OrderedDict()  # file -> bytes, the longest unused first
+        self.folder: Path | None = None  # made when the first file is cached
+        #: file -> bytes, the longest unused first
+        self.cached: OrderedDict[str, int] = OrderedDict()
 
     @property
     def absolute(self) -> str:
+        """The URL."""
         return str(self.address)
 
     def read(self, name: str) -> bytes:
-        if self.folder is not None and name in self.held:
-            self.held.move_to_end(name)
+        """The content of a file, from the cache or fetched; raises OSError."""
+        if self.folder is not None and name in self.cached:
+            self.cached.move_to_end(name)
             return (self.folder / name).read_bytes()
         try:
             return bytes(self.system.cat_file(f"{self.root.rstrip('/')}/{name}"))
@@ -82,24 +91,27 @@ class Bucket(Place):
         except Exception as error:  # every kind of storage has errors of its own
             raise OSError(str(error) or type(error).__name__) from error
 
-    def hold(self, name: str, raw: bytes) -> None:
-        if name in self.held or len(raw) > _HELD:
+    def cache(self, name: str, raw: bytes) -> None:
+        """Keep a file here, dropping the longest unused ones where the bound demands it."""
+        if name in self.cached or len(raw) > _MAX_CACHED_BYTES:
             return
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="dross-tape-"))
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        while sum(self.held.values()) + len(raw) > _HELD:
-            oldest, _ = self.held.popitem(last=False)
+        while sum(self.cached.values()) + len(raw) > _MAX_CACHED_BYTES:
+            oldest, _ = self.cached.popitem(last=False)
             (self.folder / oldest).unlink(missing_ok=True)
         write_bytes(self.folder / name, raw)
-        self.held[name] = len(raw)
+        self.cached[name] = len(raw)
 
 
 def is_url(where: str | os.PathLike) -> bool:
+    """Whether this names a bucket rather than a folder."""
     return "://" in str(where)
 
 
-def place(where: str | os.PathLike | Place) -> Place:
-    if isinstance(where, Place):
+def open_storage(where: str | os.PathLike | Storage) -> Storage:
+    """The storage at a path or behind a URL; raises BadInput for a URL that cannot be opened."""
+    if isinstance(where, Storage):
         return where
     return Bucket(str(where)) if is_url(where) else Folder(Path(where))

@@ -1,33 +1,35 @@
-"""Writing a tape: in an order in which no crash, no Ctrl-C and no full disk leaves anything that cannot be read."""
+"""Writing a tape in an order in which no crash, Ctrl-C or full disk leaves it unreadable."""
 
 import errno
 import hashlib
 import json
 import math
 import os
+import re
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import BadInput, StorageFailed, TapeError, TapeExists
-from ..step.layout import State
+from ..step.state import State
 from ..step.step import Step
+from ..support.atomic_files import replace_file
 from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep
 from .segment import Segment, decode_segment, encode_segment
 from .storage import is_url
 
-_BETWEEN_COMMITS = 0.5  # seconds
+_SECONDS_BETWEEN_COMMITS = 0.5
 
 
 class TapeWriter:
     """Appends steps to a tape.
 
-    Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that the manifest already has is
-    not written again, and each end of a step is filed under the number of steps that led to it.
+    Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that
+    the manifest already has is not written again, and each end of a step is filed under the number
+    of steps that led to it.
     """
 
     def __init__(
@@ -39,34 +41,29 @@ class TapeWriter:
         planned: int | None,
         step_bytes: int = 0,
     ):
-        self.folder, self.manifest, self.planned, self.state_bytes = (
-            Path(folder),
-            manifest,
-            planned,
-            state_bytes,
-        )
-        self.keep = keep.settled(planned, state_bytes, step_bytes)
+        self.folder, self.manifest = Path(folder), manifest
+        self.state_bytes, self.planned = state_bytes, planned
+        self.keep = keep.resolve(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
-        self.open: list[
-            tuple[Step, State | None, int]
-        ] = []  # (step, the state before it if it is kept, checksum)
-        self._written: list[
-            dict
-        ] = []  # segments that have been written and that the manifest does not name yet
-        self._committed = -math.inf  # when
-        self.ends: dict[
-            int, State
-        ] = {}  # the states before and after the last step, by the number of steps taken
+        #: (step, the state before it if it is kept, checksum)
+        self.open: list[tuple[Step, State | None, int]] = []
+        #: the states before and after the last step, by the number of steps taken
+        self.ends: dict[int, State] = {}
+        self._unnamed: list[dict] = []  # written segments that the manifest does not name yet
+        self._last_commit = -math.inf  # seconds of the monotonic clock
 
     @property
     def next(self) -> int:
+        """The number of the step to be added next."""
         return self.first + len(self.open)
 
     def wants_state(self) -> bool:
+        """Whether the state before the next step is kept."""
         return not self.open or self.keep.every_state
 
     def opens_segment(self) -> bool:
+        """Whether the next step is the first of a segment."""
         return not self.open
 
     def is_full(self, epoch: int) -> bool:
@@ -74,96 +71,93 @@ class TapeWriter:
         if not self.open:
             return False
         length = max(self.spacing, self.keep.length(self.first, self.planned, self.state_bytes))
-        return len(self.open) >= length or (
-            self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch
-        )
+        new_epoch = self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch
+        return new_epoch or len(self.open) >= length
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
-        """One step more. `after` may be left out by who knows the end when it is flushed."""
+        """Append a step. `after` may be left out where `flush` is given the end."""
         if before is not None and after is not None:
             self.ends = {self.next: before, self.next + 1: after}
-        kept = (
-            before.map(lambda t: t.detach()) if before is not None and self.wants_state() else None
-        )
+        kept = None
+        if before is not None and self.wants_state():
+            kept = before.map(lambda t: t.detach())
         self.open.append((step, kept, checksum))
 
     def flush(self, after: State | None = None) -> None:
-        """Write the open segment; `after` is the state that its last step led to, if `add` was not told."""
-        self._written = [
-            entry for entry in self._written if entry["first"] >= self.manifest["steps"]
-        ]
+        """Write the open segment. `after` is the state after its last step, if `add` has none."""
+        named = self.manifest["steps"]
+        self._unnamed = [entry for entry in self._unnamed if entry["first"] >= named]
         saved = self._steps_written() - self.first
         if saved:  # an interrupt came between the writing and this
             self.open, self.first = self.open[saved:], self.first + saved
         after = self.ends[self.next] if after is None else after
         if self.open:
-            steps, states = (
-                [step for step, _, _ in self.open],
-                [state for _, state, _ in self.open if state is not None],
-            )
+            steps = [step for step, _, _ in self.open]
+            states = [state for _, state, _ in self.open if state is not None]
             segment = Segment(self.first, steps, states, self.open[0][2])
-            self._written = [
-                *self._written,
-                self._write_segment(self._new_number(self._written), segment),
-            ]
+            entry = self._write_segment(self._new_number(self._unnamed), segment)
+            self._unnamed = [*self._unnamed, entry]
             self.open, self.first = [], segment.end
-        if not self._may_wait():
+        if not self._may_defer_commit():
             self._publish(after)
 
-    def _may_wait(self) -> bool:
-        """A commit waits for the disk several times. A quick run commits twice a second instead of after every segment."""
-        bounded = (
-            self.keep.limit is not None or self.keep.last_epochs is not None
-        )  # files go as the manifest lets go of them
-        return not bounded and time.monotonic() - self._committed < _BETWEEN_COMMITS
-
-    def _steps_written(self) -> int:
-        last = self._written[-1] if self._written else None
-        return self.manifest["steps"] if last is None else last["first"] + last["steps"]
-
-    def _publish(self, after: State) -> None:
-        """Let the manifest name what has been written. `after`: the state that the last written step led to."""
-        old_end, steps = self.manifest.get("end"), self._steps_written()
-        for entry in self._written:
-            self._settle(entry["file"])
-        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
-        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
-        self._settle(end["file"])
-        entries, dropped = self._forgotten([*self.manifest.get("segments", []), *self._written])
-        entries, merged = self._thinned(entries, end["bytes"])
-        self._commit({**self.manifest, "segments": entries, "end": end, "steps": steps})
-        self._written, self._committed = [], time.monotonic()
-        gone = [*dropped, *merged] + (
-            [old_end["file"]] if old_end and old_end["file"] != end["file"] else []
-        )
-        for name in gone:
-            (self.folder / name).unlink(missing_ok=True)
-
     def finish(self, after: State | None = None, complete: bool = True) -> None:
+        """Write what is open and mark the tape as complete, or as interrupted."""
         after = self.ends[self.next] if after is None else after
         self.flush(after)
-        if self._written:
+        if self._unnamed:
             self._publish(after)
         self._commit({**self.manifest, "complete": complete})
 
-    def _forgotten(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
+    def _may_defer_commit(self) -> bool:
+        """A commit waits for the disk several times: a quick run makes only two a second."""
+        # Files go as the manifest lets go of them: a bounded tape has to commit at once.
+        bounded = self.keep.limit is not None or self.keep.last_epochs is not None
+        return not bounded and time.monotonic() - self._last_commit < _SECONDS_BETWEEN_COMMITS
+
+    def _steps_written(self) -> int:
+        last = self._unnamed[-1] if self._unnamed else None
+        return self.manifest["steps"] if last is None else last["first"] + last["steps"]
+
+    def _publish(self, after: State) -> None:
+        """Let the manifest name what has been written. `after`: the state after the last step."""
+        old_end, steps = self.manifest.get("end"), self._steps_written()
+        for entry in self._unnamed:
+            self._sync(entry["file"])
+        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
+        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
+        self._sync(end["file"])
+        entries = [*self.manifest.get("segments", []), *self._unnamed]
+        entries, dropped = self._drop_old_epochs(entries)
+        entries, merged = self._merge_to_fit(entries, end["bytes"])
+        self._commit({**self.manifest, "segments": entries, "end": end, "steps": steps})
+        self._unnamed, self._last_commit = [], time.monotonic()
+        gone = [*dropped, *merged]
+        if old_end and old_end["file"] != end["file"]:
+            gone.append(old_end["file"])
+        for name in gone:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _drop_old_epochs(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
+        """The entries to keep, and the files of the others."""
         if self.keep.last_epochs is None:
             return entries, []
         oldest = entries[-1]["epochs"][1] - self.keep.last_epochs + 1 if entries else 0
         kept = [entry for entry in entries if entry["epochs"][1] >= oldest]
         return kept, [entry["file"] for entry in entries if entry not in kept]
 
-    def _thinned(self, entries: list[dict], end_bytes: int) -> tuple[list[dict], list[str]]:
-        """Keep within a budget when the length of the run is not known: merge neighbours, so half of the states go."""
-        gone: list[str] = []
-        while (
-            self.keep.limit is not None
-            and sum(e["bytes"] for e in entries) + end_bytes > self.keep.limit
-        ):
+    def _merge_to_fit(self, entries: list[dict], end_bytes: int) -> tuple[list[dict], list[str]]:
+        """Merge neighbours until the tape fits its limit; each round drops half of the states.
+
+        Returns the new entries, and the files that they replace.
+        """
+        limit, gone = self.keep.limit, []
+        while limit is not None and sum(e["bytes"] for e in entries) + end_bytes > limit:
             if len(entries) == 1:
                 raise TapeError(
-                    f"The budget of {self.keep.limit:,} bytes is spent after {self.next} steps: one state and the list of "
-                    "instances take more. Give a larger budget, or keep=LastEpochs(1)."
+                    f"The budget of {limit:,} bytes is spent after {self.next} steps: one state "
+                    "and the list of instances take more. Give a larger budget, or "
+                    "keep=LastEpochs(1)."
                 )
             merged = []
             for k in range(0, len(entries), 2):
@@ -174,7 +168,7 @@ class TapeWriter:
                 left, right = (decode_segment(*self._reload(e), e["first"]) for e in pair)
                 both = Segment(left.first, left.steps + right.steps, left.states[:1], left.checksum)
                 merged.append(self._write_segment(self._new_number(entries + merged), both))
-                self._settle(merged[-1]["file"])
+                self._sync(merged[-1]["file"])
                 gone += [e["file"] for e in pair]
             self.spacing = 2 * max(e["steps"] for e in entries)
             entries = merged
@@ -185,13 +179,8 @@ class TapeWriter:
         return parse(path.read_bytes(), path)
 
     def _new_number(self, entries: list[dict]) -> int:
-        return (
-            max(
-                (int(e["file"][8:14]) for e in [*entries, *self.manifest.get("segments", [])]),
-                default=-1,
-            )
-            + 1
-        )
+        taken = [*entries, *self.manifest.get("segments", [])]
+        return max((int(entry["file"][8:14]) for entry in taken), default=-1) + 1
 
     def _write_segment(self, number: int, segment: Segment) -> dict:
         epochs = [step.epoch for step in segment.steps]
@@ -204,19 +193,20 @@ class TapeWriter:
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
         raw = save({n: t.contiguous() for n, t in tensors.items()}, {"dross": json.dumps(about)})
-        self._replace(name, raw)
+        self._replace(name, raw, sync=False)
         return {"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
     def _commit(self, manifest: dict) -> None:
         present = self.folder / MANIFEST
         if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
             raise TapeExists(
-                f"Another run has been recorded in {self.folder} in the meantime; this one is not written over it."
+                f"Another run has been recorded in {self.folder} in the meantime; this one is not "
+                "written over it."
             )
-        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), settled=True)
+        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), sync=True)
         self.manifest = manifest
 
-    def _settle(self, name: str) -> None:
+    def _sync(self, name: str) -> None:
         """Wait until a file is on the disk."""
         path = self.folder / name
         try:
@@ -225,61 +215,102 @@ class TapeWriter:
         except OSError as error:
             raise _storage_failed(path, error, self.manifest["steps"]) from error
 
-    def _replace(self, name: str, raw: bytes, settled: bool = False) -> None:
-        path, temporary = self.folder / name, self.folder / (name + ".tmp")
+    def _replace(self, name: str, raw: bytes, *, sync: bool) -> None:
+        path = self.folder / name
         try:
-            with open(temporary, "wb") as file:
-                file.write(raw)
-                if settled:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(temporary, path)
+            replace_file(path, raw, sync=sync)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise _storage_failed(path, error, self.manifest["steps"]) from error
 
 
+def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
+    """Whether to go on with the tape in `folder`.
+
+    Arguments:
+        resume: True, or that folder itself, which means the same.
+        folder: where the run is recorded.
+
+    Raises:
+        BadInput: for another folder, which would be another run.
+    """
+    if isinstance(resume, bool):
+        return resume
+    if Path(resume).resolve() != Path(folder).resolve():
+        raise BadInput(
+            f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run goes on "
+            "where it was recorded: resume=True."
+        )
+    return True
+
+
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
-    """Make room for a tape. Returns the manifest to go on from, if there is one and `resume` asks for it."""
+    """Make a folder ready for a tape.
+
+    Returns the manifest to continue from, if there is one and `resume` asks for it.
+
+    Raises:
+        BadInput: the folder is a URL, or both options are given.
+        TapeExists: the folder holds a tape that may not be replaced, or other files.
+        StorageFailed: the folder cannot be made.
+    """
     if is_url(folder):
         raise BadInput(
-            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, and copy the folder there."
+            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, "
+            "and copy the folder there."
         )
     folder = Path(folder)
     if overwrite and resume:
         raise BadInput("overwrite and resume exclude each other.")
     if (folder / MANIFEST).exists():
         if resume:
-            return read_manifest(folder)
+            manifest = read_manifest(folder)
+            _remove_temporary_files(folder)
+            return manifest
         if not overwrite:
             raise TapeExists(
-                f"There is a tape at {folder} already. Open it with dross.Run.open, continue it with resume=True, "
-                "replace it with overwrite=True, or choose another folder."
+                f"There is a tape at {folder} already. Open it with dross.Run.open, continue it "
+                "with resume=True, replace it with overwrite=True, or choose another folder."
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for file in (
-            file
-            for kind in ("segment", "state", "retrace")
-            for file in folder.glob(f"{kind}-*.safetensors*")
-        ):
-            file.unlink()
-    elif folder.exists() and (
-        not folder.is_dir()
-        or any(f.suffix not in (".tmp", ".safetensors") for f in folder.iterdir())
-    ):
+        for kind in ("segment", "state", "retrace"):
+            for file in folder.glob(f"{kind}-*.safetensors*"):
+                file.unlink()
+    elif folder.exists() and not _holds_only_remains(folder):
         raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _storage_failed(folder, error, 0) from error
+    _remove_temporary_files(folder)
     return None
+
+
+# `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
+_TEMPORARY = re.compile(
+    r"\.?(segment-\d+\.safetensors|state-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
+)
+
+
+def _holds_only_remains(folder: Path) -> bool:
+    """Whether all there is was left by a run that was killed before its first commit."""
+    return folder.is_dir() and all(
+        file.suffix in (".tmp", ".safetensors") or _TEMPORARY.fullmatch(file.name)
+        for file in folder.iterdir()
+    )
+
+
+def _remove_temporary_files(folder: Path) -> None:
+    """Remove what a killed writer has left half written."""
+    for file in folder.iterdir():
+        if _TEMPORARY.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 def _storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
     causes = {
-        errno.ENOSPC: "the disk is full. Free some space, or keep less: keep=Checkpoints() or keep=Budget(bytes)",
+        errno.ENOSPC: "the disk is full. Free some space, or keep less: keep=Checkpoints() or "
+        "keep=Budget(bytes)",
         errno.EDQUOT: "your disk quota is used up",
         errno.EACCES: "the folder may not be written to",
         errno.EROFS: "the disk is read-only",

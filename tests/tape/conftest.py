@@ -1,0 +1,9 @@
+"""Fixtures for the tests of the tape."""
+
+import pytest
+
+
+@pytest.fixture
+def commit_every_segment(monkeypatch):
+    """These problems are over before the first half second is."""
+    monkeypatch.setattr("dross.tape.writer._SECONDS_BETWEEN_COMMITS", 0.0)

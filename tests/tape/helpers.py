@@ -1,0 +1,23 @@
+"""What several tests of the tape need: recording a problem, and opening its tape again."""
+
+import dross
+
+
+def train(p, folder, **options):
+    """Record a problem without the options that the `record` fixture adds."""
+    model, optimizer = p.start()
+    options = {"batches": p.batches, "progress": False} | options
+    return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=folder, **options)
+
+
+def reopen(p, tape, **changes):
+    """Open a problem's tape as another process would, with some settings changed."""
+    model, _ = p.start()
+    options = {
+        "model": model,
+        "train_set": (p.X, p.Y),
+        "loss": p.loss,
+        "penalty": p.penalty,
+        "progress": False,
+    }
+    return dross.Run.open(tape, **(options | changes))

@@ -1,0 +1,263 @@
+"""Crashes, interrupts and full disks: the tape stays readable and continues to the same bits."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dross
+from dross.errors import StorageFailed
+from dross.tape.reader import Tape
+from tape.helpers import reopen, train
+from zoo import problem
+
+pytestmark = pytest.mark.usefixtures("commit_every_segment")
+
+
+class Stop(Exception):
+    """Raised in the middle of a training step."""
+
+
+class MapStyle:
+    """A data set that is read instance by instance."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return len(self.pair[0])
+
+    def __getitem__(self, i):
+        return self.pair[0][i], self.pair[1][i]
+
+
+def final(run):
+    return run.recording.state_at(run.steps)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [dross.EveryStep(), dross.Checkpoints(every=4), dross.LastEpochs(2), dross.Budget(60_000)],
+)
+def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
+    p = problem("dropout", "adam", epochs=4)
+
+    def train_until(stop_at, folder, **options):
+        model, optimizer = p.start()
+        calls = iter(range(10**9))
+
+        def loss(out, y):
+            if stop_at is not None and next(calls) == stop_at:
+                raise Stop
+            return p.loss(out, y)
+
+        loss.__module__, loss.__name__ = "tests", "loss"
+        run = dross.train(
+            model,
+            MapStyle((p.X, p.Y)),
+            loss,
+            optimizer,
+            tape=tmp_path / folder,
+            batches=p.batches,
+            epochs=p.epochs,
+            eta=lambda t: 0.02 / (1 + t),
+            keep=keep,
+            progress=False,
+            **options,
+        )
+        return run, model
+
+    undisturbed, model = train_until(None, "whole")
+    with pytest.raises(Stop):
+        train_until(9, "broken")
+    assert not Tape(tmp_path / "broken").complete
+    continued, same_model = train_until(None, "broken", resume=True)
+    assert continued.complete and continued.steps == undisturbed.steps
+    for name, value in final(undisturbed).tensors().items():
+        assert torch.equal(final(continued).tensors()[name], value), name
+    for one, other in zip(model.parameters(), same_model.parameters()):
+        assert torch.equal(one, other)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    np.testing.assert_array_equal(
+        continued.influence(query).values, undisturbed.influence(query).values
+    )
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, time, numpy as np, torch, dross
+    torch.set_num_threads(1); torch.manual_seed(0)
+    X = torch.randn(200, 6, dtype=torch.float64); Y = torch.randint(0, 3, (200,))
+    layers = torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)
+    model = torch.nn.Sequential(*layers).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    print("ready", flush=True)
+    run = dross.train(
+        model, (X, Y), "cross_entropy", optimizer, tape=sys.argv[1], epochs=40, batch_size=10,
+        progress=False, resume="resume" in sys.argv, keep=dross.Checkpoints(every=7),
+    )
+    print(run.recording.state_at(run.steps).theta.numpy().tobytes().hex())
+    """
+)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_kill_at_any_moment(tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(SCRIPT)
+
+    def launch(folder, *arguments):
+        return subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / folder), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    undisturbed = launch("whole").communicate()[0].split()[-1]
+    rng = np.random.default_rng(0)
+    killed = 0
+    for attempt in range(20):
+        process = launch("killed", *(["resume"] if attempt else []))
+        assert process.stdout is not None and process.stdout.readline().strip() == "ready"
+        time.sleep(float(rng.uniform(0.02, 0.35)))
+        process.kill()
+        output = process.communicate()[0]
+        if output.strip():
+            break
+        killed += 1
+        if (tmp_path / "killed" / "manifest.json").exists():
+            tape = Tape(tmp_path / "killed")  # opens, and says how far it got
+            assert not tape.complete and tape.steps <= 800
+            for index in range(len(tape.entries)):
+                tape.read(index)
+            tape.end_state()
+        elif not attempt:
+            launch("killed").communicate()
+            break
+    else:
+        output = launch("killed", "resume").communicate()[0]
+    assert killed
+    finished = (
+        output.split()[-1]
+        if output.strip()
+        else launch("killed", "resume").communicate()[0].split()[-1]
+    )
+    assert finished == undisturbed
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after the rename", "before it"])
+@pytest.mark.parametrize(
+    "seconds, nth", [(0.0, nth) for nth in range(3, 15)] + [(60.0, nth) for nth in range(3, 9)]
+)
+def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, nth, after):
+    """Ctrl-C just before or after a file appears: the tape opens, replays and continues."""
+    p = problem("batchnorm", "adam", epochs=2)
+    query, keep = dross.mean_loss((p.X_val, p.Y_val)), dross.Checkpoints(every=2)
+    expected = train(p, tmp_path / "whole", keep=keep).influence(query).values
+    rename, calls = os.replace, iter(range(1000))
+    # after every segment, or only at the end
+    monkeypatch.setattr("dross.tape.writer._SECONDS_BETWEEN_COMMITS", seconds)
+
+    def interrupted(source, target):
+        strike = next(calls) == nth
+        if strike and not after:
+            raise KeyboardInterrupt
+        rename(source, target)
+        if strike:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(p, tmp_path / "struck", keep=keep)
+    monkeypatch.undo()
+    tape = Tape(tmp_path / "struck")
+    if tape.steps and not tape.complete:
+        with pytest.warns(dross.DrossWarning, match="not complete"):
+            part = reopen(p, tmp_path / "struck")
+        assert np.isfinite(part.influence(query).values).all()
+    continued = train(p, tmp_path / "struck", keep=keep, resume=True)
+    np.testing.assert_array_equal(continued.influence(query).values, expected)
+
+
+def test_keyboard_interrupt_leaves_a_usable_tape(tmp_path):
+    p = problem("mlp", "sgd", epochs=4)
+    model, optimizer = p.start()
+    calls = iter(range(1000))
+
+    def loss(out, y):
+        if next(calls) == 10:
+            raise KeyboardInterrupt
+        return p.loss(out, y)
+
+    with pytest.raises(KeyboardInterrupt):
+        dross.train(
+            model,
+            (p.X, p.Y),
+            loss,
+            optimizer,
+            tape=tmp_path / "t",
+            batches=p.batches,
+            progress=False,
+        )
+    steps = Tape(tmp_path / "t").steps
+    assert 0 < steps < len(p.batches)
+    with pytest.warns(dross.DrossWarning, match=f"{steps} of {len(p.batches)} planned steps"):
+        run = dross.Run.open(tmp_path / "t", model, (p.X, p.Y), loss, progress=False)
+    assert not run.complete
+    assert run.influence(dross.mean_loss((p.X_val, p.Y_val))).values.any()
+
+
+def test_a_full_disk_loses_nothing_that_was_there(tmp_path, monkeypatch):
+    p, keep = problem("mlp", "sgd", epochs=4), dross.Checkpoints(every=2)
+    replace, calls = os.replace, iter(range(1000))
+
+    def full(source, target):
+        if next(calls) > 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    message = r"the disk is full.*The tape is whole up to step \d+"
+    with pytest.raises(StorageFailed, match=message) as caught:
+        train(p, tmp_path / "t", keep=keep)
+    monkeypatch.undo()
+    assert isinstance(caught.value, OSError)
+    tape = Tape(tmp_path / "t")
+    assert 0 < tape.steps < len(p.batches)
+    assert not list(Path(tmp_path / "t").glob("*.tmp"))
+    assert train(p, tmp_path / "t", keep=keep, resume=True).complete
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
+    p = problem("mlp", "sgd")
+
+    def denied(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # The tests may run as root, for whom every folder is writable.
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(StorageFailed, match="may not be written to"):
+        train(p, tmp_path / "t")
+
+
+@pytest.mark.parametrize("how", ["into a new folder", "resume", "overwrite"])
+def test_the_temporary_files_of_a_killed_writer_are_removed(tmp_path, how):
+    p, folder = problem("mlp", "sgd"), tmp_path / "t"
+    folder.mkdir()
+    if how != "into a new folder":
+        train(p, folder)
+    for name in ("segment-000009.safetensors", "state-000000000009.safetensors", "manifest.json"):
+        for leftover in (f"{name}.tmp", f".{name}.4711.tmp"):
+            (folder / leftover).write_bytes(b"half a fi")
+    (folder / "notes.tmp").write_text("of the user")
+    options = {} if how == "into a new folder" else {how: True}
+    assert train(p, folder, **options).complete
+    assert [file.name for file in folder.glob("*.tmp")] == ["notes.tmp"]

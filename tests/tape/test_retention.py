@@ -1,0 +1,89 @@
+"""What a tape keeps: every step, checkpoints, the last epochs, or what a budget allows."""
+
+import weakref
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import dross
+from dross.errors import BadInput
+from dross.replay.recording import Recording
+from zoo import problem
+
+pytestmark = pytest.mark.usefixtures("commit_every_segment")
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch, optimizer):
+    p = problem("batchnorm", optimizer, epochs=5)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    run = record(p, keep=dross.Checkpoints(every=100))
+    whole = run.influence(query)
+    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1)
+    for options in ({}, {"epochs": 2}, {"at": 13}):
+        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1 << 30)
+        expected = run.influence(query, **options).values
+        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1)
+        np.testing.assert_array_equal(run.influence(query, **options).values, expected)
+    assert whole.values.any()
+
+
+@pytest.mark.parametrize("in_states", [1, 3, 8, 20])
+def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
+    p = problem("mlp", "momentum", epochs=40)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    expected = record(p, keep=dross.EveryStep()).influence(query).values
+    size = record(p).recording.state_at(0).nbytes
+    keep = dross.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
+    run = record(p, keep=keep)
+    assert len(run.recording.tape.entries) < run.steps / 30  # long segments
+    made, most, row = [], 0, Recording._row
+
+    def watched(self, steps, state, feeds):
+        nonlocal most
+        states, gradients, end = row(self, steps, state, feeds)
+        made.extend(weakref.ref(s.theta) for s in [*states, end])
+        most = max(most, len({id(theta) for theta in (ref() for ref in made) if theta is not None}))
+        return states, gradients, end
+
+    monkeypatch.setattr(Recording, "_row", watched)
+    warning = pytest.warns(dross.DrossWarning, match="states, in_memory=.* would do with 8")
+    with warning if in_states == 1 else nullcontext():
+        np.testing.assert_array_equal(run.influence(query).values, expected)
+    assert most <= in_states + 2  # and those before and after the step in hand
+
+
+def test_last_epochs_keeps_exactly_those(record):
+    p = problem("mlp", "momentum", epochs=4)
+    query = dross.mean_loss((p.X_val, p.Y_val))
+    whole = record(p).influence(query)
+    for inside in (dross.EveryStep(), dross.Checkpoints(every=3)):
+        run = record(p, keep=dross.LastEpochs(2, inside))
+        assert run.recording.tape.first == len(p.batches) // 2
+        scores = run.influence(query)
+        np.testing.assert_array_equal(scores.by_epoch, whole.by_epoch[2:])
+        np.testing.assert_array_equal(scores.values, whole.last_epochs(2).values)
+        with pytest.raises(BadInput, match="not among them"):
+            run.parameters(at=0)
+        with pytest.raises(BadInput, match="keeps only the last 2 epochs; 3 were asked for"):
+            run.influence(query, epochs=3)
+
+
+def test_budgets_are_kept(record, tmp_path):
+    p = problem("mlp", "adam", epochs=20)
+    state = record(p).recording.state_at(0).nbytes
+    for budget in (20_000, 60_000, 400_000):
+        run = record(p, keep=dross.Budget(budget))
+        assert run.recording.tape.nbytes <= budget
+    with pytest.raises(BadInput, match="give at least"):
+        record(p, keep=dross.Budget(state))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [lambda: dross.Checkpoints(every=0), lambda: dross.LastEpochs(0), lambda: dross.Budget(0)],
+)
+def test_policies_refuse_nonsense(bad):
+    with pytest.raises(BadInput):
+        bad()
