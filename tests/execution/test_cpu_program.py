@@ -15,7 +15,7 @@ NEVER = {"dropout", "attention", "partly_used", "batchnorm_cnn"}
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(cpu_program, "_WORTH", 2)
+    monkeypatch.setattr(cpu_program, "_CALLS_WORTH_IT", 2)
 
 
 def results(p, folder, monkeypatch, switch: str):
@@ -40,7 +40,7 @@ def results(p, folder, monkeypatch, switch: str):
         "no hessian": torch.from_numpy(dross.estimators.without_hessian(run, one).values),
         "truth": torch.from_numpy(run.leave_one_out(one, [0, 3])),
     }
-    return found, run.recording.objective.graphs._programs._written
+    return found, run.recording.executor.programs._written
 
 
 @pytest.mark.filterwarnings(
@@ -108,7 +108,7 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
                 torch.from_numpy(run.influence(dross.mean_loss((x, y))).values),
             )
         )
-        written = run.recording.objective.graphs._programs._written
+        written = run.recording.executor.programs._written
     assert written and all(program is None for program in written.values())
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
@@ -134,18 +134,18 @@ def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     model[0].requires_grad_(False)
     run = recorded(model, tmp_path)
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    executor, state = run.recording.executor, run.recording.state_at(run.steps)
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
-    with objective.training():
-        before, _, _ = objective.gradient(state.theta, state.buffers, batch)
+    with executor.training():
+        before, _, _ = executor.gradient(state.theta, state.buffers, batch)
         assert any(
             program is not None and program.trusted
-            for program in objective.graphs._programs._written.values()
+            for program in executor.programs._written.values()
         )
         with torch.no_grad():
             model[0].weight.mul_(2)
-        after, _, _ = objective.gradient(state.theta, state.buffers, batch)
-        expected, _, _ = objective._gradient(batch.realized(), state.theta, state.buffers, None)
+        after, _, _ = executor.gradient(state.theta, state.buffers, batch)
+        expected, _, _ = executor.objective.gradient(state.theta, state.buffers, batch.load())
     assert not torch.equal(before, after) and torch.equal(after, expected)
 
 
@@ -154,23 +154,23 @@ def test_hooks_of_the_users_own_are_called_in_every_pass(tmp_path, soon):
     model, seen = nn.Linear(3, 2), []
     model.register_forward_hook(lambda *_: seen.append(1) and None)
     run = recorded(model, tmp_path)
-    assert len(seen) >= run.steps and not run.recording.objective.graphs._programs._written
+    assert len(seen) >= run.steps and not run.recording.executor.programs._written
 
 
 def test_a_bad_label_is_told_as_before(tmp_path, soon):
     model = nn.Linear(3, 2)
     run = recorded(model, tmp_path)
-    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    executor, state = run.recording.executor, run.recording.state_at(run.steps)
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
-    batch = batch.realized()
+    batch = batch.load()
     batch.y[0] = 7
-    with objective.training(), pytest.raises(BadInput, match="does not take the labels"):
-        objective.gradient(state.theta, state.buffers, batch)
+    with executor.training(), pytest.raises(BadInput, match="does not take the labels"):
+        executor.gradient(state.theta, state.buffers, batch)
 
 
 def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch, soon):
     """Its tangents begin as tensors of zeros without memory, which not every function may touch."""
-    monkeypatch.setattr("dross.step.objective._WORTH_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.execution.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(
@@ -196,8 +196,8 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
             progress=False,
         )
         scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
-    assert run.recording.objective.uses_forward_mode
-    programs_of = run.recording.objective.graphs._programs._written
+    assert any(plan.forward_mode for plan in run.recording.executor.plans)
+    programs_of = run.recording.executor.programs._written
     assert {
         key[0][0] for key, program in programs_of.items() if program is not None and program.trusted
     } == {

@@ -12,13 +12,18 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 import dross
-from dross.data.batch import Batch, BatchSource, SplitAugment
+from dross.data.batch import Batch, SplitAugment
+from dross.data.lazy_batch import BatchSource
 from dross.data.pytree import flatten, unflatten
 from dross.datasets.augment import ShiftAndFlip
 from dross.datasets.models import mnist_cnn
 from dross.execution.conv_as_matmul import ConvAsMatmul
-from dross.execution.cuda_graph import Graphs, _agree, _Graph
+from dross.execution.cuda_graph import Graphs, _Graph
+from dross.execution.executor import Executor
+from dross.execution.pull_plan import PullPlan
+from dross.step.layout import Layout
 from dross.step.objective import Objective
+from dross.support.closeness import SAME_KERNELS
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -115,15 +120,15 @@ def test_a_row_of_batches_of_several_tensors():
 
 
 def assert_same_rows(look_up, augment):
-    feed, ids = (
+    source, ids = (
         BatchSource(look_up, augment, torch.device("cpu"), True),
         torch.randint(0, 30, (6, 4)),
     )
-    seeded = lambda place: feed.generator(place).manual_seed(place)
-    single = [seeded(k) and feed.augmented(look_up(each), k) for k, each in enumerate(ids)]
+    seeded = lambda place: source.generator(place).manual_seed(place)
+    single = [seeded(k) and source.apply_augment(look_up(each), k) for k, each in enumerate(ids)]
     for place in range(6):
         seeded(place)
-    for one, other in zip(tree_leaves(feed.row(ids)), tree_leaves(single), strict=True):
+    for one, other in zip(tree_leaves(source.load_many(ids)), tree_leaves(single), strict=True):
         assert torch.equal(one, other)
 
 
@@ -156,20 +161,29 @@ def test_values_come_back_in_their_form():
     assert one is a and two["z"] is b and two["a"] is c and three is None and four is True
 
 
+def linear_executor() -> Executor:
+    model = nn.Linear(2, 1)
+    layout = Layout(("weight", "bias"), (torch.Size([1, 2]), torch.Size([1])), (3,), ())
+    return Executor(Objective(model, layout, lambda outputs, y: outputs.squeeze(-1)))
+
+
 def test_on_a_cpu_a_pass_is_the_function_itself():
-    graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
-    with graphs.within("training", []):
-        assert graphs.run("pass", lambda batch, x: batch.x.sum() + x, batch, 3.0) == 5.0
-    assert not graphs._graphs and graphs.mode == ""
+    executor, batch = linear_executor(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
+    with executor.training():
+        assert executor.run("pass", lambda batch, x: batch.x.sum() + x, batch, 3.0) == 5.0
+    assert not executor.graphs._graphs and not executor.programs._written
 
 
 def test_a_graph_is_forgotten_when_a_frozen_tensor_is_replaced():
-    graphs, frozen = Graphs(), torch.ones(2)
-    with graphs.within("training", [frozen]):
+    executor = linear_executor()
+    graphs, layer = executor.graphs, executor.objective.model
+    layer.register_buffer("frozen", torch.ones(2))
+    with executor.training():
         graphs._graphs["captured"] = object()  # type: ignore[assignment]
-    with graphs.within("training", [frozen]):
+    with executor.training():
         assert graphs._graphs
-    with graphs.within("training", [frozen.clone()]):
+    layer.frozen = torch.ones(2)
+    with executor.training():
         assert not graphs._graphs
 
 
@@ -209,7 +223,7 @@ def test_graphs_give_what_the_steps_give(tmp_path, monkeypatch):
             run.influence(query).values,
             run.counterfactual([[0, 1], [5]]).evaluate(query),
         )
-        trusted = [graph.trusted for graph in run.recording.objective.graphs._graphs.values()]
+        trusted = [graph.trusted for graph in run.recording.executor.graphs._graphs.values()]
         assert (len(trusted) >= 3 and all(trusted)) == (graphs == "1")
         found.append((run.recording.state_at(run.steps).theta.cpu().numpy(), scores, without))
     for one, other in zip(*found):
@@ -244,7 +258,7 @@ def test_a_model_that_cannot_be_captured_runs_without(tmp_path):
     with pytest.warns(dross.DrossWarning, match="cannot be captured"):
         run, query = recorded(tmp_path / "tape", Looks())
         scores = run.influence(query)
-    assert np.isfinite(scores.values).all() and run.recording.objective.graphs.refused
+    assert np.isfinite(scores.values).all() and run.recording.executor.graphs.refused
     assert F.relu(torch.ones(1, device="cuda")) == 1  # the device is still usable
 
 
@@ -254,9 +268,9 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     torch.manual_seed(0)
     run, _ = recorded(tmp_path / "tape", mnist_cnn())
     queries = dross.losses((torch.randn(256, 1, 28, 28), torch.randint(0, 10, (256,))))
-    whole, objective = run.influence(queries).values, run.recording.objective
-    assert set(objective.plans.values()) == {(True, 256)}
-    objective.graphs.give_back()
+    whole, executor = run.influence(queries).values, run.recording.executor
+    assert set(executor.plans) == {PullPlan(True, 256)}
+    executor.free_memory()
     room = torch.cuda.memory_reserved() + (1 << 30)
     torch.cuda.set_per_process_memory_fraction(
         room / torch.cuda.get_device_properties(0).total_memory
@@ -267,9 +281,9 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-5 * np.abs(whole).max())
-    assert all(8 <= at_once < 256 for _, at_once in objective.plans.values()), objective.plans
-    trusted = {key[0] for key, graph in objective.graphs._graphs.items() if graph.trusted}
-    assert "reverse step" in trusted and not objective.graphs.refused
+    assert all(8 <= plan.queries_at_once < 256 for plan in executor.plans), list(executor.plans)
+    trusted = {key[0] for key, graph in executor.graphs._graphs.items() if graph.trusted}
+    assert "reverse step" in trusted and not executor.graphs.refused
 
 
 class Rehearsed(_Graph):
@@ -279,7 +293,7 @@ class Rehearsed(_Graph):
 
     def __init__(self, function, inputs, batch, pool):
         self.function, self.inputs, self.trusted = function, [t.clone() for t in inputs], False
-        self.close_enough = _agree
+        self.tolerance = SAME_KERNELS
 
     def replay(self, inputs, batch):
         for held, given in zip(self.inputs, inputs):
@@ -294,20 +308,19 @@ class Rehearsed(_Graph):
 
 def rehearse(monkeypatch, graph=Rehearsed):
     """From now on passes are captured here as they are on a GPU."""
+    Rehearsed.owner = Graphs()
     init = Graphs.__init__
 
-    def owning(self):
-        init(self)
+    def owning(self, *args):
+        init(self, *args)
         Rehearsed.owner = self
 
-    monkeypatch.setattr(
-        Graphs, "available", lambda self, name, tensor: bool(self.mode) and name not in self.refused
-    )
+    monkeypatch.setattr(Graphs, "is_available", lambda self, name, _: name not in self.refused)
     monkeypatch.setattr("dross.execution.cuda_graph._Graph", graph)
     monkeypatch.setattr(Graphs, "__init__", owning)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
     monkeypatch.setattr("dross.execution.cuda_graph._leave_pool", lambda device, pool: None)
-    monkeypatch.setattr("dross.record.train._steps_unwatched", lambda state: 64)
+    monkeypatch.setattr("dross.record.training_loop._count_unchecked", lambda state: 64)
 
 
 @pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])
@@ -317,7 +330,7 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(
 ):
     """The logic of it: which steps are put together, with which instances, seeds and rates. test_graphs_give_what_the_steps_give does it on a GPU."""
     data = (torch.randn(90, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (90,)))
-    monkeypatch.setattr("dross.data.batch._AT_ONCE", looked_up_at_once)
+    monkeypatch.setattr("dross.data.lazy_batch._MAX_BYTES_AT_ONCE", looked_up_at_once)
     found = []
     for together in (False, True):
         if together:
@@ -348,7 +361,7 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(
             )
         )
         names = {
-            key[0] for key, graph in run.recording.objective.graphs._graphs.items() if graph.trusted
+            key[0] for key, graph in run.recording.executor.graphs._graphs.items() if graph.trusted
         }
         assert {"training steps", "reverse steps"} <= names if together else not names, names
     for one, other in zip(*found):
@@ -431,9 +444,9 @@ def test_what_cannot_be_captured_is_told_and_goes_on(
         ):
             run = linear_run(tmp_path / str(told), augment=Wobble())
             found.append(run.influence(dross.mean_loss(LINEAR_DATA)).values)
-    assert run.recording.objective.graphs.refused >= {"training step", "reverse step"}
+    assert run.recording.executor.graphs.refused >= {"training step", "reverse step"}
     assert (
-        run.recording.batches(0, run.recording.segment(0).steps[:1])[0][0].feed.capturable
+        run.recording.batches(0, run.recording.segment(0).steps[:1])[0][0].source.capturable
         != suspected
     )
     np.testing.assert_array_equal(*found)
@@ -445,13 +458,13 @@ def test_what_cannot_be_captured_is_told_and_goes_on(
 def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatch, queries, told):
     """Here a pass of all queries does not fit beside a graph of them; that the memory of a graph is then free is seen on a GPU."""
     found = []
-    pull = Objective._pull_reverse
+    pull = Objective.pull_reverse
 
     def limited(self, theta, buffers, batch, a_g, *rest):
         if (
             len(a_g) == queries
-            and not self.graphs.capturing
-            and any(key[0] == "reverse step" for key in self.graphs._graphs)
+            and not Rehearsed.owner.capturing
+            and any(key[0] == "reverse step" for key in Rehearsed.owner._graphs)
         ):
             raise torch.OutOfMemoryError("the graph has it")
         return pull(self, theta, buffers, batch, a_g, *rest)
@@ -459,7 +472,7 @@ def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatc
     for full in (False, True):
         if full:
             rehearse(monkeypatch)
-            monkeypatch.setattr(Objective, "_pull_reverse", limited)
+            monkeypatch.setattr(Objective, "pull_reverse", limited)
         run = linear_run(tmp_path / str(full), epochs=2, augment=Wobble())
         with pytest.warns(dross.DrossWarning, match=told) if full else nullcontext():
             found.append(
@@ -468,7 +481,7 @@ def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatc
                 ).values
             )
     np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-15)
-    graphs = run.recording.objective.graphs
+    graphs = run.recording.executor.graphs
     assert ("reverse step" in graphs.refused) == (queries == 1)
     assert any(
         key[0] == "reverse step" and graph.trusted for key, graph in graphs._graphs.items()
@@ -477,25 +490,26 @@ def test_a_graph_makes_room_for_what_does_not_fit_beside_it(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("why", ["refused", "large"])
 def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch, why):
-    found, pull = [], Objective._pull_reverse
+    found, pull = [], Objective.pull_reverse
 
     def limited(self, *args):
-        if self.graphs._graphs:
+        if Rehearsed.owner._graphs:
             raise torch.OutOfMemoryError("the graphs have it")
         return pull(self, *args)
 
     for full in (False, True):
         if full:
             rehearse(monkeypatch)
-            monkeypatch.setattr(Objective, "_pull_reverse", limited)
+            monkeypatch.setattr(Objective, "pull_reverse", limited)
             monkeypatch.setenv("DROSS_PROGRAMS", "0")  # there are none on a GPU
             monkeypatch.setattr(
-                "dross.execution.cuda_graph._LARGEST", 18 * 8 + 8 if why == "large" else 1 << 30
+                "dross.execution.cuda_graph._MAX_INPUT_BYTES",
+                18 * 8 + 8 if why == "large" else 1 << 30,
             )
         run = linear_run(tmp_path / str(full), keep=dross.Checkpoints(every=10))
         if full and why == "refused":
-            run.recording.objective.graphs.refused |= {"reverse step", "reverse steps"}
-        assert bool(run.recording.objective.graphs._graphs) == full
+            run.recording.executor.graphs.refused |= {"reverse step", "reverse steps"}
+        assert bool(run.recording.executor.graphs._graphs) == full
         found.append(run.influence(dross.mean_loss(LINEAR_DATA)).values)
     np.testing.assert_allclose(*found, rtol=1e-12)
 
@@ -504,14 +518,15 @@ def test_what_was_compiled_is_compiled_once(monkeypatch):
     """Also where the graphs have given their memory back."""
     made = []
     monkeypatch.setattr(
-        "dross.execution.compiled.compiled", lambda function, inputs: made.append(1) or function
+        "dross.execution.compiled.compile_function",
+        lambda function, inputs: made.append(1) or function,
     )
     graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
     for _ in range(2):
-        quick = graphs._compiled(
-            "pass", lambda batch, x: (batch.x * x,), batch, (torch.full((2,), 3.0),)
+        quick = graphs.compile_pass(
+            "pass", "training", lambda batch, x: (batch.x * x,), batch, (torch.full((2,), 3.0),)
         )
-        graphs.give_back()
+        graphs.free_memory()
     assert made == [1] and torch.equal(
         quick(batch, torch.full((2,), 5.0))[0], torch.full((2,), 5.0)
     )
@@ -547,15 +562,16 @@ def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
         batch_size=32,
         progress=False,
     )
-    objective, state = run.recording.objective, run.recording.state_at(0)
+    executor, state = run.recording.executor, run.recording.state_at(0)
     batch = Batch(*data, torch.full((32,), 1 / 32, dtype=torch.float64), 0)
     direction = torch.randn(1, len(state.theta), dtype=torch.float64)
-    objective.plans[len(batch.c).bit_length()] = True, 8  # forward mode, as for large networks
+    executor.plans.set(len(batch.c), PullPlan(True, 8))  # forward mode, as for large networks
     graphs, args = Graphs(), (state.theta, state.buffers, direction, {}, True)
-    with objective.training(), ConvAsMatmul():
-        quick = graphs._compiled("reverse step", objective._pull, batch, args)
-        assert quick != objective._pull and not graphs.uncompiled
-        for found, expected in zip(quick(batch, *args)[:2], objective._pull(batch, *args)[:2]):
+    with executor.training(), ConvAsMatmul():
+        plain = executor.plain_pull
+        quick = graphs.compile_pass("reverse step", "training", plain, batch, args)
+        assert quick != plain and not graphs.uncompiled
+        for found, expected in zip(quick(batch, *args)[:2], plain(batch, *args)[:2]):
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
 
 
@@ -563,5 +579,5 @@ def test_what_cannot_be_compiled_goes_on_without():
     graphs, batch = Graphs(), Batch(torch.ones(2), torch.ones(2), torch.ones(2), 0)
     looks = lambda batch, x: (batch.x * (1.0 if float(x.sum()) > 0 else 2.0),)
     with pytest.warns(dross.DrossWarning, match="without torch.compile"):
-        assert graphs._compiled("pass", looks, batch, (torch.ones(1),)) is looks
-    assert graphs._compiled("pass", looks, batch, (torch.ones(1),)) is looks  # told once
+        assert graphs.compile_pass("pass", "", looks, batch, (torch.ones(1),)) is looks
+    assert graphs.compile_pass("pass", "", looks, batch, (torch.ones(1),)) is looks  # told once

@@ -6,6 +6,7 @@ import torch
 
 import dross
 from dross.errors import BadInput, NotFinite, NotSupported
+from dross.execution.executor import Executor
 from oracles import literal_run, validation_loss
 from zoo import problem
 
@@ -48,7 +49,7 @@ def one_at_a_time(monkeypatch):
     def refuse(*_):
         raise RuntimeError("not side by side")
 
-    monkeypatch.setattr(dross.step.objective.Objective, "gradients", refuse)
+    monkeypatch.setattr(Executor, "gradients", refuse)
 
 
 @pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
@@ -178,7 +179,7 @@ def test_chunks_give_the_same(record, monkeypatch):
     p = problem("batchnorm", "adam")
     run = record(p)
     whole = run.leave_one_out(query(p))
-    monkeypatch.setattr("dross.influence.counterfactual._MOST_AT_ONCE", 4)
+    monkeypatch.setattr("dross.influence.counterfactual_runs.MAX_MODELS_AT_ONCE", 4)
     np.testing.assert_allclose(run.leave_one_out(query(p)), whole, rtol=1e-9, atol=1e-15)
     assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 3
     assert (
@@ -204,14 +205,14 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(record, monkeypatch):
     p = problem("mlp", "sgd")
     run = record(p)
     whole = run.leave_one_out(query(p), np.arange(8))
-    gradients = type(run.recording.objective).gradients
+    gradients = Executor.gradients
 
     def limited(self, thetas, *rest):
         if len(thetas) > 4:
             raise torch.OutOfMemoryError("no room for so many")
         return gradients(self, thetas, *rest)
 
-    monkeypatch.setattr(type(run.recording.objective), "gradients", limited)
+    monkeypatch.setattr(Executor, "gradients", limited)
     with pytest.warns(dross.DrossWarning, match="going on with [24] models"):
         found = run.leave_one_out(query(p), np.arange(8))
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-15)
@@ -231,7 +232,7 @@ def test_verification(record):
     assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
     assert list(check.to_frame()) == ["id", "estimated", "actual"]
     wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
-    with pytest.raises(BadInput, match="scores of mean_loss, not of losses"):
+    with pytest.raises(BadInput, match="scores of mean_loss, and this losses asks something else"):
         run.verify(scores, dross.losses((p.X_val, p.Y_val)))
     with pytest.raises(BadInput, match="not a ndarray"):
         run.verify(scores.values, query(p))

@@ -1,6 +1,7 @@
 """A retrace that is killed goes on where it was, to the same bits."""
 
 import signal
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +26,7 @@ def query(p):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch, case):
-    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1 << 14)
+    monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1 << 14)
     name, keep, strike = CASES[case]
     p, _ = rank_jobs.case(name)
     p.batches = ragged_batches(len(p.X), 30)
@@ -37,14 +38,14 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
     )
     assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
 
-    taken, pull = [], run.recording.objective.pull
+    taken, pull = [], run.recording.executor.pull
     monkeypatch.setattr(
-        run.recording.objective, "pull", lambda *args: taken.append(1) or pull(*args)
+        run.recording.executor, "pull", lambda *args: taken.append(1) or pull(*args)
     )
     found = run.influence(query(p), resume=folder)
     assert (
         run.steps - strike < len(taken) < run.steps
-    )  # what was left, and what was done since the last bookmark
+    )  # what was left, and what was done since the last progress file
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
     assert list(folder.iterdir()) == []
@@ -57,9 +58,9 @@ def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypa
     expected = run.influence(query(p))
     rooms = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
     for before, after in pairwise(rooms):
-        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", before)
+        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", before)
         interrupted(run, query(p), tmp_path / "progress", monkeypatch)
-        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", after)
+        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", after)
         np.testing.assert_array_equal(
             run.influence(query(p), resume=tmp_path / "progress").values, expected.values
         )
@@ -71,14 +72,12 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     p = problem("mlp", "momentum", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=1000))
     monkeypatch.setattr(
-        "dross.replay.recording._STATES_AT_ONCE", 5 * run.recording.state_at(0).nbytes
+        "dross.replay.segment_replay._MAX_BYTES_OF_STATES", 5 * run.recording.state_at(0).nbytes
     )
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
-    monkeypatch.setattr(
-        run.recording.objective,
-        "penalty",
-        lambda params: sum(value.square().sum() for value in params.values()),
-    )
+    penalty = lambda params: sum(value.square().sum() for value in params.values())
+    executor = run.recording.executor
+    monkeypatch.setattr(executor, "objective", replace(executor.objective, penalty=penalty))
     with pytest.raises(TapeMismatch, match="replayed to a different theta"):
         run.influence(query(p), resume=tmp_path / "progress")
 
@@ -88,7 +87,7 @@ class Stop(Exception):
 
 
 def interrupted(run, asked, folder, monkeypatch, **options):
-    """Retrace until the third bookmark."""
+    """Retrace until the third progress file."""
     write, count = progress_file.ProgressFile.write, []
 
     def third(self, *args):
@@ -98,14 +97,14 @@ def interrupted(run, asked, folder, monkeypatch, **options):
             raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress_file, "_SECONDS", 0)
-        patch.setattr(progress_file, "_SHARE", 0)
+        patch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
+        patch.setattr(progress_file, "_MAX_SHARE_OF_TIME", 0)
         patch.setattr(progress_file.ProgressFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)
 
 
-def test_another_question_is_another_bookmark(record, tmp_path, monkeypatch):
+def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch):
     """Another query, another window, other data of the same query, another tape: none takes this one's progress, none removes it."""
     p = problem("mlp", "sgd", epochs=10)
     run, twin = (
@@ -149,7 +148,7 @@ def test_many_queries_go_on_together(record, tmp_path, monkeypatch, keep):
     )
 
 
-def test_a_damaged_bookmark_and_a_folder_that_is_a_file(record, tmp_path, monkeypatch):
+def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
@@ -163,13 +162,13 @@ def test_a_damaged_bookmark_and_a_folder_that_is_a_file(record, tmp_path, monkey
     np.testing.assert_array_equal(
         run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values
     )
-    monkeypatch.setattr(progress_file, "_SECONDS", 0)
+    monkeypatch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed):
         run.influence(query(p), resume=tmp_path / "file")
 
 
-def test_a_tape_that_is_replaced_takes_its_bookmarks_along(record, monkeypatch):
+def test_a_tape_that_is_replaced_takes_its_progress_along(record, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
     interrupted(run, query(p), run.tape, monkeypatch)

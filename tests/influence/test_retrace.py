@@ -180,14 +180,14 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     p = problem(model, "sgd")
     results = []
     for threshold in (0, 2**60):
-        monkeypatch.setattr("dross.step.objective._WORTH_FORWARD_MODE", threshold)
+        monkeypatch.setattr("dross.execution.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", threshold)
         run = record(p)
         results += [
             run.influence(query(p)).values,
             run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0),
         ]
         # attention's dropout draws other numbers inside torch.func: forward mode is tried, found out and left alone
-        assert run.recording.objective.uses_forward_mode == (
+        assert any(plan.forward_mode for plan in run.recording.executor.plans) == (
             threshold == 0 and model != "attention"
         )
     for other in results[1:]:
@@ -214,12 +214,12 @@ def test_an_operator_without_forward_mode_falls_back(record, monkeypatch):
         def forward(self, x):
             return self.b(Squash.apply(self.a(x)))
 
-    monkeypatch.setattr("dross.step.objective._WORTH_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.execution.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     p = problem("mlp", "sgd")
     p.model = lambda: Custom().double()
     run = record(p)
     scores = run.influence(query(p)).values
-    assert run.recording.objective.uses_forward_mode is False
+    assert any(plan.forward_mode for plan in run.recording.executor.plans) is False
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
     with pytest.warns(dross.DrossWarning, match="one after the other"):
         actual = run.leave_one_out(query(p), p.used)

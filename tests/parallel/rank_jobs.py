@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import dross
 from dross.errors import DrossError
+from dross.execution.executor import Executor
 from dross.influence import progress_file
-from dross.replay import recording
-from dross.step.objective import Objective
+from dross.replay import segment_replay
 from oracles import Problem
 from parallel.launch import die
 from zoo import F64, problem
@@ -63,16 +63,16 @@ def groups() -> dict[int, object]:
     return {size: dist.new_group(list(range(size))) for size in (1, 2, 4)}
 
 
-def counted(objective: Objective) -> Counter:
-    """How many instances pass through the passes of this objective."""
-    seen, passes = Counter(), {name: getattr(objective, name) for name in ("gradient", "pull")}
+def counted(executor: Executor) -> Counter:
+    """How many instances pass through the passes of this executor."""
+    seen, passes = Counter(), {name: getattr(executor, name) for name in ("gradient", "pull")}
     for name, function in passes.items():
 
         def told(theta, buffers, batch, *args, name=name, function=function):
             seen[name] += len(batch.c)
             return function(theta, buffers, batch, *args)
 
-        setattr(objective, name, told)
+        setattr(executor, name, told)
     return seen
 
 
@@ -83,7 +83,7 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
         for name, tape in tapes.items() if rank < size else ():
             p, options = case(name)
             run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False, **options)
-            work = counted(run.recording.objective)
+            work = counted(run.recording.executor)
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 values = [run.influence(q, group=group).values for q in asked(name, p)]
@@ -211,7 +211,7 @@ def stuck(rank: int, tape: str, told: str) -> None:
         die()
 
     if rank == 1:
-        run.recording.objective.pull = waiting
+        run.recording.executor.pull = waiting
     try:
         run.influence(queries(p)[0], group=group)
     finally:
@@ -220,11 +220,11 @@ def stuck(rank: int, tape: str, told: str) -> None:
 
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
     """The last rank is killed in the middle, after so many passes of its own."""
-    progress_file._SECONDS = progress_file._SHARE = 0
-    recording._STATES_AT_ONCE = 1 << 14
+    progress_file._SECONDS_BETWEEN_WRITES = progress_file._MAX_SHARE_OF_TIME = 0
+    segment_replay._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
-    pull, taken = run.recording.objective.pull, []
+    pull, taken = run.recording.executor.pull, []
 
     def counting(*args):
         taken.append(1)
@@ -232,7 +232,7 @@ def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool 
             die()
         return pull(*args)
 
-    run.recording.objective.pull = counting
+    run.recording.executor.pull = counting
     return run.influence(
         queries(p)[0], group=None if alone else dist.group.WORLD, resume=folder
     ).values, len(taken)

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 
 import dross
 from dross.errors import BadInput, RankLost
-from dross.parallel.ranks import _instances_are_independent
+from dross.influence.rank_agreement import instances_are_independent
 from parallel import rank_jobs
 from parallel.launch import free_port, launched
 from zoo import problem
@@ -57,7 +57,7 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
         {name: str(run.tape) for name, (_, run) in runs.items()},
     )
     for name, (p, run) in runs.items():
-        work = rank_jobs.counted(run.recording.objective)
+        work = rank_jobs.counted(run.recording.executor)
         expected = [run.influence(q).values for q in rank_jobs.asked(name, p)]
         for size in (1, 2, 4):
             values, per_rank, told = zip(*(found[rank][size, name] for rank in range(size)))
@@ -190,7 +190,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
     for survivor in survivors:
         assert isinstance(survivor, RankLost) and "resume=folder" in str(survivor)
     copied = shutil.copytree(progress, tmp_path / "copied")
-    work = rank_jobs.counted(run.recording.objective)
+    work = rank_jobs.counted(run.recording.executor)
     close(
         run.influence(rank_jobs.queries(p)[0], resume=progress).values, expected
     )  # by one of them, from where three had come to
@@ -226,7 +226,7 @@ def test_whether_batches_can_be_cut_is_seen_where_there_is_something_to_cut(
         keep=dross.Checkpoints(every=2),
         progress=False,
     )
-    assert _instances_are_independent(run.recording, run.steps) is independent
+    assert instances_are_independent(run.recording, run.steps) is independent
 
 
 def test_a_group_needs_torch_distributed(record):

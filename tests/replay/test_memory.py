@@ -12,7 +12,7 @@ import dross
 from dross.data.dataset import Instances
 from dross.data.prefetch import Prefetcher
 from dross.errors import NotSupported
-from dross.replay.recording import Recording
+from dross.replay.segment_replay import SegmentReplay
 from dross.step.objective import Objective
 from dross.tape.reader import Tape
 from zoo import problem
@@ -23,21 +23,21 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
     run = record(p)
     query = dross.losses((p.X_val, p.Y_val))
     whole = run.influence(query).values
-    pull = Objective._pull_reverse
+    pull = Objective.pull_reverse
 
     def limited(self, theta, buffers, batch, a_g, *rest):
         if len(a_g) > 2:
             raise torch.OutOfMemoryError("no room for so many")
         return pull(self, theta, buffers, batch, a_g, *rest)
 
-    monkeypatch.setattr(Objective, "_pull_reverse", limited)
+    monkeypatch.setattr(Objective, "pull_reverse", limited)
     with pytest.warns(dross.DrossWarning, match="going on with . of the queries"):
         found = run.influence(query).values
     np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
 
     monkeypatch.setattr(
         Objective,
-        "_pull_reverse",
+        "pull_reverse",
         lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none at all")),
     )
     with pytest.raises(torch.OutOfMemoryError) as error:
@@ -49,14 +49,14 @@ def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
     p = problem("mlp", "momentum", epochs=6)
     query = dross.mean_loss((p.X_val, p.Y_val))
     run = record(p, keep=dross.Checkpoints(every=20))
-    whole, row = run.influence(query).values, Recording._row
+    whole, row = run.influence(query).values, SegmentReplay.replay_steps
 
     def limited(self, steps, *rest):
         if len(steps) > 3:
             raise torch.OutOfMemoryError("no room for so many")
         return row(self, steps, *rest)
 
-    monkeypatch.setattr(Recording, "_row", limited)
+    monkeypatch.setattr(SegmentReplay, "replay_steps", limited)
     with pytest.warns(dross.DrossWarning, match="states at once"):
         found = run.influence(query).values
     np.testing.assert_array_equal(found, whole)

@@ -6,9 +6,9 @@ import torch
 
 from dross.errors import NotSupported
 from dross.step.clipping import ClipNorm, ClipValue
-from dross.step.layout import State
 from dross.step.optimizers import SUPPORTED, current_numbers, understand
-from dross.step.step import Derivative, Step, advance, pull, push
+from dross.step.state import Derivative, State
+from dross.step.step import Step, advance, pull, push
 from zoo import OPTIMIZERS
 
 SIZE = 12

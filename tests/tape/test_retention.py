@@ -8,7 +8,7 @@ import pytest
 
 import dross
 from dross.errors import BadInput
-from dross.replay.recording import Recording
+from dross.replay.segment_replay import SegmentReplay
 from zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
@@ -20,11 +20,11 @@ def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch
     query = dross.mean_loss((p.X_val, p.Y_val))
     run = record(p, keep=dross.Checkpoints(every=100))
     whole = run.influence(query)
-    monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1)
+    monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1)
     for options in ({}, {"epochs": 2}, {"at": 13}):
-        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1 << 30)
+        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1 << 30)
         expected = run.influence(query, **options).values
-        monkeypatch.setattr("dross.replay.recording._STATES_AT_ONCE", 1)
+        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1)
         np.testing.assert_array_equal(run.influence(query, **options).values, expected)
     assert whole.values.any()
 
@@ -38,7 +38,7 @@ def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
     keep = dross.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
     run = record(p, keep=keep)
     assert len(run.recording.tape.entries) < run.steps / 30  # long segments
-    made, most, row = [], 0, Recording._row
+    made, most, row = [], 0, SegmentReplay.replay_steps
 
     def watched(self, steps, state, feeds):
         nonlocal most
@@ -47,7 +47,7 @@ def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
         most = max(most, len({id(theta) for theta in (ref() for ref in made) if theta is not None}))
         return states, gradients, end
 
-    monkeypatch.setattr(Recording, "_row", watched)
+    monkeypatch.setattr(SegmentReplay, "replay_steps", watched)
     warning = pytest.warns(dross.DrossWarning, match="states, in_memory=.* would do with 8")
     with warning if in_states == 1 else nullcontext():
         np.testing.assert_array_equal(run.influence(query).values, expected)

@@ -23,7 +23,7 @@ class ElementaryNorms(TorchFunctionMode):
     """Inside, batch, layer and group norm are written out in elementary operations."""
 
     def __torch_function__(self, func: Any, types, args=(), kwargs=None):
-        rule: Callable = NORM_RULES.get(func, func)
+        rule: Any = NORM_RULES.get(func, func)
         return rule(*args, **(kwargs or {}))
 
 

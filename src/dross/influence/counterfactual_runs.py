@@ -61,7 +61,7 @@ def replay_without(
                 continue
             try:
                 states = try_to_fit(
-                    partial(runs.replay_together, chunk, show)
+                    partial(runs.replay_together, chunk, show),
                     count,
                     what="models at once",
                     free=recording.executor.free_memory,

@@ -30,6 +30,9 @@ Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar
 QueryPart = tuple[int, Function]  # how many instances it looks at, and what it computes
 _CHUNK = 1024  # instances in memory at once
 _MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
+_SKETCH_DIRECTIONS = 4
+_MAX_SKETCHED = 1 << 20  # coordinates: a large derivative is sampled
+_SKETCH_TOLERANCE = 1e-3  # of the derivative's length, in float32 on another device
 _ROWS = 16  # queries of one instance each: their seeds are backward passes over the whole chunk
 
 
@@ -331,3 +334,26 @@ def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """d value_q / d input for every q: [[Q, *input.shape], ...]."""
     eye = torch.eye(len(value), dtype=value.dtype, device=value.device)
     return batched_vjp([value], inputs, [eye], rows_at_once=len(value))
+
+
+# --- what was asked -------------------------------------------------------------------------------
+# All that a retrace uses of a query is its derivative at the model. Its length and a few projections
+# tell two queries apart, and are the same on another machine up to rounding, where a digest of the
+# bits would not be.
+
+
+def sketch_seed(seed: Derivative) -> list[float]:
+    """The length of a derivative [Q, p], and projections of it on fixed random directions."""
+    flat = seed.theta.detach().reshape(-1)
+    length = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    sample = flat[:: 1 + len(flat) // _MAX_SKETCHED].double().cpu()
+    generator = torch.Generator().manual_seed(0)
+    shape = (_SKETCH_DIRECTIONS, len(sample))
+    directions = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return [length, *(directions @ sample).tolist()]
+
+
+def same_question(one: list[float], other: list[float]) -> bool:
+    """Whether two sketches are of the same query."""
+    length = max(one[0], other[0])
+    return bool(np.allclose(one, other, rtol=0, atol=_SKETCH_TOLERANCE * length))

@@ -25,12 +25,11 @@ from ..replay.window import Window, choose_window
 from ..step.state import Derivative
 from ..support.progress import bar
 from .progress_file import ProgressFile, describe_question
-from .query import Query
+from .query import Query, sketch_seed
 from .rank_agreement import agree_on_seed, check_agreement, share_work
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores
-from .seed_sketch import sketch
 
 
 def retrace(
@@ -98,7 +97,7 @@ def retrace(
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
-        seed_sketch=sketch(seed),
+        seed_sketch=sketch_seed(seed),
     )
 
 

@@ -18,10 +18,9 @@ from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
-from .query import Query, as_query
+from .query import Query, as_query, same_question, sketch_seed
 from .retrace import retrace
 from .scores import Scores
-from .seed_sketch import same_question, sketch
 from .verification import Verification, choose, compare
 
 
@@ -277,7 +276,7 @@ class Run:
         else:
             state = self.recording.state_at(scores.at)
             seed, _ = query.seed(self.recording.objective, state)
-            same = same_question(scores.seed_sketch, sketch(seed))
+            same = same_question(scores.seed_sketch, sketch_seed(seed))
         if not same:
             raise BadInput(
                 f"These are the scores of {scores.query}, and this {query.name} asks something "

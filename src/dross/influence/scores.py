@@ -30,7 +30,7 @@ class Scores:
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True
     details: dict[str, Any] = field(default_factory=dict)  # what an estimator says of itself
-    seed_sketch: list[float] | None = None  # of what was asked (seed_sketch.py), where it is known
+    seed_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
