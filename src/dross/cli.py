@@ -26,7 +26,7 @@ _DEMO = Path("runs/demo")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from . import __version__
+        from ._version import __version__
 
         console.print(f"dross {__version__}")
         raise typer.Exit

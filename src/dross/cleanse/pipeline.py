@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from .._version import __version__
 from ..errors import BadInput, NotFinite, TapeDamaged
 from ..influence.run import Run
 from ..support.atomic_files import write_json

@@ -5,6 +5,7 @@ import uuid
 
 import torch
 
+from .._version import __version__
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..errors import TapeMismatch
@@ -29,8 +30,6 @@ def describe(
 ) -> dict:
     """The manifest of a tape on which nothing has been recorded yet. foreign: by somebody else's loop. schedule: a digest of the numbers that
     the optimizer will use, where they are known beforehand."""
-    from .. import __version__
-
     layout = objective.layout
     return {
         "made_by": "dross",
