@@ -18,7 +18,7 @@ from . import estimators
 from ._version import __version__ as __version__
 from .cleanse.export import export
 from .cleanse.judge import judge
-from .cleanse.pipeline import clean
+from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
 from .data.dataset import indexed
 from .errors import DrossError, DrossWarning
