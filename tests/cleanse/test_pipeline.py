@@ -130,7 +130,7 @@ def test_a_run_that_diverges_is_tried_once_more_at_a_third_of_the_rate(tmp_path)
     assert len(list(tmp_path.glob("line.csv"))) == 1
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -168,7 +168,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_input_is_told_before_anything_is_written(tmp_path, case):
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, case):
     content, options, message = WRONG[case]
     path = tmp_path / "t.csv"
     if content is not None:
