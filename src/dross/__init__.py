@@ -14,12 +14,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # kernels that take up to four times as long (convolutions.py).
 os.environ.setdefault("TORCH_CUDNN_USE_HEURISTIC_MODE_B", "1")
 
-__version__ = "0.1.0"
-
 from . import estimators
+from ._version import __version__ as __version__
 from .cleanse.export import export
 from .cleanse.judge import judge
-from .cleanse.pipeline import clean
+from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
 from .data.dataset import indexed
 from .errors import DrossError, DrossWarning

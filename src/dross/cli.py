@@ -26,7 +26,7 @@ _DEMO = Path("runs/demo")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from . import __version__
+        from ._version import __version__
 
         console.print(f"dross {__version__}")
         raise typer.Exit
@@ -198,7 +198,7 @@ def clean(
 
     dross clean mydata:load --model mydata:network
     """
-    from .cleanse.pipeline import clean as start
+    from .cleanse.pipeline.clean import clean as start
 
     columns = dict(_assignment(given) for given in column or [])
     make = model if model is not None and ":" in model else None
@@ -224,10 +224,10 @@ def clean(
         overwrite=overwrite,
         say=_say,
     )
-    from .cleanse.report import findings
+    from .cleanse.findings import list_findings
 
     console.print()
-    for sentence in findings(project):
+    for sentence in list_findings(project.about, project.instances):
         _say(sentence)
     folder = project.folder
     console.print(

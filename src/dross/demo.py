@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .cleanse.judge import judge
-from .cleanse.pipeline import clean
+from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
 from .cleanse.verdict import Verdict
 from .support.png import png

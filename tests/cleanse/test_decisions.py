@@ -1,4 +1,4 @@
-"""The log of decisions against a plain list; killed writers, two writers, damaged and foreign files, a full disk."""
+"""The log of decisions against a plain list; with killed and competing writers and bad files."""
 
 import os
 import signal
@@ -63,24 +63,18 @@ class ListModel:
 @given(st.lists(STEP, max_size=25))
 def test_the_log_is_the_list_also_for_a_second_reader_and_after_reopening(steps):
     with tempfile.TemporaryDirectory() as folder:
-        log, other, model = (
-            Decisions(Path(folder) / "d.sqlite"),
-            Decisions(Path(folder) / "d.sqlite"),
-            ListModel(),
-        )
+        path, model = Path(folder) / "d.sqlite", ListModel()
+        log, other = Decisions(path), Decisions(path)
         for place, (verb, who, changes) in enumerate(steps):
             writer = (log, other)[place % 2]
             writer.record(changes, who) if verb == "record" else getattr(writer, verb)(who)
             model.do(verb, who, changes)
             assert log.current() == model.current()
             assert log.undoable("ana") == any(entry[0] == "ana" for entry in model.holding)
-        again = Decisions(Path(folder) / "d.sqlite")
+        again = Decisions(path)
         assert again.current() == other.current() == model.current()
-        assert (
-            again.revision == log.revision
-            and again.since(0) == log.since(0)
-            and again.since(again.revision) == []
-        )
+        assert again.revision == log.revision and again.since(0) == log.since(0)
+        assert again.since(again.revision) == []
         for decisions in (log, other, again):
             decisions.close()
 
@@ -88,23 +82,19 @@ def test_the_log_is_the_list_also_for_a_second_reader_and_after_reopening(steps)
 def test_a_bulk_decision_is_one_event_and_is_undone_as_one(tmp_path):
     log = Decisions(tmp_path / "d.sqlite")
     log.record({3: ("keep", None)})
-    revision = log.record(
-        dict.fromkeys(range(1000), ("remove", None)), who="ana", why="all of class 3"
-    )
+    bulk = dict.fromkeys(range(1000), ("remove", None))
+    revision = log.record(bulk, who="ana", why="all of class 3")
     assert [event.revision for event in log.since(revision - 1)] == [revision]
     undone = log.undo()
-    assert (
-        undone is not None and set(undone.changes) == set(range(1000)) and undone.target == revision
-    )
+    assert undone is not None and undone.target == revision
+    assert set(undone.changes) == set(range(1000))
     assert log.current() == {3: ("keep", None)}
     log.redo()
     assert len(log.current()) == 1000
     history = log.history()
     assert [entry["action"] for entry in history] == ["keep", "remove", "undo", "redo"]
-    assert history[1]["ids"] == list(range(1000)) and (history[1]["who"], history[1]["why"]) == (
-        "ana",
-        "all of class 3",
-    )
+    assert history[1]["ids"] == list(range(1000))
+    assert (history[1]["who"], history[1]["why"]) == ("ana", "all of class 3")
     assert log.undo("nobody") is None and log.redo() is None
 
 
@@ -115,10 +105,8 @@ def test_a_person_takes_back_only_what_that_person_decided(tmp_path):
     log.undo(who="ana")
     assert log.current() == {1: ("remove", None), 2: ("remove", None)}
     log.redo(who="ana")
-    assert log.current() == {
-        1: ("keep", None),
-        2: ("remove", None),
-    }  # said again, later than what ben said
+    # said again, later than what ben said
+    assert log.current() == {1: ("keep", None), 2: ("remove", None)}
 
 
 def test_a_request_sent_twice_is_carried_out_once(tmp_path):
@@ -152,9 +140,8 @@ def test_rows_are_never_changed_or_deleted(tmp_path):
     log = Decisions(tmp_path / "d.sqlite")
     seen = []
     for step in range(12):
-        log.record(
-            {step: ("keep", None)}
-        ) if step % 3 == 0 else log.undo() if step % 3 == 1 else log.redo()
+        verbs = (lambda step=step: log.record({step: ("keep", None)}), log.undo, log.redo)
+        verbs[step % 3]()
         rows = sqlite3.connect(tmp_path / "d.sqlite")
         now = rows.execute("SELECT * FROM events ORDER BY revision").fetchall()
         rows.close()
@@ -213,9 +200,8 @@ def test_everything_acknowledged_survives_kill_9(tmp_path):
         process.stdout.close()
         found = Decisions(tmp_path / "d.sqlite").current().keys()
         mine = sorted(id for id in found if id // 10_000 == round)
-        assert (
-            mine[: len(acknowledged)] == acknowledged and len(mine) <= len(acknowledged) + 1
-        )  # one may be written but not yet said
+        assert mine[: len(acknowledged)] == acknowledged
+        assert len(mine) <= len(acknowledged) + 1  # one may be written but not yet said
 
 
 def test_a_foreign_or_damaged_file_is_refused_and_left_as_it_is(tmp_path):
@@ -234,12 +220,8 @@ def test_a_foreign_or_damaged_file_is_refused_and_left_as_it_is(tmp_path):
     log.close()
     whole = cut.read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    for path, kind in (
-        (text, TapeDamaged),
-        (foreign, TapeDamaged),
-        (newer, TapeMismatch),
-        (cut, TapeDamaged),
-    ):
+    kinds = {text: TapeDamaged, foreign: TapeDamaged, newer: TapeMismatch, cut: TapeDamaged}
+    for path, kind in kinds.items():
         before = path.read_bytes()
         with pytest.raises(kind, match=str(path)):
             Decisions(path)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from dross.cleanse import train_many as module
-from dross.cleanse.recipe import Recipe, default_batch_size
-from dross.cleanse.train_many import ModelSpec, search_rate, train_many
+from dross.cleanse.learning import train_many as module
+from dross.cleanse.learning.recipe import Recipe, default_batch_size
+from dross.cleanse.learning.train_many import ModelSpec, search_rate, train_many
 from dross.data.seeds import mixed
 from dross.errors import BadInput, NotFinite
 

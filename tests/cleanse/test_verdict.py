@@ -7,11 +7,11 @@ from dross.cleanse import verdict
 
 
 def test_sign_flips_are_counted_exactly():
-    assert verdict.sign_flips(np.array([1.0, 1.0, 1.0])) == pytest.approx(2 / 8)
-    assert verdict.sign_flips(np.array([1.0, -1.0])) == 1.0
+    assert verdict.sign_flip_test(np.array([1.0, 1.0, 1.0])) == pytest.approx(2 / 8)
+    assert verdict.sign_flip_test(np.array([1.0, -1.0])) == 1.0
     differences = np.random.default_rng(0).normal(0.3, 1, 12)
-    exact = verdict.sign_flips(differences)
-    more = verdict.sign_flips(np.append(differences, [1e-9] * 2))  # above 12 they are sampled
+    exact = verdict.sign_flip_test(differences)
+    more = verdict.sign_flip_test(np.append(differences, [1e-9] * 2))  # above 12 they are sampled
     assert more == pytest.approx(exact, abs=0.02)
 
 
@@ -27,11 +27,11 @@ def values(before, after, control, spread=0.02, seeds=10, tested=400):
 
 
 def test_what_is_measured_and_what_is_decided():
-    better = verdict.measured(values(1.0, 0.8, 1.0))
+    better = verdict.compare_metric(values(1.0, 0.8, 1.0))
     assert (
         better.difference == pytest.approx(-0.2, abs=0.02)
         and better.interval[1] < 0
-        and better.sure
+        and better.significant
     )
     assert (
         better.interval[0] < better.difference < better.interval[1]
@@ -42,16 +42,16 @@ def test_what_is_measured_and_what_is_decided():
         abs(better.random_difference) < 0.02
         and better.random_interval[0] < 0 < better.random_interval[1]
     )
-    unclear = verdict.measured(values(1.0, 0.999, 1.0))
-    worse = verdict.measured(values(1.0, 1.3, 1.0))
-    assert verdict.decided({"error": better, "loss": unclear}) == "improved"
-    assert verdict.decided({"error": unclear, "loss": unclear}) == "cannot tell"
-    assert verdict.decided({"error": unclear, "loss": worse}) == "worse"
-    assert verdict.decided({"error": better, "loss": worse}) == "cannot tell"
-    assert verdict.settle("improved", {"loss": better}, 10, 400) == ""
-    assert "probably smaller than" in verdict.settle("cannot tell", {"loss": unclear}, 10, 400)
-    few = verdict.measured(values(1.0, 0.98, 1.0, spread=0.03, seeds=4))
-    assert "seeds would show it" in verdict.settle("cannot tell", {"loss": few}, 4, 400)
+    unclear = verdict.compare_metric(values(1.0, 0.999, 1.0))
+    worse = verdict.compare_metric(values(1.0, 1.3, 1.0))
+    assert verdict.decide_verdict({"error": better, "loss": unclear}) == "improved"
+    assert verdict.decide_verdict({"error": unclear, "loss": unclear}) == "cannot tell"
+    assert verdict.decide_verdict({"error": unclear, "loss": worse}) == "worse"
+    assert verdict.decide_verdict({"error": better, "loss": worse}) == "cannot tell"
+    assert verdict.advise("improved", {"loss": better}, 10, 400) == ""
+    assert "probably smaller than" in verdict.advise("cannot tell", {"loss": unclear}, 10, 400)
+    few = verdict.compare_metric(values(1.0, 0.98, 1.0, spread=0.03, seeds=4))
+    assert "seeds would show it" in verdict.advise("cannot tell", {"loss": few}, 4, 400)
 
 
 def test_a_test_part_of_ten_proves_nothing():
@@ -59,6 +59,6 @@ def test_a_test_part_of_ten_proves_nothing():
     rng = np.random.default_rng(0)
     base = np.zeros((10, 3, 10))
     base[:, 1] = (rng.random(10) < 0.5) * -1.0 + (rng.random(10) < 0.4) * 1.0
-    found = verdict.measured(base + rng.normal(0, 1e-3, base.shape))
-    assert found.p_t < 0.05 and not found.sure
-    assert "The seeds agree" in verdict.settle("cannot tell", {"loss": found}, 10, 10)
+    found = verdict.compare_metric(base + rng.normal(0, 1e-3, base.shape))
+    assert found.p_t < 0.05 and not found.significant
+    assert "The seeds agree" in verdict.advise("cannot tell", {"loss": found}, 10, 10)

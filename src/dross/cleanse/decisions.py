@@ -1,21 +1,25 @@
 """What people decided, as a log that only grows.
 
-Every decision is one appended row, and so is every undo and redo: nothing is ever changed or deleted, so undo has no limit and
-works across reloads, restarts and people. What holds now is a fold over the log.
+Every decision is one appended row, and so is every undo and redo. Nothing is ever changed or
+deleted, so undo has no limit and works across reloads, restarts and people. What holds now follows
+from the whole log.
 
     decide   says something new about one or many instances; it is undone as one
-    undo     takes back the latest decision that holds. With a name: the latest of that person. Without: the latest of anybody
-    redo     says again what the latest undo took back (with a name: the latest undo of that person). It counts as new, so it
-             wins over what others decided in between. A new decision forgets what the same person could have redone
+    undo     takes back the latest decision that holds: with a name, the latest of that person;
+             without, the latest of anybody
+    redo     says again what the latest undo took back (with a name: the latest undo of that
+             person). It counts as new, so it wins over what others decided in between. A new
+             decision forgets what the same person could have redone
 
-A row is on disk before its revision is returned (one SQLite file, synchronous=EXTRA). Threads and processes take turns.
+A row is on disk before its revision is returned (one SQLite file, synchronous=EXTRA). Threads and
+processes take turns.
 """
 
 import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +31,8 @@ from ..errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
 ACTIONS = ("keep", "remove", "relabel", "undecided")
 FORMAT = 1
 _APPLICATION = 0x64726F73  # "dros": how a file says that it is ours
-_PATIENCE = 30.0  # seconds to wait for another writer
+_NEW_FILE = (0, 0, 0)
+_SECONDS_TO_WAIT_FOR_WRITER = 30.0
 _TABLE = """
 CREATE TABLE events (
     revision INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -37,16 +42,20 @@ CREATE TABLE events (
     target   INTEGER,           -- the decision that an undo or redo is about
     changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]
     why      TEXT NOT NULL,
-    once     TEXT UNIQUE        -- a request that is sent again because its answer was lost is not carried out again
+    once     TEXT UNIQUE        -- a request that is sent again because its answer \
+was lost is not carried out again
 )"""
 _COLUMNS = "revision, made, who, kind, target, changes, why"
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
+_RESCUE = "It is left as it is; move it away to start anew, or restore a copy."
 
 Decision = tuple[str, str | None]  # an action, and the new label of a relabel
 
 
 @dataclass(frozen=True)
 class Event:
+    """One row of the log."""
+
     revision: int
     made: str  # UTC, ISO 8601
     who: str
@@ -56,21 +65,21 @@ class Event:
     why: str
 
 
+_Choose = Callable[["_State"], tuple[str, int | None, dict[int, Decision]]]
+
+
 @dataclass
-class _Fold:
-    """What a log amounts to, kept up to date row by row."""
+class _State:
+    """What the log amounts to, kept up to date row by row."""
 
     events: list[Event] = field(default_factory=list)
     decisions: dict[int, Event] = field(default_factory=dict)  # by revision
-    holding: list[int] = field(
-        default_factory=list
-    )  # revisions of decisions that hold, in the order in which they were said
-    undone: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # what can be redone, and who undid it
-    said: dict[int, list[tuple[int, Decision]]] = field(
-        default_factory=dict
-    )  # id -> what holds about it, latest last
+    # revisions of the decisions that hold, in the order in which they were said
+    holding: list[int] = field(default_factory=list)
+    # what can be redone, and who undid it
+    undone: list[tuple[int, str]] = field(default_factory=list)
+    # id -> (revision, decision) of everything that holds about it, latest last
+    said: dict[int, list[tuple[int, Decision]]] = field(default_factory=dict)
     current: dict[int, Decision] = field(default_factory=dict)
 
     @property
@@ -81,48 +90,41 @@ class _Fold:
         self.events.append(event)
         if event.kind == "decide":
             self.decisions[event.revision] = event
-            self.undone = [
-                (target, undoer) for target, undoer in self.undone if undoer != event.who
-            ]
-            self._say(event.target)
+            self.undone = [entry for entry in self.undone if entry[1] != event.who]
+            self._apply(event.target)
         elif event.kind == "undo":
-            self.holding.remove(event.target)
+            self._take_back(event.target)
             self.undone.append((event.target, event.who))
-            for id in event.changes:
-                self.said[id] = [
-                    (revision, decision)
-                    for revision, decision in self.said[id]
-                    if revision != event.target
-                ]
-                self._settle(id)
         else:
-            self.undone = [
-                (target, undoer) for target, undoer in self.undone if target != event.target
-            ]
-            self._say(event.target)
+            self.undone = [entry for entry in self.undone if entry[0] != event.target]
+            self._apply(event.target)
+
+    def find(self, revision: int) -> Event:
+        return next(event for event in reversed(self.events) if event.revision == revision)
 
     def to_undo(self, who: str) -> int | None:
-        return next(
-            (
-                target
-                for target in reversed(self.holding)
-                if who in ("", self.decisions[target].who)
-            ),
-            None,
-        )
+        """The decision that an undo by this person takes back."""
+        by = lambda target: self.decisions[target].who
+        return next((target for target in reversed(self.holding) if who in ("", by(target))), None)
 
     def to_redo(self, who: str) -> int | None:
-        return next(
-            (target for target, undoer in reversed(self.undone) if who in ("", undoer)), None
-        )
+        """The decision that a redo by this person says again."""
+        undone = reversed(self.undone)
+        return next((target for target, undoer in undone if who in ("", undoer)), None)
 
-    def _say(self, target: int) -> None:
+    def _apply(self, target: int) -> None:
         self.holding.append(target)
         for id, decision in self.decisions[target].changes.items():
             self.said.setdefault(id, []).append((target, decision))
-            self._settle(id)
+            self._update_current(id)
 
-    def _settle(self, id: int) -> None:
+    def _take_back(self, target: int) -> None:
+        self.holding.remove(target)
+        for id in self.decisions[target].changes:
+            self.said[id] = [entry for entry in self.said[id] if entry[0] != target]
+            self._update_current(id)
+
+    def _update_current(self, id: int) -> None:
         decision = self.said[id][-1][1] if self.said[id] else ("undecided", None)
         if decision[0] == "undecided":
             self.current.pop(id, None)
@@ -131,15 +133,18 @@ class _Fold:
 
 
 class Decisions:
-    """The log in one SQLite file, made when it is not there. Safe to share between threads."""
+    """The log in one SQLite file, made when it is not there. Threads may share it."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self._lock = threading.RLock()
-        self._fold = _Fold()
-        with self._speaking_plainly():
+        self._state = _State()
+        with self._translate_errors():
             self._connection = sqlite3.connect(
-                self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+                self.path,
+                timeout=_SECONDS_TO_WAIT_FOR_WRITER,
+                isolation_level=None,
+                check_same_thread=False,
             )
             try:
                 self._prepare()
@@ -150,25 +155,44 @@ class Decisions:
     def record(
         self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
     ) -> int:
-        """Decide about some instances; returns the revision when it is on disk.
+        """Decide about some instances.
 
-        changes: {id: (action, label)}; the label of a relabel is the new class or value, of everything else None.
-        once: a name of this request; a second one of the same name changes nothing and returns the revision of the first.
+        Arguments:
+            changes: {id: (action, label)}. The action is keep, remove, relabel or undecided; the
+                label is the new class or value of a relabel, else None.
+            who: the person who decides.
+            why: a remark that is kept with the decision.
+            once: a name of this request. A second request of the same name changes nothing.
+
+        Returns:
+            The revision of the decision, once it is on disk; with a repeated `once`, the revision
+            of the first request.
+
+        Raises:
+            BadInput: there is no instance, or something is not a decision.
+            StorageFailed: the decision cannot be saved.
+            TapeDamaged: the file is damaged.
         """
-        checked = {int(id): _checked(id, *decision) for id, decision in changes.items()}
+        checked = {int(id): _check_decision(id, *decision) for id, decision in changes.items()}
         if not checked:
             raise BadInput("A decision needs at least one instance.")
-        event = self._append(lambda fold: ("decide", None, checked), who, why, once)
+        event = self._append(lambda state: ("decide", None, checked), who, why, once)
         assert event is not None
         return event.revision
 
     def undo(self, who: str = "", once: str | None = None) -> Event | None:
-        """Take back the latest decision of that person, or of anybody. None: there is nothing to undo."""
-        return self._append(lambda fold: ("undo", fold.to_undo(who), {}), who, "", once)
+        """Take back the latest decision of a person, or of anybody ("").
+
+        Returns what was taken back; None if there is nothing to undo. once: as of `record`.
+        """
+        return self._append(lambda state: ("undo", state.to_undo(who), {}), who, "", once)
 
     def redo(self, who: str = "", once: str | None = None) -> Event | None:
-        """Decide again what the latest undo took back. None: there is nothing to redo."""
-        return self._append(lambda fold: ("redo", fold.to_redo(who), {}), who, "", once)
+        """Decide again what the latest undo of a person, or of anybody (""), took back.
+
+        Returns what was decided again; None if there is nothing to redo. once: as of `record`.
+        """
+        return self._append(lambda state: ("redo", state.to_redo(who), {}), who, "", once)
 
     def current(self) -> dict[int, Decision]:
         """{id: (action, label)} of everything that is decided."""
@@ -177,28 +201,31 @@ class Decisions:
 
     @property
     def revision(self) -> int:
+        """The revision of the latest row; 0 if there is none."""
         return self._up_to_date().revision
 
     def since(self, revision: int) -> list[Event]:
+        """The events after a revision, oldest first."""
         with self._lock:
             events = list(self._up_to_date().events)
         start = len(events)
-        while (
-            start and events[start - 1].revision > revision
-        ):  # the new ones are few and at the end
+        # the new ones are few and at the end
+        while start and events[start - 1].revision > revision:
             start -= 1
         return events[start:]
 
     def undoable(self, who: str = "") -> bool:
+        """Whether `undo` would find something to take back."""
         with self._lock:
             return self._up_to_date().to_undo(who) is not None
 
     def redoable(self, who: str = "") -> bool:
+        """Whether `redo` would find something to say again."""
         with self._lock:
             return self._up_to_date().to_redo(who) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """The whole log, oldest first, one entry per action and label of a decision and one per undo and redo."""
+        """The whole log, oldest first: an entry per undo, redo, and action of a decision."""
         return [
             {
                 "revision": event.revision,
@@ -212,133 +239,120 @@ class Decisions:
             }
             for event in self.since(0)
             for action, label, ids in (
-                _grouped(event.changes)
+                _group_by_decision(event.changes)
                 if event.kind == "decide"
                 else [[event.kind, None, sorted(event.changes)]]
             )
         ]
 
     def close(self) -> None:
+        """Close the file. Nothing else may be called afterwards."""
         self._connection.close()
 
-    # The file
+    # --- the file ---
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        run(
-            "PRAGMA synchronous=EXTRA"
-        )  # also the folder, after the journal is gone: a power cut loses nothing acknowledged
-        if self._about() == (0, 0, 0):
+        # EXTRA also syncs the folder after the journal is gone: a power cut loses nothing
+        run("PRAGMA synchronous=EXTRA")
+        if self._identity() == _NEW_FILE:
             run("BEGIN IMMEDIATE")
-            if self._about() == (0, 0, 0):  # nobody else made it while we waited
+            if self._identity() == _NEW_FILE:  # nobody else made it while we waited
                 run(_TABLE)
                 run(f"PRAGMA application_id={_APPLICATION}")
                 run(f"PRAGMA user_version={FORMAT}")
             run("COMMIT")
-        application, version, _ = self._about()
+        application, version, _ = self._identity()
         if application != _APPLICATION:
             raise TapeDamaged(
-                f"{self.path} is an SQLite file, but not one of dross. It is left as it is; move it away."
+                f"{self.path} is an SQLite file, but not one of dross. "
+                "It is left as it is; move it away."
             )
         if version != FORMAT:
             raise TapeMismatch(
-                f"{self.path} has format {version}; this dross reads format {FORMAT}. Use the dross that wrote it."
+                f"{self.path} has format {version}; this dross reads format {FORMAT}. "
+                "Use the dross that wrote it."
             )
         found = run("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise TapeDamaged(f"{self.path} is damaged ({found}). {_RESCUE}")
         self._up_to_date()
 
-    def _about(self) -> tuple[int, int, int]:
-        """Whose file it is, its format, and how many tables it has: all 0 for a new file."""
-        queries = (
-            "PRAGMA application_id",
-            "PRAGMA user_version",
-            "SELECT count(*) FROM sqlite_master",
+    def _identity(self) -> tuple[int, int, int]:
+        """The application that made the file, its format, and how many tables it has."""
+        run = self._connection.execute
+        return (
+            run("PRAGMA application_id").fetchone()[0],
+            run("PRAGMA user_version").fetchone()[0],
+            run("SELECT count(*) FROM sqlite_master").fetchone()[0],
         )
-        application, version, tables = (
-            self._connection.execute(query).fetchone()[0] for query in queries
-        )
-        return application, version, tables
 
-    def _append(self, choose: Any, who: str, why: str, once: str | None) -> Event | None:
-        with self._lock, self._speaking_plainly():
-            run = self._connection.execute
-            run(
-                "BEGIN IMMEDIATE"
-            )  # from here on nobody else writes: what we choose by is what we write after
-            try:
-                fold = self._up_to_date()
-                before = (
-                    run("SELECT revision FROM events WHERE once = ?", (once,)).fetchone()
-                    if once
-                    else None
-                )
-                if before is not None:
-                    run("ROLLBACK")
-                    return next(
-                        event for event in reversed(fold.events) if event.revision == before[0]
-                    )
-                kind, target, changes = choose(fold)
-                if kind != "decide" and target is None:
-                    run("ROLLBACK")
-                    return None
-                made = datetime.now(UTC).isoformat(timespec="milliseconds")
-                values = (made, who, kind, target, json.dumps(_grouped(changes)), why, once)
-                cursor = run(
-                    "INSERT INTO events (made, who, kind, target, changes, why, once) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    values,
-                )
-                revision = cursor.lastrowid
-                run("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    run("ROLLBACK")
-                raise
-            return next(
-                event for event in reversed(self._up_to_date().events) if event.revision == revision
+    def _append(self, choose: _Choose, who: str, why: str, once: str | None) -> Event | None:
+        """Write the row that `choose` makes of the state; None if there is nothing to write."""
+        with self._lock, self._translate_errors(), self._transaction() as run:
+            state = self._up_to_date()
+            if once:
+                query = "SELECT revision FROM events WHERE once = ?"
+                if (earlier := run(query, (once,)).fetchone()) is not None:
+                    return state.find(earlier[0])
+            kind, target, changes = choose(state)
+            if kind != "decide" and target is None:
+                return None
+            made = datetime.now(UTC).isoformat(timespec="milliseconds")
+            groups = json.dumps(_group_by_decision(changes))
+            cursor = run(
+                "INSERT INTO events (made, who, kind, target, changes, why, once) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (made, who, kind, target, groups, why, once),
             )
+            revision = cursor.lastrowid
+            assert revision is not None
+            run("COMMIT")
+            return self._up_to_date().find(revision)
 
-    def _up_to_date(self) -> _Fold:
-        with self._lock, self._speaking_plainly():
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        """Keep other writers out, so that nothing changes between choosing and writing.
+
+        What is not committed inside is rolled back.
+        """
+        run = self._connection.execute
+        run("BEGIN IMMEDIATE")
+        try:
+            yield run
+        finally:
+            if self._connection.in_transaction:
+                run("ROLLBACK")
+
+    def _up_to_date(self) -> _State:
+        """The state, after the rows that others have added since the last look."""
+        with self._lock, self._translate_errors():
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
-                (self._fold.revision,),
+                (self._state.revision,),
             )
             for row in rows.fetchall():
-                self._fold.add(self._event(*row))
-            return self._fold
+                self._state.add(self._event(*row))
+            return self._state
 
     def _event(
-        self,
-        revision: int,
-        made: str,
-        who: str,
-        kind: str,
-        target: int | None,
-        changes: str,
-        why: str,
+        self, revision: int, made: str, who: str, kind: str, target: Any, changes: str, why: str
     ) -> Event:
         try:
-            if kind != "decide":
-                return Event(
-                    revision,
-                    made,
-                    who,
-                    kind,
-                    target or 0,
-                    self._fold.decisions[target or 0].changes,
-                    why,
-                )
-            said = {id: (action, label) for action, label, ids in json.loads(changes) for id in ids}
-            return Event(revision, made, who, kind, revision, said, why)
+            if kind == "decide":
+                groups, about = json.loads(changes), revision
+                said = {id: (action, label) for action, label, ids in groups for id in ids}
+            else:
+                about = target or 0
+                said = self._state.decisions[about].changes
         except (ValueError, TypeError, KeyError):
             raise TapeDamaged(
                 f"Row {revision} of {self.path} is not one that dross wrote. {_RESCUE}"
             ) from None
+        return Event(revision, made, who, kind, about, said, why)
 
     @contextmanager
-    def _speaking_plainly(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Errors of SQLite as errors of dross."""
         try:
             yield
@@ -348,23 +362,20 @@ class Decisions:
                 raise TapeDamaged(
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
-            if code == sqlite3.SQLITE_BUSY:
-                raise StorageFailed(
-                    f"{self.path} is held by another program for more than {_PATIENCE:.0f} s. Try again."
-                ) from error
-            if code == sqlite3.SQLITE_FULL:
-                raise StorageFailed(
-                    f"{self.path}: the disk is full. The decision is not saved; make room and try again."
-                ) from error
-            raise StorageFailed(
-                f"{self.path} cannot be used ({error}). Is its folder there, and may you write to it?"
-            ) from error
+            raise StorageFailed(f"{self.path}{_explain_failure(code, error)}") from error
 
 
-_RESCUE = "It is left as it is; move it away to start anew, or restore a copy."
+def _explain_failure(code: int, error: sqlite3.Error) -> str:
+    """What is said after the name of the file."""
+    if code == sqlite3.SQLITE_BUSY:
+        waited = f"{_SECONDS_TO_WAIT_FOR_WRITER:.0f} s"
+        return f" is held by another program for more than {waited}. Try again."
+    if code == sqlite3.SQLITE_FULL:
+        return ": the disk is full. The decision is not saved; make room and try again."
+    return f" cannot be used ({error}). Is its folder there, and may you write to it?"
 
 
-def _checked(id: int, action: str, label: str | None) -> Decision:
+def _check_decision(id: int, action: str, label: str | None) -> Decision:
     if id < 0:
         raise BadInput(f"{id} is not the id of an instance.")
     if action not in ACTIONS:
@@ -376,7 +387,7 @@ def _checked(id: int, action: str, label: str | None) -> Decision:
     return action, label
 
 
-def _grouped(changes: Mapping[int, Decision]) -> list[list[Any]]:
+def _group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:
     """[[action, label, [ids]], ...]: a bulk decision says its action once."""
     groups: dict[Decision, list[int]] = {}
     for id, decision in changes.items():

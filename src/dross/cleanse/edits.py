@@ -1,4 +1,4 @@
-"""What is to be removed or given another label: what was decided, what is suggested, or so many of a list."""
+"""What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
 
 from dataclasses import dataclass
 
@@ -8,57 +8,86 @@ from ..errors import BadInput
 from .inputs.source import MIN_INSTANCES
 from .project import Project
 
+BY_DECISIONS = "decisions"
+
 
 @dataclass(frozen=True)
-class Change:
-    """What is different in the training data that is judged."""
+class Edits:
+    """How the cleaned training data differ from the original."""
 
-    what: str
-    removed: np.ndarray
-    relabelled: dict[int, str]
+    what: str  # in words; BY_DECISIONS where a person decided on the page
+    removed: np.ndarray  # int64 [R]: ids
+    relabelled: dict[int, str]  # id -> its new label
 
     def __len__(self) -> int:
         return len(self.removed) + len(self.relabelled)
 
 
-def chosen(project: Project, remove: int | None, relabel: int | None, decisions: bool) -> Change:
-    instances, count = project.instances, len(project.instances)
-    for what, value in (("remove", remove), ("relabel", relabel)):
+def choose_edits(
+    project: Project, remove: int | None, relabel: int | None, decisions: bool
+) -> Edits:
+    """The edits that a caller asks for.
+
+    remove, relabel: how many of the most harmful, and of the most probably mislabelled. Without
+    both: what was decided on the page; where nothing was decided, the suggestion, unless
+    `decisions` insists.
+    """
+    count = len(project.instances)
+    for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
-            raise BadInput(f"--{what} must lie between 1 and {count - 1}, not {value}.")
+            raise BadInput(f"--{option} must lie between 1 and {count - 1}, not {value}.")
     if relabel is not None or remove is not None:
-        suspects = (
-            instances[instances["mislabel_rank"] >= 0]
-            .sort_values("mislabel_rank")
-            .head(relabel or 0)
-        )
-        renamed = {int(k): str(label) for k, label in suspects["prediction"].items()}
-        harmful = instances.sort_values("harm_rank").index.to_numpy()[: remove or 0]
-        both = np.isin(harmful, list(renamed))
-        words = [f"{len(harmful)} most harmful removed"] * bool(remove) + [
-            f"{len(renamed)} most probably mislabelled relabelled"
-        ] * bool(relabel)
-        if both.any():
-            words.append(f"{int(both.sum())} that are in both lists only relabelled")
-        return Change(", ".join(words), harmful[~both], renamed)
-    made = project.decisions.current()
-    removed = np.array([k for k, (action, _) in made.items() if action == "remove"], dtype=np.int64)
-    renamed = {k: str(label) for k, (action, label) in made.items() if action == "relabel"}
-    if len(removed) > count - MIN_INSTANCES // 2:
-        raise BadInput(
-            f"{len(removed)} of {count} training instances are removed: too few are left to train on. Undo some of it."
-        )
-    if len(removed) or renamed:
-        return Change("decisions", removed, renamed)
+        return _from_rankings(project, remove or 0, relabel or 0)
+    decided = _from_decisions(project)
+    if len(decided):
+        return decided
     if decisions:
         raise BadInput(
-            f"Nothing has been removed or relabelled on the page yet. Decide with dross review {project.folder}, or pass --remove and a number."
+            "Nothing has been removed or relabelled on the page yet. "
+            f"Decide with dross review {project.folder}, or pass --remove and a number."
         )
-    m = project.about["suggested"]["m"]
+    return _from_suggestion(project)
+
+
+def _most_harmful(project: Project, count: int) -> np.ndarray:
+    return project.instances.sort_values("harm_rank").index.to_numpy()[:count]
+
+
+def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
+    """An instance in both lists is relabelled, not removed."""
+    instances = project.instances
+    suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    predictions = suspects.head(relabel)["prediction"]
+    relabelled = {int(id): str(label) for id, label in predictions.items()}
+    harmful = _most_harmful(project, remove)
+    in_both = np.isin(harmful, list(relabelled))
+    what = []
+    if remove:
+        what.append(f"{len(harmful)} most harmful removed")
+    if relabel:
+        what.append(f"{len(relabelled)} most probably mislabelled relabelled")
+    if in_both.any():
+        what.append(f"{int(in_both.sum())} that are in both lists only relabelled")
+    return Edits(", ".join(what), harmful[~in_both], relabelled)
+
+
+def _from_decisions(project: Project) -> Edits:
+    decided, count = project.decisions.current(), len(project.instances)
+    removed = [id for id, (action, _) in decided.items() if action == "remove"]
+    relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
+    if len(removed) > count - MIN_INSTANCES // 2:
+        raise BadInput(
+            f"{len(removed)} of {count} training instances are removed: too few are left "
+            "to train on. Undo some of it."
+        )
+    return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled)
+
+
+def _from_suggestion(project: Project) -> Edits:
+    m, reason = (project.about["suggested"][key] for key in ("m", "reason"))
     if m == 0:
         raise BadInput(
-            f"Nothing has been decided, and nothing is suggested: {project.about['suggested']['reason']}. To do it anyway, pass --remove and a number."
+            f"Nothing has been decided, and nothing is suggested: {reason}. "
+            "To do it anyway, pass --remove and a number."
         )
-    return Change(
-        f"the suggested {m} removed", instances.sort_values("harm_rank").index.to_numpy()[:m], {}
-    )
+    return Edits(f"the suggested {m} removed", _most_harmful(project, m), {})

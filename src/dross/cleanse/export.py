@@ -1,7 +1,12 @@
-"""`dross export`: a cleaned copy of the input, and the list of what was decided. The input itself is never touched."""
+"""`dross export`: a cleaned copy of the input, and the list of what was decided.
+
+The input itself is never touched.
+"""
 
 import csv
+import io
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +15,42 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, StorageFailed
-from .edits import Change, chosen
+from ..support.atomic_files import write_bytes
+from .decisions import Decision
+from .edits import BY_DECISIONS, Edits, choose_edits
 from .inputs import images, tables
-from .judge import reopened
 from .project import Project
+from .reopen import reopen_inputs
 
-_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+_PARQUET = (".parquet", ".pq")
+_TABLES = (".csv", ".tsv", *_PARQUET)
+_LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 
 
 @dataclass(frozen=True)
 class Exported:
+    """What `dross.export` wrote.
+
+    Attributes:
+        cleaned: the cleaned copy: a file, or a folder of pictures.
+        decisions: the CSV file that lists what was removed, relabelled or kept.
+        removed, relabelled: how many instances.
+        written: how many instances the cleaned copy has.
+    """
+
     cleaned: Path
     decisions: Path
     removed: int
     relabelled: int
-    written: int  # instances in the cleaned copy
+    written: int
+
+
+@dataclass(frozen=True)
+class _NamedEdits:
+    """Edits by the names of instances in the input: `row 17`, or a file name."""
+
+    removed: set[str]
+    relabelled: dict[str, str]
 
 
 def export(
@@ -35,123 +61,158 @@ def export(
     relabel: int | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the input without the removed instances and with the corrected labels.
+    """Write a copy of the input without the removed instances and with the corrected labels.
 
-    What was decided on the page is applied, or else the suggestion; `remove=m` takes the m most harmful instead, `relabel=m` gives the m most
-    probably mislabelled the label that the models predict. Validation and test rows stay as they are.
+    By default the decisions made on the page are applied; where there are none, the suggestion.
+    Rows of the validation and test parts stay as they are.
+
+    Arguments:
+        folder: a folder that `dross.clean` made.
+        to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures.
+        remove: leave out the N most harmful instances instead.
+        relabel: give the N most probably mislabelled the label that the models predict instead.
+        overwrite: replace the copy if it is there.
+
+    Returns:
+        Where the copy and the list of decisions are, and how many instances changed.
+
+    Raises:
+        BadInput: there is nothing to apply or nothing to copy, `to` is the input itself, or it is
+            there already and `overwrite` is not set.
+        TapeMismatch: the data have changed since `dross.clean`.
+        TapeDamaged: the folder is not a finished project, or a file is damaged.
+        StorageFailed: the copy cannot be written.
+
+    Example:
+        dross.export("runs/people", "people-cleaned.csv")
     """
     project, to = Project.open(folder), Path(to)
-    change = chosen(project, remove, relabel, decisions=False)
+    edits = choose_edits(project, remove, relabel, decisions=False)
     about = project.about
     if about["kind"] == "custom":
         raise BadInput(
-            "The data came from a Python function; there is no file to copy. scores.csv has the places in the training part."
+            "The data came from a Python function; there is no file to copy. "
+            "scores.csv has the places in the training part."
         )
-    reopened(
-        project
-    )  # rows are told apart by their places: the input must be the one that was scored
+    reopen_inputs(project)  # rows are known by their places: the input must be the scored one
     source = Path(about["request"]["data"])
-    if to.exists() and (to.samefile(source) if source.exists() else False):
-        raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
-    if not source.is_dir() and to.suffix.lower() not in _SUFFIXES:
-        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(_SUFFIXES)}.")
     listed = to.with_name(f"{to.name}-decisions.csv")
+    _check_target(source, to, listed, overwrite)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        _write_decisions(listed, project, edits)
+        written = _write_copy(project, edits, source, to)
+    except StorageFailed as error:
+        raise StorageFailed(f"{error} Nothing else was changed.") from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageFailed(
+            f"{to} cannot be written: {reason}. Nothing else was changed."
+        ) from error
+    return Exported(to, listed, len(edits.removed), len(edits.relabelled), written)
+
+
+def _check_target(source: Path, to: Path, listed: Path, overwrite: bool) -> None:
+    if to.exists() and source.exists() and to.samefile(source):
+        raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
+    if not source.is_dir() and to.suffix.lower() not in _TABLES:
+        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(_TABLES)}.")
     for path in (to, listed):
         if path.exists() and not overwrite:
             raise BadInput(f"{path} is there already. Choose another name, or pass --overwrite.")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        _list(listed, project, change)
-        written = _copied(project, change, source, to)
-    except OSError as error:
-        raise StorageFailed(
-            f"{to} cannot be written: {error.strerror or error}. Nothing else was changed."
-        ) from error
-    return Exported(to, listed, len(change.removed), len(change.relabelled), written)
 
 
-def _copied(project: Project, change: Change, source: Path, to: Path) -> int:
+def _write_copy(project: Project, edits: Edits, source: Path, to: Path) -> int:
+    """The number of instances in the copy."""
     names = project.instances["source"]
-    removed = {names.loc[k] for k in change.removed}
-    renamed = {names.loc[k]: label for k, label in change.relabelled.items()}
+    named = _NamedEdits(
+        {names.loc[id] for id in edits.removed},
+        {names.loc[id]: label for id, label in edits.relabelled.items()},
+    )
     if source.is_dir():
-        return _folder(source, to, removed, renamed)
-    return _table(project.about, source, to, removed, renamed)
+        return _copy_pictures(source, to, named)
+    return _copy_table(project.about["label"], source, to, named)
 
 
-def _table(about: dict, source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
+def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> int:
     frame, _ = tables.read_frame(source, verbatim=True)
-    column = next(name for name in frame.columns if str(name).strip() == about["label"])
-    keys = [f"row {k + 2}" for k in range(len(frame))]
-    if renamed:
+    column = next(name for name in frame.columns if str(name).strip() == label)
+    rows = [f"row {place + 2}" for place in range(len(frame))]
+    if edits.relabelled:
         kind = frame[column].dtype
-        frame[column] = [renamed.get(key, label) for key, label in zip(keys, frame[column])]
+        frame[column] = [edits.relabelled.get(row, old) for row, old in zip(rows, frame[column])]
         with suppress(ValueError, TypeError):  # numbers stay numbers
             frame[column] = frame[column].astype(kind)
-    kept: Any = frame[np.array([key not in removed for key in keys])]
-    if to.suffix.lower() in (".parquet", ".pq"):
+    kept: Any = frame[np.array([row not in edits.removed for row in rows])]
+    kind = to.suffix.lower()
+    if kind in _PARQUET:
         kept.to_parquet(to, index=False)
     else:
-        kept.to_csv(to, index=False, sep="\t" if to.suffix.lower() == ".tsv" else ",")
+        separator = "\t" if kind == ".tsv" else ","
+        write_bytes(to, kept.to_csv(index=False, sep=separator).encode())
     return len(kept)
 
 
-def _folder(source: Path, to: Path, removed: set[str], renamed: dict[str, str]) -> int:
-    """Pictures that keep their class keep their names; a relabelled one gets a name that is still free in its new class."""
+def _copy_pictures(source: Path, to: Path, edits: _NamedEdits) -> int:
+    """The copy appears whole: it is made under another name and then renamed."""
+    targets = _place_pictures(source, edits)
+    unfinished = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for name, target in targets.items():
+        (unfinished / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / name, unfinished / target)
+    if to.exists():
+        shutil.rmtree(to) if to.is_dir() else to.unlink()
+    unfinished.rename(to)
+    return len(targets)
+
+
+def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:
+    """{name in the input: name in the copy}.
+
+    A picture that keeps its class keeps its name; a relabelled one gets a free name in its new
+    class.
+    """
     files = sorted(
         path
         for path in source.rglob("*")
         if path.suffix.lower() in images.SUFFIXES and path.is_file()
     )
-    kept = [
-        path.relative_to(source).as_posix()
-        for path in files
-        if path.relative_to(source).as_posix() not in removed
-    ]
-    targets = {name: name for name in kept if name not in renamed}
+    names = [path.relative_to(source).as_posix() for path in files]
+    kept = [name for name in names if name not in edits.removed]
+    targets = {name: name for name in kept if name not in edits.relabelled}
     taken = set(targets.values())
-    for name in (name for name in kept if name in renamed):
-        path = Path(name)
-        names = (
-            f"{renamed[name]}/{front}{path.name}"
-            for front in (
-                "",
-                f"{path.parts[0]}-",
-                *(f"{path.parts[0]}-{k}-" for k in range(len(kept))),
-            )
-        )
-        targets[name] = next(free for free in names if free not in taken)
-        taken.add(targets[name])
-    made = to.with_name(f".{to.name}.partial")
-    shutil.rmtree(made, ignore_errors=True)
-    for name, target in targets.items():
-        (made / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, made / target)
-    if to.exists():
-        shutil.rmtree(to) if to.is_dir() else to.unlink()
-    made.rename(to)
-    return len(targets)
+    for name in kept:
+        if name in edits.relabelled:
+            candidates = _candidate_names(name, edits.relabelled[name], len(kept))
+            targets[name] = next(free for free in candidates if free not in taken)
+            taken.add(targets[name])
+    return targets
 
 
-def _list(path: Path, project: Project, change: Change) -> None:
-    taken = {int(k): ("remove", None) for k in change.removed} | {
-        k: ("relabel", label) for k, label in change.relabelled.items()
-    }
-    made = project.decisions.current() if change.what == "decisions" else taken
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "source", "label", "decision", "new label", "score", "prediction"])
-        for k, (action, label) in sorted(made.items()):
-            if action != "undecided":
-                row = project.instances.loc[k]
-                writer.writerow(
-                    [
-                        k,
-                        row["source"],
-                        row["label"],
-                        action,
-                        label or "",
-                        f"{row['score']:.6g}",
-                        row["prediction"],
-                    ]
-                )
+def _candidate_names(name: str, label: str, count: int) -> Iterator[str]:
+    """Its own name in the folder of its new label, then names that tell its old class."""
+    path = Path(name)
+    old = path.parts[0]
+    yield f"{label}/{path.name}"
+    yield f"{label}/{old}-{path.name}"
+    for number in range(count):
+        yield f"{label}/{old}-{number}-{path.name}"
+
+
+def _write_decisions(path: Path, project: Project, edits: Edits) -> None:
+    if edits.what == BY_DECISIONS:
+        decided = project.decisions.current()
+    else:
+        decided: dict[int, Decision] = {int(id): ("remove", None) for id in edits.removed}
+        decided |= {id: ("relabel", label) for id, label in edits.relabelled.items()}
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_LISTED)
+    for id, (action, label) in sorted(decided.items()):
+        if action != "undecided":
+            row = project.instances.loc[id]
+            score = f"{row['score']:.6g}"
+            instance = row["source"], row["label"]
+            writer.writerow([id, *instance, action, label or "", score, row["prediction"]])
+    write_bytes(path, text.getvalue().encode())

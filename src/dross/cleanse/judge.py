@@ -1,42 +1,54 @@
-"""`dross judge`: does it help? New models with and without the removed instances, on the test part, which nothing has looked at before.
+"""`dross judge`: does it help? New models with and without the edits, compared on the test part.
 
-For each seed three models start from the same weights: one learns everything, one without the removed (or with the corrected) instances, one without as
-many others chosen at random. The differences between them, seed by seed, are what is judged. The interval covers both kinds of chance: that of
-the seeds, and that of which instances happen to be in the test part.
+Nothing before the verdict has looked at the test part. For each seed three models start from the
+same weights: one learns everything, one learns the edited data, and one, the control, learns data
+with as many edits at random. The verdict rests on the differences between them, seed by seed. The
+interval covers both kinds of chance: the seeds, and which instances are in the test part.
 """
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.seeds import mixed
-from ..errors import BadInput, TapeMismatch
+from ..errors import BadInput
 from ..influence.query import error_rate, mean_loss
 from ..parallel.job_pool import sweep
 from ..parallel.result_store import ResultStore
 from ..support.atomic_files import write_json
-from .edits import Change, chosen
-from .inputs.load import Request, prepare
-from .inputs.prepared import PreparedData, data_digest
-from .inputs.user_code import import_function, source_digest
+from .edits import Edits, choose_edits
+from .inputs.prepared import PreparedData
+from .learning.recipe import Recipe
+from .learning.score import record_run
+from .learning.train_many import ModelSpec, train_many
 from .project import Project
-from .recipe import Recipe
-from .score import record_run
-from .train_many import ModelSpec, train_many
-from .verdict import Verdict, decided, looked, measured, sentence, settle
+from .reopen import reopen_inputs
+from .report import write_report
+from .verdict import (
+    Comparison,
+    Verdict,
+    advise,
+    compare_metric,
+    decide_verdict,
+    describe_verdict,
+    warn_of_reuse,
+)
 
 QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
+_CONTROL = 7  # the stream within it that draws the control's edits
+_SEEDS_SIDE_BY_SIDE = 5
 
 
 def judge(
@@ -50,292 +62,292 @@ def judge(
     progress: bool = True,
     n_jobs: int | None = None,
 ) -> Verdict:
-    """Retrain with fresh seeds, with and without what is removed or relabelled, and compare on the test part.
+    """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
-    remove: the so many most harmful. relabel: give the so many most probably mislabelled the label that the models predict. decisions: what
-    was decided on the page. By default the decisions, if there are any, else the suggested number of removals.
+    By default the edits are the decisions made on the page; where there are none, the suggested
+    number of removals. Models that are trained are kept until the verdict is written: a judgement
+    that was stopped goes on when it is asked for again.
 
-    n_jobs, or a joblib.parallel_config around the call, spreads the seeds over processes or a cluster. What is trained is kept until the verdict
-    is written: a judgement that was stopped goes on when it is asked for again.
+    Arguments:
+        folder: a folder that `dross.clean` made.
+        remove: judge the removal of the N most harmful instances.
+        relabel: judge giving the N most probably mislabelled the label that the models predict.
+        decisions: judge what was decided on the page, and nothing else.
+        seeds: how many seeds to train with; 10 by default, 6 with `quick`.
+        quick: a first look: fewer seeds, and the recorded run is not retrained.
+        progress: show progress bars where stderr is a terminal.
+        n_jobs: how many processes to train in. A joblib.parallel_config around the call spreads
+            the seeds over a cluster instead.
+
+    Returns:
+        The verdict. It is also written to the folder, and the report is written again.
+
+    Raises:
+        BadInput: there is nothing to judge, or a number is out of range.
+        TapeMismatch: the data or the model's module have changed since `dross.clean`.
+        TapeDamaged: the folder is not a finished project, or a file is damaged.
+        StorageFailed: the folder cannot be written.
+
+    Example:
+        verdict = dross.judge("runs/people", remove=50)
+        print(verdict.verdict, verdict.sentence)
     """
     project = Project.open(folder)
-    change = chosen(project, remove, relabel, decisions)
+    edits = choose_edits(project, remove, relabel, decisions)
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     if count < 2:
         raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
-    prepared, recipe = reopened(project)
-    judging = _Judging(project, prepared, recipe, change, count, progress, n_jobs)
-    found = judging.run(skip_recorded=quick)
+    prepared, recipe = reopen_inputs(project)
+    judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
+    verdict = judgement.run(skip_recorded=quick)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     taken = len(list((project.folder / "verdicts").glob(f"{stamp}*.json")))
-    write_json(project.folder / "verdicts" / f"{stamp}-{taken:02d}.json", found.to_json())
-    judging.forget()
-    from . import report
-
-    report.write(project)
-    return found
-
-
-def reopened(project: Project) -> tuple[PreparedData, Recipe]:
-    """The data and the recipe of a project, read again from the input."""
-    about = project.about
-    prepared = prepare(Request(**about["request"]))
-    if data_digest(prepared) != about["digest"]:
-        raise TapeMismatch(
-            f"{about['request']['data']} has changed since dross clean read it. Put it back as it was, or run dross clean again."
-        )
-    make = about["options"]["make"]
-    if make is not None and source_digest(make) != about["model_source"]:
-        raise TapeMismatch(
-            f"The module of {make} has changed since dross clean used it. Put it back as it was, or run dross clean again."
-        )
-    saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
-    return prepared, Recipe(
-        **saved, make=None if make is None else import_function(make, "--model")
-    )
+    write_json(project.folder / "verdicts" / f"{stamp}-{taken:02d}.json", verdict.to_json())
+    judgement.delete_results()
+    write_report(project)
+    return verdict
 
 
 @dataclass(frozen=True)
-class _Altered:
-    """In what the data of one model differ: these removed, those with other labels."""
+class _EncodedEdits:
+    """Edits of the training part, with labels as a model learns them."""
 
-    removed: np.ndarray
-    ids: np.ndarray
-    labels: Tensor | None  # as the model learns them, one for each of ids
+    removed: np.ndarray  # ids
+    relabelled: np.ndarray  # ids
+    labels: Tensor | None  # one for each of `relabelled`
 
-    def fit(self, seed: int, rate: float, y: Tensor) -> ModelSpec:
+    def describe_model(self, seed: int, rate: float, y: Tensor) -> ModelSpec:
+        """The training of one model on the edited data."""
         left = np.setdiff1d(np.arange(len(y)), self.removed)
         if self.labels is None:
             return ModelSpec(seed, left, rate)
         y = y.clone()
-        y[self.ids] = self.labels
+        y[self.relabelled] = self.labels
         return ModelSpec(seed, left, rate, y)
 
-    def bytes(self) -> bytes:
+    def to_bytes(self) -> bytes:
+        """The same for the same edits."""
         labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
-        return b"/".join([self.removed.tobytes(), self.ids.tobytes(), labels])
+        return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
+
+
+class _Seed(NamedTuple):
+    number: int
+    seed: int
+    control: _EncodedEdits
 
 
 @dataclass(frozen=True)
-class _Fresh:
-    """New models, wherever they are trained: for every seed one with everything, one with the change that is judged, one with the control."""
+class _TrainSeeds:
+    """Trains, in any process, the three models of some seeds: everything, edited, control."""
 
     recipe: Recipe
     x: Tensor
     y: Tensor
     test: Tensor
-    change: _Altered
+    edits: _EncodedEdits
     seeds: int
     progress: bool
 
-    def __call__(self, piece: Sequence[tuple[int, int, _Altered]]) -> dict[str, Tensor]:
-        """piece: (number, seed, control) of each seed. The outputs on the test part: [seeds, 3, test, outputs]."""
-        rate, fits = self.recipe.rate, []
+    def __call__(self, piece: Sequence[_Seed]) -> dict[str, Tensor]:
+        """What the models say of the test part: [seeds, 3, test, outputs]."""
+        rate, models = self.recipe.rate, []
         for _, seed, control in piece:
-            fits += [
+            models += [
                 ModelSpec(seed, np.arange(len(self.y)), rate),
-                self.change.fit(seed, rate, self.y),
-                control.fit(seed, rate, self.y),
+                self.edits.describe_model(seed, rate, self.y),
+                control.describe_model(seed, rate, self.y),
             ]
-        what = f"seeds {piece[0][0] + 1} to {piece[-1][0] + 1} of {self.seeds}"
-        said = train_many(
-            self.recipe, self.x, self.y, fits, what=what, progress=self.progress
-        ).outputs(self.test)
-        return {"outputs": said.reshape(len(piece), 3, *said.shape[1:])}
+        what = f"seeds {piece[0].number + 1} to {piece[-1].number + 1} of {self.seeds}"
+        trained = train_many(self.recipe, self.x, self.y, models, what=what, progress=self.progress)
+        outputs = trained.outputs(self.test)
+        return {"outputs": outputs.reshape(len(piece), 3, *outputs.shape[1:])}
 
 
-@dataclass
-class _Judging:
+@dataclass(frozen=True)
+class _Judgement:
     project: Project
     prepared: PreparedData
     recipe: Recipe
-    change: Change
+    edits: Edits
     seeds: int
     progress: bool
     n_jobs: int | None
 
     def run(self, skip_recorded: bool) -> Verdict:
-        told = self.project.folder / "judging.json"
-        size = _at_a_time(self.recipe)
-        numbered = [
-            (k, mixed(_FRESH, self.prepared.source.labels.size, k), self._at_random(k))
-            for k in range(self.seeds)
-        ]
-        pieces = [numbered[start : start + size] for start in range(0, self.seeds, size)]
-        work = _Fresh(
-            self.recipe,
-            *self.prepared.pair("train"),
-            self.prepared.x["test"],
-            self._altered(self.change.removed, self.change.relabelled),
-            self.seeds,
-            self.progress,
-        )
-        self.kept = self._kept(work, pieces)
-        outputs: dict[int, Tensor] = {}
-        done = 0
+        """Train, compare, decide. The page reads from judging.json how far it is."""
+        status = self.project.folder / "judging.json"
+        _ = self._results  # encodes every label: an unknown one is refused before this writes
         try:
-            write_json(
-                told, {"done": done, "of": self.seeds, "stage": "training with and without them"}
-            )
-            for number, result in sweep(
-                work,
-                pieces,
-                what="training",
-                n_jobs=self.n_jobs,
-                store=self.kept,
-                progress=self.progress,
-            ):
-                outputs[number] = result["outputs"]
-                done += len(pieces[number])
-                write_json(
-                    told,
-                    {"done": done, "of": self.seeds, "stage": "training with and without them"},
-                )
-            write_json(
-                told, {"done": self.seeds, "of": self.seeds, "stage": "retraining the recorded run"}
-            )
-            recorded_run = {} if skip_recorded else self._on_the_recorded_run()
+            outputs = self._train(status)
+            self._write_status(status, self.seeds, "retraining the recorded run")
+            recorded_run = {} if skip_recorded else self._replay_recorded_run()
         finally:
-            told.unlink(missing_ok=True)
-        said = torch.cat(
-            [outputs[number] for number in range(len(pieces))]
-        )  # [seeds, 3, test, outputs]
-        return self._verdict(said, recorded_run)
+            status.unlink(missing_ok=True)
+        return self._verdict(outputs, recorded_run)
 
-    def forget(self) -> None:
-        """The verdict is written: what it was computed from is not needed any more."""
-        shutil.rmtree(self.kept.folder, ignore_errors=True)
+    def delete_results(self) -> None:
+        """Delete the trained models' outputs, which a written verdict does not need."""
+        folder = self._results.folder
+        shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            self.kept.folder.parent.rmdir()  # unless another judgement waits there to go on
+            folder.parent.rmdir()  # unless another judgement waits there to go on
 
-    def _kept(self, work: _Fresh, pieces: list) -> ResultStore:
+    # --- training ---
+
+    def _train(self, status: Path) -> Tensor:
+        """What the models say of the test part: [seeds, 3, test, outputs]."""
+        work, pieces, done = self._work, self._pieces, 0
+        outputs: dict[int, Tensor] = {}
+        options = {"n_jobs": self.n_jobs, "kept": self._results, "progress": self.progress}
+        self._write_status(status, done, "training with and without them")
+        for number, result in sweep(work, pieces, what="training", **options):
+            outputs[number] = result["outputs"]
+            done += len(pieces[number])
+            self._write_status(status, done, "training with and without them")
+        return torch.cat([outputs[number] for number in range(len(pieces))])
+
+    def _write_status(self, path: Path, done: int, stage: str) -> None:
+        write_json(path, {"done": done, "of": self.seeds, "stage": stage})
+
+    @cached_property
+    def _pieces(self) -> list[list[_Seed]]:
+        """Seeds that are trained together, one job each."""
+        size = _SEEDS_SIDE_BY_SIDE if self.recipe.model in ("linear", "mlp") else 1
+        count = self.prepared.source.labels.size
+        seeds = [
+            _Seed(number, mixed(_FRESH, count, number), self._draw_control(number))
+            for number in range(self.seeds)
+        ]
+        return [seeds[start : start + size] for start in range(0, self.seeds, size)]
+
+    @cached_property
+    def _work(self) -> _TrainSeeds:
+        x, y = self.prepared.pair("train")
+        edits = self._encode(self.edits.removed, self.edits.relabelled)
+        test = self.prepared.x["test"]
+        return _TrainSeeds(self.recipe, x, y, test, edits, self.seeds, self.progress)
+
+    @cached_property
+    def _results(self) -> ResultStore:
+        """Where the outputs are kept: one folder for each judgement that could be asked for."""
         about = self.project.about
-        altered = hashlib.sha256(
-            b"".join(
-                [
-                    work.change.bytes(),
-                    *(control.bytes() for piece in pieces for *_, control in piece),
-                ]
-            )
-        )
+        edits = hashlib.sha256(self._work.edits.to_bytes())
+        for piece in self._pieces:
+            for seed in piece:
+                edits.update(seed.control.to_bytes())
         settings = {
             "data": about["digest"],
             "recipe": self.recipe.to_json(),
             "make": about["options"]["make"],
             "seeds": self.seeds,
-            "altered": altered.hexdigest(),
+            "altered": edits.hexdigest(),
         }
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         return ResultStore((self.project.folder / "judging" / name).absolute(), settings)
 
-    def _at_random(self, number: int) -> _Altered:
-        """The control: as many removed, and as many given the label that the models predict, but any."""
-        order = np.random.default_rng(mixed(_FRESH, 7, number)).permutation(
-            len(self.prepared.y["train"])
-        )
-        removed = order[: len(self.change.removed)]
-        others = order[len(removed) :][: len(self.change.relabelled)]
-        return self._altered(
-            removed, {int(k): str(self.project.instances["prediction"].loc[k]) for k in others}
-        )
+    def _draw_control(self, number: int) -> _EncodedEdits:
+        """As many removed, and as many given the label that the models predict, at random."""
+        rng = np.random.default_rng(mixed(_FRESH, _CONTROL, number))
+        order = rng.permutation(len(self.prepared.y["train"]))
+        removed = order[: len(self.edits.removed)]
+        others = order[len(removed) :][: len(self.edits.relabelled)]
+        predictions = self.project.instances["prediction"]
+        return self._encode(removed, {int(id): str(predictions.loc[id]) for id in others})
 
-    def _altered(self, removed: np.ndarray, names: dict[int, str]) -> _Altered:
-        ids = np.array(list(names), dtype=np.int64)
-        if not names:
-            return _Altered(removed, ids, None)
-        labels: Any = list(names.values())
-        if self.prepared.source.task == "classification":
+    def _encode(self, removed: np.ndarray, relabelled: dict[int, str]) -> _EncodedEdits:
+        ids = np.array(list(relabelled), dtype=np.int64)
+        if not relabelled:
+            return _EncodedEdits(removed, ids, None)
+        labels: Any = list(relabelled.values())
+        if self._is_classification:
             unknown = sorted(set(labels) - set(self.prepared.source.classes))
             if unknown:
                 raise BadInput(
-                    f"Some instances were relabelled as '{unknown[0]}', which is not one of the classes."
+                    f"Some instances were relabelled as '{unknown[0]}', "
+                    "which is not one of the classes."
                 )
+            values = np.array(labels, dtype=object)
         else:
-            labels = [float(label) for label in labels]
-        kind = object if self.prepared.source.task == "classification" else np.float64
-        return _Altered(removed, ids, self.prepared.targets(np.array(labels, dtype=kind)))
+            values = np.array([float(label) for label in labels], dtype=np.float64)
+        return _EncodedEdits(removed, ids, self.prepared.targets(values))
 
-    def _on_the_recorded_run(self) -> dict[str, dict[str, float]]:
-        """Retrain All and Retrain Last: the first recorded run, replayed without the removed instances."""
-        if (
-            self.change.relabelled
-            or self.project.about["rounds"] > 1
-            or not len(self.change.removed)
-        ):
+    def _replay_recorded_run(self) -> dict[str, dict[str, float]]:
+        """Retrain All and Retrain Last: the first recorded run without the removed instances."""
+        about, removed = self.project.about, self.edits.removed
+        if self.edits.relabelled or about["rounds"] > 1 or not len(removed):
             return {}
-        folder = self.project.folder / "runs" / "round-1" / "run-0"
-        run = record_run(
-            self.recipe,
-            self.prepared.pair("train"),
-            0,
-            folder,
-            seed=self.project.about["request"]["seed"],
-            progress=False,
-        )
+        folder, seed = self.project.folder / "runs" / "round-1" / "run-0", about["request"]["seed"]
+        data, test = self.prepared.pair("train"), self.prepared.pair("test")
+        run = record_run(self.recipe, data, 0, folder, seed=seed, progress=False)
+        queries = {"loss": mean_loss(test)}
+        if self._is_classification:
+            queries["error"] = error_rate(test)
+        units = {"loss": self._loss_unit, "error": 1.0}
         found = {}
         for way, epochs in (("all", None), ("last", 1)):
-            without = run.counterfactual([self.change.removed], epochs=epochs)
-            measures = {"loss": mean_loss(self.prepared.pair("test"))}
-            if self.prepared.source.task == "classification":
-                measures["error"] = error_rate(self.prepared.pair("test"))
-            unit = {"loss": self._loss_unit, "error": 1.0}
-            found[way] = {
-                f"{name}_change": unit[name] * float(without.changes(query)[0])
-                for name, query in measures.items()
+            without = run.counterfactual([removed], epochs=epochs)
+            changes = {
+                f"{name}_change": units[name] * float(without.changes(query)[0])
+                for name, query in queries.items()
             }
-            found[way] |= {
-                f"{name}_after": unit[name] * float(without.evaluate(query)[0])
-                for name, query in measures.items()
+            after = {
+                f"{name}_after": units[name] * float(without.evaluate(query)[0])
+                for name, query in queries.items()
             }
+            found[way] = changes | after
         return found
+
+    # --- comparing ---
+
+    @property
+    def _is_classification(self) -> bool:
+        return self.prepared.source.task == "classification"
 
     @property
     def _loss_unit(self) -> float:
-        """A regression learns labels of mean 0 and spread 1; people are told the loss in the units of the label, squared."""
-        return self.prepared.scale[1] ** 2 if self.prepared.source.task == "regression" else 1.0
+        """A regression learns labels of mean 0 and spread 1; verdicts are in the label's units."""
+        return 1.0 if self._is_classification else self.prepared.scale[1] ** 2
 
-    def _verdict(self, said: Tensor, recorded_run: dict) -> Verdict:
-        y, flat = self.prepared.y["test"], said.reshape(-1, *said.shape[2:])
-        shape = (self.seeds, 3, len(y))
-        loss = self.recipe.losses(flat, y).double().numpy().reshape(shape)
-        off = self.recipe.errors(flat, y).double().numpy().reshape(shape)
-        measures = {"loss": measured(self._loss_unit * loss)}
-        per_class: list[dict[str, Any]] = []
-        if self.prepared.source.task == "classification":
-            measures = {"error": measured(off), **measures}
-            for place, name in enumerate(self.prepared.source.classes):
-                rows = (y == place).numpy()
-                if rows.any():
-                    before, after = (float(off[:, k][:, rows].mean()) for k in (0, 1))
-                    per_class.append(
-                        {"class": name, "count": int(rows.sum()), "before": before, "after": after}
-                    )
+    def _verdict(self, outputs: Tensor, recorded_run: dict) -> Verdict:
+        """outputs: [seeds, 3, test, outputs]."""
+        tested = len(self.prepared.y["test"])
+        off = self._measure(self.recipe.errors, outputs)
+        loss = compare_metric(self._loss_unit * self._measure(self.recipe.losses, outputs))
+        metrics: dict[str, Comparison]
+        if self._is_classification:
+            metrics = {"error": compare_metric(off), "loss": loss}
         else:
-            measures = {"absolute error": measured(self.prepared.scale[1] * off), **measures}
-        verdict = decided(measures)
+            metrics = {"absolute error": compare_metric(self.prepared.scale[1] * off), "loss": loss}
+        verdict = decide_verdict(metrics)
+        advice = advise(verdict, metrics, self.seeds, tested)
+        warning = warn_of_reuse(len(self.project.verdicts()))
         return Verdict(
-            time.strftime("%Y-%m-%d %H:%M"),
-            self.change.what,
-            len(self.change.removed),
-            len(self.change.relabelled),
-            self.seeds,
-            measures,
-            per_class,
-            recorded_run,
-            verdict,
-            sentence(verdict, measures, self.change, self.seeds),
-            " ".join(
-                filter(
-                    None,
-                    [
-                        settle(verdict, measures, self.seeds, len(y)),
-                        looked(len(self.project.verdicts())),
-                    ],
-                )
-            ),
+            made=time.strftime("%Y-%m-%d %H:%M"),
+            what=self.edits.what,
+            removed=len(self.edits.removed),
+            relabelled=len(self.edits.relabelled),
+            seeds=self.seeds,
+            metrics=metrics,
+            per_class=self._compare_classes(off) if self._is_classification else [],
+            recorded=recorded_run,
+            verdict=verdict,
+            sentence=describe_verdict(verdict, metrics, self.edits, self.seeds),
+            settle=" ".join(filter(None, [advice, warning])),
         )
 
+    def _measure(self, metric: Callable[..., Tensor], outputs: Tensor) -> np.ndarray:
+        """float64 [seeds, 3, test]; metric: of the recipe."""
+        y, flat = self.prepared.y["test"], outputs.reshape(-1, *outputs.shape[2:])
+        return metric(flat, y).double().numpy().reshape(self.seeds, 3, len(y))
 
-def _at_a_time(recipe: Recipe) -> int:
-    """Seeds trained side by side before the next word about progress."""
-    return 5 if recipe.model in ("linear", "mlp") else 1
+    def _compare_classes(self, off: np.ndarray) -> list[dict[str, Any]]:
+        """off: float64 [seeds, 3, test]: 1 where a prediction is wrong."""
+        y, rows = self.prepared.y["test"], []
+        for place, name in enumerate(self.prepared.source.classes):
+            members = (y == place).numpy()
+            if members.any():
+                before, after = (float(off[:, k][:, members].mean()) for k in (0, 1))
+                count = int(members.sum())
+                rows.append({"class": name, "count": count, "before": before, "after": after})
+        return rows

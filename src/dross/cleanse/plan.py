@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..data.seeds import mixed
-from .recipe import Pair, Recipe
-from .score import InstanceScores, validation_halves
-from .train_many import ModelSpec, train_many
+from .learning.recipe import Pair, Recipe
+from .learning.score import InstanceScores, validation_halves
+from .learning.train_many import ModelSpec, train_many
 
 # Standard errors. Seven sizes are tried, and one of them may look good by chance: by simulation,
 # about 6 % of the time.

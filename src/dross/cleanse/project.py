@@ -1,15 +1,18 @@
-"""What `dross clean` leaves in a folder, and everything that the page, the verdict, the report and the export read from it.
+"""What `dross clean` leaves in a folder. The page, the verdict, the report and the export read it.
 
 project.json          what was read, how it was split and trained, what is suggested
-instances.parquet     one row per training instance: its label, its scores, what the models say of it
-content.parquet       what each training instance looks like: its columns, its text, or the name of its picture
+instances.parquet     one row per training instance: its label, its scores, what the models say
+content.parquet       what each training instance looks like: columns, text, or name of a picture
 validation.parquet    the same of the validation instances, with their labels
-why.json              for the instances that a person will look at first: whom they hurt, what they resemble, what is unusual
+why.json              for the instances that a person looks at first: whom they hurt, what they
+                      resemble, what is unusual about them
 pictures/             small copies of the pictures: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
 report.html, scores.parquet, scores.csv
+
+begun.json            what dross clean was asked for; without project.json it has not finished
 """
 
 import json
@@ -21,93 +24,190 @@ from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from .decisions import Decisions
+from .findings import list_findings
 from .inputs.source import Frame, import_pandas
 
 FORMAT = 1
 ABOUT = "project.json"
+BEGUN = "begun.json"
+_PREVIEW_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]
+_MEND = "Run dross clean again; decisions that were made are kept."
 
 
 @dataclass(frozen=True)
 class Project:
+    """Everything that `dross clean` found, read from its folder when it is asked for.
+
+    Make one with `dross.clean` or `Project.open`.
+
+    Example:
+        project = dross.Project.open("runs/people")
+        worst = project.instances.sort_values("harm_rank").head(20)
+    """
+
     folder: Path
 
     @staticmethod
     def open(folder: str | os.PathLike) -> "Project":
+        """Open a folder that `dross clean` has finished.
+
+        Arguments:
+            folder: the folder that was passed to `dross.clean` as `out`.
+
+        Returns:
+            The project. Its tables are read only when they are used.
+
+        Raises:
+            TapeDamaged: the folder is missing, unfinished, or not one of dross.
+            TapeMismatch: another version of dross wrote it in another format.
+            StorageFailed: project.json cannot be read.
+        """
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
-            raise TapeDamaged(_why_not(project.folder))
+            raise TapeDamaged(_explain_missing(project.folder))
         about = project.about
         if not isinstance(about, dict) or about.get("made_by") != "dross":
             raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
         if about.get("format") != FORMAT:
             raise TapeMismatch(
-                f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. Run dross clean again."
+                f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
+                "Run dross clean again."
             )
         return project
 
     @cached_property
     def about(self) -> dict[str, Any]:
+        """The content of project.json: request, options, recipe, suggestion, and so on.
+
+        Raises:
+            TapeDamaged: the file is not JSON.
+            StorageFailed: it cannot be read.
+        """
         return read_json(self.folder / ABOUT)
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes; none for a regression."""
+        """The names of the classes, in the order of the model's outputs; none for a regression."""
         return self.about["classes"]
 
     @cached_property
     def instances(self) -> Frame:
-        """Indexed by id, the place of an instance in the training part. Columns: source, label, score, spread, harmful_in, harm_rank,
-        loss, training_loss, mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified. What the models say of an
-        instance (loss, prediction, ...) is asked of models that did not learn it; training_loss of those that did."""
+        """One row per training instance.
+
+        Returns:
+            A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
+            Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
+            mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified.
+
+            A negative score means that the instance makes the validation loss worse. Loss,
+            prediction and the like come from models that did not learn the instance; training_loss
+            comes from models that did.
+
+        Raises:
+            TapeDamaged: the file is missing or cannot be read.
+        """
         return self._table("instances.parquet")
 
     @cached_property
     def content(self) -> Frame:
+        """What each training instance looks like.
+
+        Returns:
+            A pandas.DataFrame [N] in the order of `instances`: the columns of a table, the column
+            `text`, or the column `path` of pictures.
+
+        Raises:
+            TapeDamaged: the file is missing or cannot be read.
+        """
         return self._table("content.parquet")
 
     @cached_property
     def validation(self) -> Frame:
-        """Indexed by place in the validation part: the content, and the columns `source` and `label`, prefixed with a space."""
+        """What each validation instance looks like, with its label.
+
+        Returns:
+            A pandas.DataFrame, indexed by place in the validation part: the columns of `content`,
+            then ` source` and ` label`, whose names begin with a space.
+
+        Raises:
+            TapeDamaged: the file is missing or cannot be read.
+        """
         return self._table("validation.parquet")
 
     @cached_property
-    def _why(self) -> dict[str, Any]:
+    def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
         return read_json(path) if path.exists() else {}
 
     def why(self, id: int) -> dict[str, Any]:
-        """hurts: [[validation id, change of its loss without this instance, verified?], ...]; similar: [training ids];
-        unusual: {column: in words}; words: [[word, how much it speaks for the given label], ...]. Empty where nothing was worked out."""
-        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | self._why.get(str(id), {})
+        """Why an instance is suggested.
+
+        Arguments:
+            id: the id of a training instance.
+
+        Returns:
+            hurts: [[validation id, change of its loss without this instance, verified?], ...];
+            similar: [training ids];
+            unusual: {column: in words};
+            words: [[word, how much it speaks for the given label], ...].
+            Each is empty where it was not worked out.
+
+        Raises:
+            TapeDamaged: why.json is not JSON.
+        """
+        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | self._reasons.get(
+            str(id), {}
+        )
 
     def picture(self, part: str, id: int) -> bytes | None:
-        """The PNG file of an instance, if it has one. part: train or validation."""
+        """A small copy of an instance's picture.
+
+        Arguments:
+            part: `train` or `validation`.
+            id: the place of the instance in that part.
+
+        Returns:
+            The bytes of a PNG file; None where there is no such picture.
+        """
         path = self.folder / "pictures" / f"{part}-{id:06d}.png"
         return path.read_bytes() if part in ("train", "validation") and path.is_file() else None
 
     @cached_property
     def decisions(self) -> Decisions:
+        """The log of what people decided; see `Decisions`.
+
+        Raises:
+            TapeDamaged: decisions.sqlite is damaged or not a file of dross.
+            TapeMismatch: another version of dross wrote it in another format.
+            StorageFailed: it cannot be opened or written.
+        """
         return Decisions(self.folder / "decisions.sqlite")
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Newest last."""
+        """Every verdict of `dross judge` so far.
+
+        Returns:
+            The fields of each `Verdict` as a dict, newest last.
+
+        Raises:
+            TapeDamaged: one of the files is not JSON.
+        """
         return [read_json(path) for path in sorted((self.folder / "verdicts").glob("*.json"))]
 
     def __repr__(self) -> str:
-        return f"<Project {self.about['name']}: {len(self.instances):,} training instances in {self.folder}>"
+        count = f"{len(self.instances):,} training instances"
+        return f"<Project {self.about['name']}: {count} in {self.folder}>"
 
     def _repr_html_(self) -> str:
         """In a notebook: what was found, the first suggestions, and the latest verdict."""
         from ..support.html import render, safe
-        from .report import findings
 
         first = self.instances.sort_values("harm_rank").head(10)
-        columns = ["source", "label", "prediction", "score", "harmful_in", "loss"]
         verdicts = self.verdicts()
         return render(
             "project.html",
-            findings=findings(self),
-            table=safe(first[columns].to_html(border=0)),
+            findings=list_findings(self.about, self.instances),
+            table=safe(first[_PREVIEW_COLUMNS].to_html(border=0)),
             folder=str(self.folder),
             verdict=verdicts[-1] if verdicts else None,
         )
@@ -117,29 +217,27 @@ class Project:
         try:
             return import_pandas().read_parquet(path)
         except FileNotFoundError:
-            raise TapeDamaged(
-                f"{path} is missing. Run dross clean again; decisions that were made are kept."
-            ) from None
+            raise TapeDamaged(f"{path} is missing. {_MEND}") from None
         except (OSError, ValueError) as error:
-            raise TapeDamaged(
-                f"{path} cannot be read ({error}). Run dross clean again; decisions that were made are kept."
-            ) from None
+            raise TapeDamaged(f"{path} cannot be read ({error}). {_MEND}") from None
 
 
-def _why_not(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     if not folder.exists():
         return f"There is no folder {folder}. Run dross clean first."
-    if (folder / "begun.json").exists():
+    if (folder / BEGUN).exists():
         return f"dross clean has not finished in {folder}. Give the same command again to go on."
-    return f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. Run dross clean first."
+    return (
+        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
+        "Run dross clean first."
+    )
 
 
 def read_json(path: Path) -> Any:
+    """The content of one of a project's JSON files, or an error that says how to mend it."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise TapeDamaged(
-            f"{path} is not readable JSON ({error}). Run dross clean again; decisions that were made are kept."
-        ) from None
+        raise TapeDamaged(f"{path} is not readable JSON ({error}). {_MEND}") from None
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error

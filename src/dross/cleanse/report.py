@@ -1,4 +1,7 @@
-"""The report: one HTML file for somebody who has never heard of influence. Figures are inline, there are no scripts."""
+"""The report: one HTML file for a reader who has never heard of influence.
+
+Figures are inline, and there are no scripts.
+"""
 
 import base64
 import shlex
@@ -8,182 +11,156 @@ from typing import Any
 import numpy as np
 
 from ..support import charts
+from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
+from .findings import list_findings
+from .inputs.source import Frame
 from .project import Project
 
-_SHOWN = 24
-_CELLS = 8
+_CARDS = 24  # instances in each list
+_CELLS_PER_CARD = 8
+_LETTERS_PER_CARD = 400
+_REQUEST_FLAGS = ("label", "text", "images", "validation", "test", "task")
+_OPTION_FLAGS = {
+    "model": "--model",
+    "make": "--model",
+    "rate": "--rate",
+    "epochs": "--epochs",
+    "batch_size": "--batch-size",
+}
 
 
-def write(project: Project) -> Path:
+def write_report(project: Project) -> Path:
+    """Write report.html into the project's folder, with the latest verdict if there is one."""
     path = project.folder / "report.html"
     about, instances, verdicts = project.about, project.instances, project.verdicts()
     ranked = instances.sort_values("harm_rank")
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
-    pages = render(
+    page = render(
         "report.html",
         about=about,
         name=about["name"],
-        findings=findings(project),
+        findings=list_findings(about, instances),
         verdict=verdicts[-1] if verdicts else None,
-        verdict_figure=safe(dots(verdicts[-1])) if verdicts else None,
-        curve=safe(curve(about["curve"])),
-        scatter=safe(verified(about["verification"])),
-        training=safe(training(about["search"], about["recipe"]["rate"])),
-        harmful=cards(project, ranked.head(_SHOWN)),
-        helpful=cards(project, ranked.tail(_SHOWN // 2).iloc[::-1]),
-        mislabelled=cards(project, suspects.head(_SHOWN)),
-        per_class=per_class(project),
-        command=command(about),
+        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        curve=safe(_draw_removal_curve(about["curve"])),
+        scatter=safe(_draw_verification(about["verification"])),
+        training=safe(_draw_rate_search(about["search"], about["recipe"]["rate"])),
+        harmful=_cards(project, ranked.head(_CARDS)),
+        helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+        mislabelled=_cards(project, suspects.head(_CARDS)),
+        per_class=_count_by_class(project),
+        command=_command_line(about),
         folder=str(project.folder),
     )
-    path.write_text(pages)
+    write_bytes(path, page.encode())
     return path
 
 
-def findings(project: Project) -> list[str]:
-    about, instances = project.about, project.instances
-    count, m = len(instances), about["suggested"]["m"]
-    sure = int(((instances["harmful_in"] == about["runs"]) & (instances["score"] < 0)).sum())
-    suspects = int((instances["mislabel_rank"] >= 0).sum())
-    first = (
-        f"Of {count:,} training instances, {sure:,} made the validation loss worse in every one of {about['runs']} independent runs."
-        if about["runs"] > 1
-        else f"Of {count:,} training instances, {sure:,} made the validation loss worse in the run that was recorded."
-    )
-    if m:
-        second = f"Removing the {m:,} most harmful is suggested: {about['suggested']['reason']}.{_lopsided(project, m)}"
-    else:
-        second = f"No removal is suggested: {about['suggested']['reason']}."
-    if project.classes:
-        third = f"{suspects:,} instances have a label that the models would not give them; the report lists the likeliest mistakes first."
-    else:
-        third = f"{suspects:,} instances are far from what the models predict for them; the report lists them."
-    return [first, second, third]
-
-
-def _lopsided(project: Project, m: int) -> str:
-    """A ranking that blames one class mostly moves the decision between classes; a person should know."""
-    first = project.instances[project.instances["harm_rank"] < m]["label"].value_counts()
-    usual = project.instances["label"].value_counts(normalize=True)
-    if not project.classes or m < 10 or first.iloc[0] < 0.8 * m or usual[first.index[0]] > 0.75:
-        return ""
-    return (
-        f" But {first.iloc[0]} of them are '{first.index[0]}': that shifts the decision between the classes more than it removes mistakes. Look at them, "
-        "and at those that are probably mislabelled, before you remove them."
-    )
-
-
-def per_class(project: Project) -> list[dict[str, Any]]:
+def _count_by_class(project: Project) -> list[dict[str, Any]]:
     """How the suggestions fall on the classes."""
     instances, m = project.instances, project.about["suggested"]["m"]
     rows = []
     for name in project.classes:
-        mine = instances[instances["label"] == name]
-        if len(mine):
+        members = instances[instances["label"] == name]
+        if len(members):
             rows.append(
                 {
                     "name": name,
-                    "count": len(mine),
-                    "suggested": int((mine["harm_rank"] < m).sum()),
-                    "suspects": int((mine["mislabel_rank"] >= 0).sum()),
-                    "right": float((mine["prediction"] == name).mean()),
+                    "count": len(members),
+                    "suggested": int((members["harm_rank"] < m).sum()),
+                    "suspects": int((members["mislabel_rank"] >= 0).sum()),
+                    "right": float((members["prediction"] == name).mean()),
                 }
             )
     return rows
 
 
-def cards(project: Project, rows: Any) -> list[dict[str, Any]]:
-    """Instances as what they are: pictures, texts, or the cells that matter."""
-    shown = []
-    for k, row in rows.iterrows():
-        content, why = project.content.iloc[int(k)], project.why(int(k))
-        card = {
-            "id": int(k),
-            "source": row["source"],
-            "label": row["label"],
-            "prediction": row["prediction"],
-            "score": row["score"],
-            "harmful_in": int(row["harmful_in"]),
-            "verified": None if np.isnan(row["verified"]) else float(row["verified"]),
-            "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
-            "picture": None,
-            "text": None,
-            "cells": [],
+def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
+    return [_card(project, int(id), row) for id, row in rows.iterrows()]
+
+
+def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
+    """An instance as what it is: a picture, a text, or the cells that matter."""
+    content, picture = project.content.iloc[id], project.picture("train", id)
+    card = {
+        "id": id,
+        "source": row["source"],
+        "label": row["label"],
+        "prediction": row["prediction"],
+        "score": row["score"],
+        "harmful_in": int(row["harmful_in"]),
+        "verified": None if np.isnan(row["verified"]) else float(row["verified"]),
+        "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
+        "picture": None,
+        "text": None,
+        "cells": [],
+    }
+    if picture is not None:
+        card["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
+    elif "text" in content.index:
+        card["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
+    else:
+        card["cells"] = _cells(content, project.why(id)["unusual"])
+    return card
+
+
+def _cells(content: Any, unusual: dict[str, str]) -> list[dict[str, Any]]:
+    """The first cells of a row, unusual ones before the others."""
+    names = [*unusual, *(str(name) for name in content.index if name not in unusual)]
+    missing = lambda value: value is None or value != value
+    return [
+        {
+            "name": name,
+            "value": None if missing(content[name]) else content[name],
+            "unusual": unusual.get(name, ""),
         }
-        picture = project.picture("train", int(k))
-        if picture is not None:
-            card["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
-        elif "text" in content.index:
-            card["text"] = str(content["text"] or "")[:400]
-        else:
-            unusual = list(why["unusual"])
-            names = unusual + [str(name) for name in content.index if name not in unusual]
-            card["cells"] = [
-                {
-                    "name": n,
-                    "value": None if content[n] is None or content[n] != content[n] else content[n],
-                    "unusual": why["unusual"].get(n, ""),
-                }
-                for n in names[:_CELLS]
-            ]
-        shown.append(card)
-    return shown
+        for name in names[:_CELLS_PER_CARD]
+    ]
 
 
-def command(about: dict) -> str:
+def _command_line(about: dict) -> str:
+    """The command that makes this project again."""
     request, options = about["request"], about["options"]
     words = ["dross", "clean", request["data"]]
-    for name in ("label", "text", "images", "validation", "test", "task"):
+    for name in _REQUEST_FLAGS:
         if request[name] is not None:
             words += [f"--{name}", request[name]]
     for name, kind in request["columns"].items():
         words += ["--column", f"{name}={kind}"]
-    for name, flag in (
-        ("model", "--model"),
-        ("make", "--model"),
-        ("rate", "--rate"),
-        ("epochs", "--epochs"),
-        ("batch_size", "--batch-size"),
-    ):
+    for name, flag in _OPTION_FLAGS.items():
         if options[name] is not None:
             words += [flag, str(options[name])]
-    words += [
-        "--runs",
-        str(options["runs"]),
-        "--rounds",
-        str(options["rounds"]),
-        "--seed",
-        str(request["seed"]),
-    ]
+    always = {"runs": options["runs"], "rounds": options["rounds"], "seed": request["seed"]}
+    for name, value in always.items():
+        words += [f"--{name}", str(value)]
     return shlex.join(words)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------------------------
+# --- figures ---
 
 
-def curve(found: dict) -> str:
+def _draw_removal_curve(curve: dict) -> str:
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.6)
-    sizes, changes = np.array(found["sizes"]), np.array(found["changes"])
-    for line in changes:
-        panel.plot(sizes, line, color="0.8", linewidth=0.7)
-    mean, error = changes.mean(0), np.array(found["errors"])
-    panel.fill_between(
-        sizes, mean - 2 * error, mean + 2 * error, color=charts.BLUE, alpha=0.15, linewidth=0
-    )
+    sizes, changes = np.array(curve["sizes"]), np.array(curve["changes"])
+    for one_seed in changes:
+        panel.plot(sizes, one_seed, color="0.8", linewidth=0.7)
+    mean, error = changes.mean(0), np.array(curve["errors"])
+    low, high = mean - 2 * error, mean + 2 * error
+    panel.fill_between(sizes, low, high, color=charts.BLUE, alpha=0.15, linewidth=0)
     panel.plot(sizes, mean, color=charts.BLUE, marker="o", markersize=3)
     panel.axhline(0, color="0.4", linewidth=0.7)
-    if found["m"] in sizes:
-        panel.axvline(found["m"], color=charts.RED, linewidth=0.8, linestyle=":")
+    if curve["m"] in sizes:
+        panel.axvline(curve["m"], color=charts.RED, linewidth=0.8, linestyle=":")
     panel.set(xscale="log", xlabel="instances removed", ylabel="change of the validation loss")
     panel.set_xticks(sizes, [f"{m:,}" for m in sizes])
     panel.minorticks_off()
     return charts.as_svg(figure)
 
 
-def verified(check: dict) -> str:
+def _draw_verification(verification: dict) -> str:
     figure, (panel,) = charts.panels(1, 1, width=3.6, height=2.9)
-    estimated, actual = np.array(check["estimated"]), np.array(check["actual"])
+    estimated, actual = np.array(verification["estimated"]), np.array(verification["actual"])
     panel.scatter(estimated, actual, s=12, color=charts.BLUE, alpha=0.8, linewidths=0)
     ends = [min(estimated.min(), actual.min()), max(estimated.max(), actual.max())]
     panel.plot(ends, ends, color="0.6", linewidth=0.7, zorder=0)
@@ -193,51 +170,40 @@ def verified(check: dict) -> str:
     return charts.as_svg(figure)
 
 
-def training(curves: dict[str, list[float]], chosen: float) -> str:
+def _draw_rate_search(curves: dict[str, list[float]], chosen: float) -> str:
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
     colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
-    for rate, values in curves.items():
-        mine = np.isclose(float(rate), chosen)
-        finite = [value if np.isfinite(value) else np.nan for value in values]
+    for rate, losses in curves.items():
+        is_chosen = np.isclose(float(rate), chosen)
         panel.plot(
-            np.arange(1, len(values) + 1),
-            finite,
-            color=charts.BLUE if mine else colours[rate],
-            linewidth=1.4 if mine else 0.8,
-            label=f"rate {float(rate):g}{' (chosen)' if mine else ''}",
+            np.arange(1, len(losses) + 1),
+            [loss if np.isfinite(loss) else np.nan for loss in losses],
+            color=charts.BLUE if is_chosen else colours[rate],
+            linewidth=1.4 if is_chosen else 0.8,
+            label=f"rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
         )
-    sane = [value for values in curves.values() for value in values if np.isfinite(value)]
-    panel.set(
-        xlabel="epoch",
-        ylabel="validation loss",
-        yscale="log",
-        ylim=(0.9 * min(sane), min(max(sane), 20 * min(sane))),
-    )
+    finite = [loss for losses in curves.values() for loss in losses if np.isfinite(loss)]
+    lowest, highest = min(finite), max(finite)
+    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log")
+    panel.set(ylim=(0.9 * lowest, min(highest, 20 * lowest)))
     panel.legend()
     return charts.as_svg(figure)
 
 
-def dots(verdict: dict) -> str:
-    """Seed by seed: before and after, and the control."""
-    names = list(verdict["metrics"])
-    figure, panels = charts.panels(len(names), len(names), width=3.4 * len(names), height=2.6)
-    for panel, name in zip(panels, names):
-        found, scale = verdict["metrics"][name], 100 if name == "error" else 1
-        lines = [scale * np.array(found[key]) for key in ("random", "before", "after")]
-        for line in zip(*lines):
-            panel.plot(range(3), line, color="0.85", linewidth=0.7, zorder=0)
-        for place, (line, colour) in enumerate(zip(lines, (charts.GREY, "0.2", charts.BLUE))):
-            panel.scatter(
-                np.full(len(line), place), line, s=12, color=colour, alpha=0.8, linewidths=0
-            )
-            panel.plot([place - 0.2, place + 0.2], [line.mean()] * 2, color=colour, linewidth=1.6)
-        panel.set_xticks(
-            range(3),
-            [
-                "as many\nat random",
-                "everything\nkept",
-                "this\nremoval" if not verdict["relabelled"] else "this\nchange",
-            ],
-        )
+def _draw_verdict(verdict: dict) -> str:
+    """Seed by seed: the control, before, and after."""
+    metrics = verdict["metrics"]
+    figure, panels = charts.panels(len(metrics), len(metrics), width=3.4 * len(metrics), height=2.6)
+    for panel, (name, comparison) in zip(panels, metrics.items()):
+        scale = 100 if name == "error" else 1
+        groups = [scale * np.array(comparison[key]) for key in ("random", "before", "after")]
+        for one_seed in zip(*groups):
+            panel.plot(range(3), one_seed, color="0.85", linewidth=0.7, zorder=0)
+        for place, (group, colour) in enumerate(zip(groups, (charts.GREY, "0.2", charts.BLUE))):
+            places = np.full(len(group), place)
+            panel.scatter(places, group, s=12, color=colour, alpha=0.8, linewidths=0)
+            panel.plot([place - 0.2, place + 0.2], [group.mean()] * 2, color=colour, linewidth=1.6)
+        last = "this\nchange" if verdict["relabelled"] else "this\nremoval"
+        panel.set_xticks(range(3), ["as many\nat random", "everything\nkept", last])
         panel.set(ylabel="test error, %" if name == "error" else "test loss", xlim=(-0.5, 2.5))
     return charts.as_svg(figure)

@@ -1,4 +1,4 @@
-"""What a judgement says: the numbers of before, after and the control, whether they prove anything, and that in words."""
+"""What a judgement says: before, after and the control, whether they differ, and that in words."""
 
 import itertools
 from dataclasses import asdict, dataclass
@@ -6,14 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from .edits import Change
+from .edits import Edits
 
-_SURE = 0.05
+_SIGNIFICANT = 0.05
+_MAX_SEEDS_FOR_ALL_SIGNS = 12
+_SAMPLED_SIGNS = 20_000
+_VERDICTS_BEFORE_WARNING = 3
+_ERRORS_TO_SHOW_A_CHANGE = 2.3  # a change must be so many standard errors to be shown
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One measure, seed by seed."""
+class Comparison:
+    """One metric of the models before and after the edits, and of the control. Lower is better.
+
+    Attributes:
+        before, after, random: the mean over the test part, one number per seed [seeds].
+        difference: the mean of after - before.
+        interval: its 95 % interval, from the seeds and from the choice of the test part.
+        p_t, p_signs: of the paired t-test and of the sign-flip test over the seeds.
+        random_difference, random_interval: the same of the control.
+        seeds_error: the standard error of the difference that comes from the seeds.
+        test_error: the standard error that comes from the choice of the test part.
+    """
 
     before: list[float]
     after: list[float]
@@ -24,26 +38,45 @@ class Measured:
     p_signs: float
     random_difference: float
     random_interval: tuple[float, float]
-    seeds_error: float  # standard error from the seeds
-    test_error: float  # standard error from the choice of the test part
+    seeds_error: float
+    test_error: float
 
     @property
-    def sure(self) -> bool:
-        return (
-            self.p_t < _SURE
-            and self.p_signs < _SURE
-            and (self.interval[0] > 0 or self.interval[1] < 0)
-        )
+    def significant(self) -> bool:
+        """Whether both tests and the interval agree that there is a difference."""
+        low, high = self.interval
+        return self.seeds_agree and (low > 0 or high < 0)
+
+    @property
+    def seeds_agree(self) -> bool:
+        """Whether both tests over the seeds find a difference."""
+        return self.p_t < _SIGNIFICANT and self.p_signs < _SIGNIFICANT
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """Whether the edits help: what `dross.judge` returns.
+
+    Attributes:
+        made: when, as local time.
+        what: what was judged, in words.
+        removed, relabelled: how many instances.
+        seeds: how many seeds the comparison rests on.
+        metrics: `error` (or `absolute error` of a regression) and `loss` on the test part.
+        per_class: the error of each class before and after; none for a regression.
+        recorded: what the edits change when the first recorded run is replayed without the removed
+            instances, from the start (`all`) and in its last epoch (`last`). May be empty.
+        verdict: `improved`, `worse` or `cannot tell`.
+        sentence: the verdict with its numbers, as a sentence.
+        settle: what it takes to know more, or a warning; may be empty.
+    """
+
     made: str
     what: str
     removed: int
     relabelled: int
     seeds: int
-    metrics: dict[str, Measured]
+    metrics: dict[str, Comparison]
     per_class: list[dict[str, Any]]
     recorded: dict[str, dict[str, float]]
     verdict: str
@@ -51,6 +84,11 @@ class Verdict:
     settle: str
 
     def to_json(self) -> dict[str, Any]:
+        """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
+
+        Returns:
+            A dict of the attributes; each metric is a dict, too.
+        """
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -62,122 +100,171 @@ class Verdict:
         return render("verdict.html", verdict=self.to_json())
 
 
-def measured(values: np.ndarray) -> Measured:
-    """values: [seeds, 3 (before, after, random), test instances]"""
-    from scipy.stats import t, ttest_1samp
+# --- the numbers ---
 
-    before, after, control = (values[:, k].mean(1) for k in range(3))
 
-    def compared(place: int) -> tuple[float, tuple[float, float], float, float]:
-        by_instance = (values[:, place] - values[:, 0]).mean(0)
-        by_seed = (values[:, place] - values[:, 0]).mean(1)
-        seeds_error = float(by_seed.std(ddof=1) / np.sqrt(len(by_seed)))
-        test_error = float(by_instance.std(ddof=1) / np.sqrt(len(by_instance)))
-        reach = np.hypot(float(t.ppf(0.975, len(by_seed) - 1)) * seeds_error, 1.96 * test_error)
-        middle = float(by_seed.mean())
-        return middle, (middle - float(reach), middle + float(reach)), seeds_error, test_error
+@dataclass(frozen=True)
+class _Difference:
+    mean: float
+    interval: tuple[float, float]
+    seeds_error: float
+    test_error: float
 
-    difference, interval, seeds_error, test_error = compared(1)
-    random_difference, random_interval, _, _ = compared(2)
-    by_seed = after - before
-    same = bool(np.allclose(by_seed, by_seed[0]))
-    p_t = (
-        float(ttest_1samp(by_seed, 0.0)[1])
-        if not same
-        else (1.0 if abs(by_seed[0]) < 1e-15 else 0.0)
-    )  # type: ignore[arg-type]
-    return Measured(
+
+def _measure_difference(differences: np.ndarray) -> _Difference:
+    """differences: [seeds, test instances]."""
+    from scipy.stats import t
+
+    by_seed, by_instance = differences.mean(1), differences.mean(0)
+    seeds_error = float(by_seed.std(ddof=1) / np.sqrt(len(by_seed)))
+    test_error = float(by_instance.std(ddof=1) / np.sqrt(len(by_instance)))
+    from_seeds = float(t.ppf(0.975, len(by_seed) - 1)) * seeds_error
+    reach = float(np.hypot(from_seeds, 1.96 * test_error))
+    mean = float(by_seed.mean())
+    return _Difference(mean, (mean - reach, mean + reach), seeds_error, test_error)
+
+
+def compare_metric(values: np.ndarray) -> Comparison:
+    """Compare a metric. values: float64 [seeds, 3 (before, after, random), test instances]."""
+    before, after, random = (values[:, place].mean(1) for place in range(3))
+    change = _measure_difference(values[:, 1] - values[:, 0])
+    control = _measure_difference(values[:, 2] - values[:, 0])
+    return Comparison(
         before.tolist(),
         after.tolist(),
-        control.tolist(),
-        difference,
-        interval,
-        p_t,
-        sign_flips(by_seed),
-        random_difference,
-        random_interval,
-        seeds_error,
-        test_error,
+        random.tolist(),
+        change.mean,
+        change.interval,
+        _t_test(after - before),
+        sign_flip_test(after - before),
+        control.mean,
+        control.interval,
+        change.seeds_error,
+        change.test_error,
     )
 
 
-def sign_flips(differences: np.ndarray) -> float:
-    """If removal did nothing, each seed's difference could as well have the other sign: how often would their mean be as far from 0?"""
+def _t_test(differences: np.ndarray) -> float:
+    """The p-value; of differences that are all the same, 1 if they are 0, else 0."""
+    from scipy.stats import ttest_1samp
+
+    if np.allclose(differences, differences[0]):
+        return 1.0 if abs(differences[0]) < 1e-15 else 0.0
+    return float(ttest_1samp(differences, 0.0)[1])  # type: ignore[arg-type]
+
+
+def sign_flip_test(differences: np.ndarray) -> float:
+    """The p-value of differences [seeds], each of which could as well have the other sign.
+
+    It is the share of sign patterns whose mean is at least as far from 0.
+    """
     count = len(differences)
-    if count <= 12:
+    if count <= _MAX_SEEDS_FOR_ALL_SIGNS:
         signs = np.array(list(itertools.product((-1, 1), repeat=count)))
     else:
-        signs = np.random.default_rng(0).choice((-1, 1), size=(20_000, count))
+        signs = np.random.default_rng(0).choice((-1, 1), size=(_SAMPLED_SIGNS, count))
         signs[0] = 1
     means = np.abs(signs @ differences)
     return float((means >= abs(differences.sum()) * (1 - 1e-12)).mean())
 
 
-def decided(measures: dict[str, Measured]) -> str:
-    """Improved: some measure is surely better and none surely worse. Worse: the other way round. Everything else cannot be told."""
-    better = any(m.sure and m.difference < 0 for m in measures.values())
-    worse = any(m.sure and m.difference > 0 for m in measures.values())
-    return (
-        "improved" if better and not worse else "worse" if worse and not better else "cannot tell"
-    )
+def decide_verdict(metrics: dict[str, Comparison]) -> str:
+    """`improved` if a metric is significantly better and none worse; `worse` the other way round.
+
+    Everything else is `cannot tell`.
+    """
+    significant = [metric for metric in metrics.values() if metric.significant]
+    better = any(metric.difference < 0 for metric in significant)
+    worse = any(metric.difference > 0 for metric in significant)
+    if better == worse:
+        return "cannot tell"
+    return "improved" if better else "worse"
 
 
-def sentence(verdict: str, measures: dict[str, Measured], change: Change, seeds: int) -> str:
-    done = " and ".join(
-        [f"{len(change.removed)} instances removed"] * bool(len(change.removed))
-        + [f"{len(change.relabelled)} relabelled"] * bool(change.relabelled)
-    )
-    parts = []
-    for name, m in measures.items():
-        digits = (lambda v: f"{100 * v:.2f} %") if name == "error" else (lambda v: f"{v:.4g}")
-        parts.append(
-            f"the test {name} went from {digits(np.mean(m.before))} to {digits(np.mean(m.after))} (as many at random: {digits(np.mean(m.random))})"
-        )
+# --- in words ---
+
+
+def describe_verdict(verdict: str, metrics: dict[str, Comparison], edits: Edits, seeds: int) -> str:
+    """The verdict with its numbers, as one sentence."""
     opening = {
         "improved": "The model improved",
         "worse": "The model got worse",
         "cannot tell": "It cannot be told whether the model changed",
     }[verdict]
-    return f"{opening}: with {done}, over {seeds} fresh seeds, {' and '.join(parts)}."
+    done = []
+    if len(edits.removed):
+        done.append(f"{len(edits.removed)} instances removed")
+    if edits.relabelled:
+        done.append(f"{len(edits.relabelled)} relabelled")
+    changes = " and ".join(_describe_metric(name, metric) for name, metric in metrics.items())
+    return f"{opening}: with {' and '.join(done)}, over {seeds} fresh seeds, {changes}."
 
 
-def settle(verdict: str, measures: dict[str, Measured], seeds: int, tested: int) -> str:
-    """What it would take to know, if the change that was seen is the true one."""
+def _describe_metric(name: str, metric: Comparison) -> str:
+    before, after, random = (
+        f"{100 * np.mean(values):.2f} %" if name == "error" else f"{np.mean(values):.4g}"
+        for values in (metric.before, metric.after, metric.random)
+    )
+    return f"the test {name} went from {before} to {after} (as many at random: {random})"
+
+
+def advise(verdict: str, metrics: dict[str, Comparison], seeds: int, tested: int) -> str:
+    """What it takes to know, if the change that was seen is the true one; "" if it is known.
+
+    tested: the number of test instances.
+    """
     if verdict != "cannot tell":
         return ""
-    name, m = min(
-        measures.items(),
-        key=lambda item: (
-            np.hypot(item[1].seeds_error, item[1].test_error) / max(abs(item[1].difference), 1e-12)
-        ),
-    )
-    reach = (m.interval[1] - m.interval[0]) / 2
-    if m.p_t < _SURE and m.p_signs < _SURE:
-        agree = f"The seeds agree about the {name} (p = {m.p_t:.2g}), but the interval, which also counts the luck of having these {tested:,} test instances, includes 0. "
-    else:
-        agree = ""
-    if abs(m.difference) < reach / 4:
+    name, metric = min(metrics.items(), key=lambda item: _relative_error(item[1]))
+    agree = ""
+    if metric.seeds_agree:
+        agree = (
+            f"The seeds agree about the {name} (p = {metric.p_t:.2g}), but the interval, which "
+            f"also counts the luck of having these {tested:,} test instances, includes 0. "
+        )
+    reach = (metric.interval[1] - metric.interval[0]) / 2
+    if abs(metric.difference) < reach / 4:
         limit = f"{100 * reach:.2f} points" if name == "error" else f"{reach:.4g}"
-        return f"{agree}If there is a change of the {name} at all, it is probably smaller than {limit}. More seeds and a larger test part narrow that."
-    wanted, seen = (
-        abs(m.difference) / 2.3,
-        f"{100 * m.difference:+.2f} points" if name == "error" else f"{m.difference:+.3g}",
+        return (
+            f"{agree}If there is a change of the {name} at all, it is probably smaller than "
+            f"{limit}. More seeds and a larger test part narrow that."
+        )
+    return agree + _advise_on_size(name, metric, seeds, tested)
+
+
+def _relative_error(metric: Comparison) -> float:
+    error = np.hypot(metric.seeds_error, metric.test_error)
+    return float(error / max(abs(metric.difference), 1e-12))
+
+
+def _advise_on_size(name: str, metric: Comparison, seeds: int, tested: int) -> str:
+    """How many test instances, or how many seeds, would show the change that was seen."""
+    seen = (
+        f"{100 * metric.difference:+.2f} points" if name == "error" else f"{metric.difference:+.3g}"
     )
-    by_test = m.test_error / wanted
-    by_seeds = m.seeds_error / wanted
+    wanted = abs(metric.difference) / _ERRORS_TO_SHOW_A_CHANGE
+    by_test, by_seeds = metric.test_error / wanted, metric.seeds_error / wanted
     if by_test > 0.9:
-        return f"{agree}If the {name} really changes by {seen}, it takes about {_round(tested * max(by_test, 1.0) ** 2 * 1.3)} test instances to show it (there are {tested:,})."
-    more = seeds * by_seeds**2 / max(1 - by_test**2, 0.05)
-    return f"{agree}If the {name} really changes by {seen}, about {_round(max(more, seeds + 2))} seeds would show it (--seeds)."
+        enough = _round_up(tested * max(by_test, 1.0) ** 2 * 1.3)
+        return (
+            f"If the {name} really changes by {seen}, it takes about {enough} test instances "
+            f"to show it (there are {tested:,})."
+        )
+    enough = _round_up(max(seeds * by_seeds**2 / max(1 - by_test**2, 0.05), seeds + 2))
+    return f"If the {name} really changes by {seen}, about {enough} seeds would show it (--seeds)."
 
 
-def looked(times: int) -> str:
-    """Every look at the same test part makes the next one worth less."""
-    if times < 3:
+def warn_of_reuse(earlier: int) -> str:
+    """Every verdict on the same test part makes the next one worth less."""
+    if earlier < _VERDICTS_BEFORE_WARNING:
         return ""
-    return f"This is verdict number {times + 1} on the same test part: what is chosen by its verdicts is no longer judged by it. Keep fresh test data for the last word."
+    return (
+        f"This is verdict number {earlier + 1} on the same test part: what is chosen by its "
+        "verdicts is no longer judged by it. Keep fresh test data for the last word."
+    )
 
 
-def _round(value: float) -> str:
+def _round_up(value: float) -> str:
+    """To two digits."""
     size = 10 ** max(0, int(np.log10(max(value, 1))) - 1)
     return f"{int(np.ceil(value / size) * size):,}"

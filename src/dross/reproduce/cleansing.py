@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import __version__, estimators
+from .. import estimators
+from .._version import __version__
 from ..datasets import load
 from ..datasets.augment import ShiftAndFlip
 from ..datasets.models import cifar10_cnn, mnist_cnn

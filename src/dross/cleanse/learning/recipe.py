@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput
-from ..step.loss import Loss, resolve
-from ..support.name_hints import check_name
+from ...errors import BadInput
+from ...step.loss import Loss, resolve
+from ...support.name_hints import check_name
 
 MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..autodiff.functional import call_model
-from ..influence.run import Run
-from .inputs.columns import find_unusual_cells
-from .inputs.prepared import PreparedData
-from .inputs.texts import TextEncoder
+from ...autodiff.functional import call_model
+from ...influence.run import Run
+from ..inputs.columns import find_unusual_cells
+from ..inputs.prepared import PreparedData
+from ..inputs.texts import TextEncoder
 from .recipe import Recipe
 from .score import RetrainingCheck
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
-from ..autodiff.functional import call_model
-from ..data.seeds import mixed
-from ..errors import NotFinite
-from ..execution import threads
-from ..support.progress import Advance, bar
+from ...autodiff.functional import call_model
+from ...data.seeds import mixed
+from ...errors import NotFinite
+from ...execution import threads
+from ...support.progress import Advance, bar
 from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
 
 MAX_SEARCHED_INSTANCES = 20_000

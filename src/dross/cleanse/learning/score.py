@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.seeds import mixed
-from ..errors import NotSupported
-from ..estimators.outliers import features
-from ..influence.query import losses as losses_of
-from ..influence.query import mean_loss, mean_losses
-from ..influence.run import Run
-from ..influence.scores import Scores
-from ..influence.verification import Verification, compare
-from ..record.train import train
-from .inputs.source import Frame, import_pandas
+from ...data.seeds import mixed
+from ...errors import NotSupported
+from ...estimators.outliers import features
+from ...influence.query import losses as losses_of
+from ...influence.query import mean_loss, mean_losses
+from ...influence.run import Run
+from ...influence.scores import Scores
+from ...influence.verification import Verification, compare
+from ...record.train import train
+from ..inputs.source import Frame, import_pandas
 from .recipe import MOMENTUM, Pair, Recipe
 from .train_many import ModelSpec, train_many
 

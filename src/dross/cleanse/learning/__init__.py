@@ -1,0 +1,1 @@
+"""Training models again and again, and what they say of each instance: scores, doubts, reasons."""

@@ -1,0 +1,151 @@
+"""`dross clean` itself: the order of its stages."""
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...support.atomic_files import write_json
+from ..inputs.load import Request, prepare
+from ..inputs.prepared import PreparedData, data_digest
+from ..inputs.user_code import source_digest
+from ..project import BEGUN, FORMAT, Project
+from .job import Job, Options, Say
+from .output_folder import claim_folder
+from .rounds import explain_suggestions, run_rounds
+from .search import find_recipe
+from .write_project import write_project
+
+
+def clean(
+    data: str | os.PathLike,
+    label: str | None = None,
+    *,
+    out: str | os.PathLike | None = None,
+    text: str | None = None,
+    images: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    task: str | None = None,
+    columns: dict[str, str] | None = None,
+    model: str | None = None,
+    make: str | None = None,
+    runs: int = 4,
+    rounds: int = 1,
+    rate: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    verified: int = 16,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: bool = True,
+    say: Say | None = None,
+) -> Project:
+    """Find the training instances that make a model worse.
+
+    The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
+    result. A call that was stopped goes on when it is made again with the same arguments.
+
+    Arguments:
+        data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
+            module:function, which returns {"train": (x, y), "validation": ..., "test": ...}.
+        label: the column to learn. Pictures in folders need none.
+        out: the folder for everything that is found; runs/NAME by default.
+        text: the column that holds the text, where instances are texts.
+        images: the column that holds the paths of pictures, where `data` is a table of them.
+        validation, test: files or folders for these parts. By default each gets a fifth of `data`.
+        task: `classification` or `regression`. By default the labels decide.
+        columns: {name: kind} for columns that are not what their cells look like. A kind is
+            number, category, date, text or ignore.
+        model: `linear`, `mlp` or `cnn`. By default the kind of data decides.
+        make: module:function that builds a torch.nn.Module, instead of `model`.
+        runs: how many independent runs the scores are averaged over.
+        rounds: with 2 and more, remove what is suggested, then train and score again.
+        rate, epochs, batch_size: for training. By default a search finds rate and epochs.
+        verified: how many of the most harmful, and how many others, to check by retraining.
+        seed: decides the split, the initial weights and the order of the batches.
+        overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
+        progress: show progress bars where stderr is a terminal.
+        say: a function that gets a sentence about each stage; by default nothing is said.
+
+    Returns:
+        The project in the folder `out`.
+
+    Raises:
+        BadInput: the data or an argument cannot be used, or the folder holds something else.
+        NotFinite: training diverges at every rate that was tried.
+        StorageFailed: the folder cannot be written.
+
+    Example:
+        project = dross.clean("people.csv", "income", out="runs/people")
+        worst = project.instances.sort_values("harm_rank").head(20)
+    """
+    parts = {"validation": validation, "test": test}
+    given = {part: None if path is None else _absolute(path) for part, path in parts.items()}
+    request = Request(
+        _absolute(data),
+        label,
+        text=text,
+        images=images,
+        task=task,
+        columns=dict(columns or {}),
+        seed=seed,
+        **given,
+    )
+    options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
+    folder = _default_folder(data) if out is None else Path(out)
+    return _clean(request, options, folder, overwrite, progress, say or (lambda _: None))
+
+
+def _clean(
+    request: Request, options: Options, folder: Path, overwrite: bool, progress: bool, say: Say
+) -> Project:
+    prepared = prepare(request)
+    _describe_data(prepared, say)
+    job = Job(request, options, prepared, data_digest(prepared), folder, progress, say)
+    begun = _describe_job(job)
+    if claim_folder(folder, begun, overwrite):
+        say(f"Everything is there already, in {folder}.")
+        return Project.open(folder)
+    write_json(folder / BEGUN, begun)
+    started = time.monotonic()
+    searched = find_recipe(job)
+    outcome = run_rounds(job, searched.recipe)
+    why = explain_suggestions(job, outcome)
+    return write_project(job, searched, outcome, why, time.monotonic() - started)
+
+
+def _absolute(given: str | os.PathLike) -> str:
+    """A project is opened from other folders as well; module:function is left as it is."""
+    return str(Path(given).resolve()) if Path(given).exists() else str(given)
+
+
+def _default_folder(data: str | os.PathLike) -> Path:
+    return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
+
+
+def _describe_data(prepared: PreparedData, say: Say) -> None:
+    source = prepared.source
+    what = (
+        f"{len(source.classes)} classes of '{source.label}'"
+        if source.classes
+        else f"the number '{source.label}'"
+    )
+    parts = ", ".join(f"{len(ids):,} for {part}" for part, ids in prepared.parts.items())
+    say(f"{len(source):,} instances ({source.kind}), {what}: {parts}.")
+    for note in prepared.notes:
+        say(note)
+
+
+def _describe_job(job: Job) -> dict[str, Any]:
+    """The content of begun.json: with anything else, a folder holds another job."""
+    begun = {
+        "request": asdict(job.request),
+        "options": asdict(job.options),
+        "digest": job.digest,
+        "format": FORMAT,
+    }
+    if job.options.make is not None:
+        begun["model_source"] = source_digest(job.options.make)
+    return begun

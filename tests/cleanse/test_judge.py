@@ -1,0 +1,140 @@
+"""Cleaned and judged, end to end: what should help helps, and what should not does not."""
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.datasets import load_diabetes, load_digits
+
+import dross
+from cleanse.made_inputs import (
+    QUICK,
+    enrichment,
+    load_or_skip,
+    other_parts,
+    write_parts,
+)
+from dross.cleanse import edits, judge
+from dross.cleanse.project import Project
+
+
+def test_a_table_with_flipped_labels_is_improved(cancer):
+    folder, project, bad = cancer
+    assert enrichment(project, bad) > 3 and enrichment(project, bad, "mislabel_rank") > 4
+    assert project.about["suggested"]["m"] > 0 and project.about["verification"]["tau"] > 0.5
+    verdict = dross.judge(folder / "run", progress=False)
+    assert verdict.verdict == "improved" and verdict.metrics["loss"].difference < 0
+    assert set(verdict.recorded) == {"all", "last"} and len(verdict.per_class) == 2
+    assert "improved" in verdict._repr_html_() and "improved" in repr(verdict)
+    relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
+    assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
+    report = (folder / "run" / "report.html").read_text()
+    assert "Most harmful" in report and report.count("<svg") == 4 and "<script" not in report
+    assert len(project.verdicts()) == 2
+    assert "make" not in report or "dross clean" in report
+    scores = pandas.read_csv(folder / "run" / "scores.csv")
+    assert len(scores) == len(bad) and set(project.instances.columns) <= set(scores.columns)
+
+
+def test_an_instance_in_both_lists_is_relabelled_and_not_removed(cancer):
+    _, project, _ = cancer
+    both = edits.choose_edits(project, 20, 20, False)
+    assert "20 most harmful removed" in both.what
+    assert "in both lists only relabelled" in both.what  # flipped labels are in both
+    assert len(both.relabelled) == 20 > len(both.removed)
+    assert not set(both.removed) & set(both.relabelled)
+
+
+def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeypatch):
+    run = cancer[0] / "run"
+    ask = lambda **options: dross.judge(
+        run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
+    )
+    whole, before = ask(), len(Project.open(run).verdicts())
+    calls, train = [], judge.train_many
+
+    def stopped(*given, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(*given, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(judge, "train_many", stopped)
+        ask()
+    (waiting,) = (run / "judging").glob("*/piece-*")
+    assert waiting.name == "piece-000000.safetensors"
+    assert len(Project.open(run).verdicts()) == before
+    again = ask(n_jobs=2)  # the second piece, in a worker
+    assert again.metrics == whole.metrics and again.per_class == whole.per_class
+    assert not (run / "judging").exists() and not (run / "judging.json").exists()
+
+
+def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path):
+    data = load_digits()
+    frame = pandas.DataFrame(data.data[:900]).add_prefix("p").assign(digit=data.target[:900])
+    frame.to_csv(tmp_path / "digits.csv", index=False)
+    project = dross.clean(
+        tmp_path / "digits.csv", "digit", task="classification", out=tmp_path / "run", **QUICK
+    )
+    chance = np.random.default_rng(3).choice(len(project.instances), 30, replace=False)
+    project.decisions.record({int(k): ("remove", None) for k in chance})
+    verdict = dross.judge(tmp_path / "run", decisions=True, progress=False)
+    assert verdict.verdict != "improved" and verdict.removed == 30
+
+
+def test_two_newsgroups_as_text(tmp_path):
+    news = load_or_skip("20news")
+    texts, labels = news.train
+    pair = [news.classes.index(name) for name in ("rec.sport.hockey", "sci.space")]
+    chosen = [k for k in range(len(labels)) if labels[k] in pair][:800]
+    frame = pandas.DataFrame(
+        {"post": [texts[k] for k in chosen], "group": [news.classes[labels[k]] for k in chosen]}
+    )
+    bad = write_parts(frame, "group", tmp_path, 0.1)
+    project = dross.clean(
+        tmp_path / "train.csv",
+        "group",
+        text="post",
+        out=tmp_path / "run",
+        runs=2,
+        verified=4,
+        progress=False,
+        **other_parts(tmp_path),
+    )
+    assert project.about["kind"] == "text" and enrichment(project, bad, "mislabel_rank") > 5
+    verdict = dross.judge(tmp_path / "run", relabel=int(0.8 * bad.sum()), progress=False)
+    assert verdict.verdict == "improved"
+    likeliest = int(project.instances["mislabel_rank"].replace(-1, 10**6).idxmin())
+    words = project.why(likeliest)["words"]
+    assert words and isinstance(words[0][0], str)
+
+
+def test_a_sample_of_adult(tmp_path):
+    adult = load_or_skip("adult")
+    columns, labels = adult.train
+    frame = pandas.DataFrame(columns).assign(income=np.array(adult.classes)[labels])
+    bad = write_parts(frame.sample(1500, random_state=0), "income", tmp_path, 0.15)
+    project = dross.clean(
+        tmp_path / "train.csv",
+        "income",
+        out=tmp_path / "run",
+        runs=3,
+        verified=4,
+        progress=False,
+        **other_parts(tmp_path),
+    )
+    assert enrichment(project, bad) > 1.5
+    verdict = dross.judge(tmp_path / "run", remove=int(0.6 * bad.sum()), progress=False)
+    assert verdict.verdict == "improved"
+
+
+def test_a_number_to_predict(tmp_path):
+    frame = load_diabetes(as_frame=True).frame
+    frame.to_parquet(tmp_path / "diabetes.parquet")
+    project = dross.clean(tmp_path / "diabetes.parquet", "target", out=tmp_path / "run", **QUICK)
+    assert project.about["task"] == "regression" and project.classes == []
+    verdict = dross.judge(tmp_path / "run", remove=10, quick=True, progress=False)
+    assert 1000 < np.mean(verdict.metrics["loss"].before) < 9000  # squared units of the target
+    assert 30 < np.mean(verdict.metrics["absolute error"].before) < 90  # its own units
+    project.decisions.record({3: ("relabel", "120")})
+    assert dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False).relabelled == 1

@@ -1,0 +1,47 @@
+"""The folder that dross clean leaves: what it shows of itself, and that damage is refused."""
+
+import numpy as np
+import pytest
+
+import dross
+from cleanse.made_inputs import QUICK, small_table
+from dross.cleanse.project import Project
+from dross.errors import TapeDamaged, TapeMismatch
+
+
+def test_the_project_shows_itself(cancer):
+    _, project, _ = cancer
+    assert "training instances" in repr(project) and "<table" in project._repr_html_()
+    why = project.why(int(project.instances["harm_rank"].idxmin()))
+    assert len(why["similar"]) == 4 and why["hurts"]
+    assert all(verified for *_, verified in why["hurts"])
+
+
+def test_a_tampered_folder(tmp_path):
+    out = tmp_path / "run"
+    dross.clean(small_table(tmp_path / "t.csv"), "kind", out=out, **QUICK)
+    (out / "instances.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(TapeDamaged, match="cannot be read"):
+        Project.open(out).instances  # noqa: B018
+    (out / "instances.parquet").unlink()
+    with pytest.raises(TapeDamaged, match="missing"):
+        dross.judge(out, remove=3)
+    (out / "project.json").write_text("{")
+    with pytest.raises(TapeDamaged, match="not readable JSON"):
+        Project.open(out)
+    (out / "project.json").write_text('{"made_by": "somebody"}')
+    with pytest.raises(TapeDamaged, match="not written by dross"):
+        Project.open(out)
+    (out / "project.json").write_text('{"made_by": "dross", "format": 99}')
+    with pytest.raises(TapeMismatch, match="format 99"):
+        Project.open(out)
+
+
+def test_a_hostile_cell_stays_text_in_the_report(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    colours = np.where(np.arange(150) % 3 == 0, hostile, "\"quoted\" & 'so'")
+    columns = {"colour": colours, "<b>name": np.arange(150) % 7}
+    path = small_table(tmp_path / "t.csv", **columns)
+    dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert hostile not in report and "&lt;img src=x" in report and "<b>name" not in report
