@@ -11,7 +11,7 @@ from .cleanse.judge import judge
 from .cleanse.pipeline import clean
 from .cleanse.project import Project
 from .cleanse.verdict import Verdict
-from .support.png import png
+from .support.png import encode_png
 
 FLIPPED = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part
@@ -59,7 +59,7 @@ def as_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
         for k, (picture, label) in enumerate(zip(x, y.tolist())):
             path = folders[part] / str(label) / f"{k:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png((255 * picture.reshape(8, 8).numpy()).astype(np.uint8)))
+            path.write_bytes(encode_png((255 * picture.reshape(8, 8).numpy()).astype(np.uint8)))
     return folders
 
 

@@ -16,7 +16,7 @@ from ..errors import BadInput, NotFinite, TapeDamaged
 from ..influence.run import Run
 from ..support.atomic_files import write_json
 from ..support.name_hints import check_name
-from ..support.png import png
+from ..support.png import encode_png
 from . import report
 from .inputs.frames import library
 from .inputs.images import shown
@@ -499,7 +499,7 @@ class _Cleaning:
             content = self.prepared.part(part).content["path"].tolist() if names else []
             for k in ids:
                 (folder / f"{part}-{k:06d}.png").write_bytes(
-                    png(shown(self.prepared.root / content[k]))
+                    encode_png(shown(self.prepared.root / content[k]))
                 )
 
 

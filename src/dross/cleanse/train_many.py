@@ -19,7 +19,7 @@ from ..errors import BadInput, NotFinite
 from ..execution import threads
 from ..step.loss import resolve
 from ..support.name_hints import check_name
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9
@@ -154,7 +154,9 @@ def fit(
     parts: list[Trained] = []
     with (
         threads.manage_threads(),
-        bar(what or "training", steps * len(fits), show=progress, unit="model steps") as advance,
+        progress_bar(
+            what or "training", steps * len(fits), show=progress, unit="model steps"
+        ) as advance,
     ):
         for start in range(0, len(fits), size):
             if side_by_side:  # no convolutions: every weight is multiplied with every instance once

@@ -27,7 +27,7 @@ from ..replay.replay_check import check_same
 from ..replay.take_steps import take_step
 from ..step.layout import State
 from ..step.step import Step, advance
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from .query import Query, as_query
 
 #: the two ways to be absent
@@ -253,7 +253,7 @@ def replayed(
     size = _even(len(groups), _fitting(recording, start, first)) if side_by_side else 1
     total = (stop - first) * (len(groups) + 1)
     at = 0
-    with bar("counterfactual runs", total, show=progress, unit="model steps") as told:
+    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as told:
         while at < len(groups):
             chunk = [np.zeros(0, dtype=np.int64), *groups[at : at + size]]
             if not side_by_side:

@@ -16,7 +16,7 @@ from ..replay.recording import Recording
 from ..replay.take_steps import take_step
 from ..step.layout import State
 from ..step.step import Derivative, push
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def parameter_influence(
     recording.check_unchanged()
     with (
         objective.training(),
-        bar("following instances", tape.steps - tape.first, show=progress) as advance,
+        progress_bar("following instances", tape.steps - tape.first, show=progress) as advance,
     ):
         for index, segment in enumerate(recording.segments(range(len(tape.entries)))):
             state = segment.states[0]

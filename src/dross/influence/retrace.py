@@ -30,7 +30,7 @@ from ..replay.take_steps import take_step
 from ..step.layout import State
 from ..step.objective import Objective
 from ..step.step import Derivative, Step, needs_gradient, pull
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from .progress_file import ProgressFile, Reached, question
 from .query import Query
 from .scores import Scores
@@ -102,7 +102,7 @@ def retrace(
 
     with (
         objective.training(),
-        bar("retracing", position - first, show=progress and ranks.rank == 0) as advance,
+        progress_bar("retracing", position - first, show=progress and ranks.rank == 0) as advance,
     ):
         for index, segment in recording.backwards(first, position):
             if position < min(stop, segment.end):  # an interruption left off here

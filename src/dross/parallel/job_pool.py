@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, DrossWarning, WorkerLost, first_line
-from ..support.progress import bar, silence
+from ..support.progress import hide_progress, progress_bar
 from .result_store import Pieces
 
 _PATIENCE = 3  # deaths in a row without anything finished in between
@@ -72,7 +72,7 @@ def sweep(
         kept.begin()
         found = {k: result for k in range(len(pieces)) if (result := kept.get(k)) is not None}
     missing = {k: piece for k, piece in enumerate(pieces) if k not in found}
-    with bar(what, len(pieces), show=progress and spread, unit="pieces") as told:
+    with progress_bar(what, len(pieces), show=progress and spread, unit="pieces") as told:
         told(len(found))
         yield from found.items()
         for number, result in (_spread if spread else _here)(work, missing, n_jobs, kept):
@@ -189,7 +189,7 @@ def _at_worker(payload: Any, digest: str, width: int, number: int, piece: Any) -
 
     with (
         _ALONE,
-        silence(),
+        hide_progress(),
         parallel_config(backend="sequential", n_jobs=1),
     ):  # a sweep inside a piece stays in it
         if digest not in _UNPACKED:

@@ -27,7 +27,7 @@ from ..step.loss import check_labels, resolve
 from ..step.objective import Objective, Penalty
 from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
 from ..step.step import Micro, Step
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from ..tape.manifest import check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
@@ -152,7 +152,10 @@ def _fold(
     complete, writer.ends = False, {writer.next: state}
     t, coming = writer.next, plan.from_step(writer.next)
     waiting: list[_Row] = []  # taken and not yet looked at
-    with objective.training(), bar("training", plan.steps - writer.next, show=progress) as advance:
+    with (
+        objective.training(),
+        progress_bar("training", plan.steps - writer.next, show=progress) as advance,
+    ):
         try:
             while block := list(islice(coming, _MOST_UNWATCHED)):
                 steps = [
