@@ -4,7 +4,7 @@
     ├── BadInput            an argument that cannot be used as given          (also a ValueError)
     ├── NotSupported        something dross does not know how to retrace
     ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
-    ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
+    ├── NotReplayable       a recorded step that dross cannot reproduce       (while recording)
     ├── RankLost            another process of a distributed job has died or is stuck
     ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
     ├── WorkerLost          the workers of a sweep die and nothing more gets done

@@ -159,10 +159,10 @@ def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path):
 
 
 def test_pictures_in_folders(tmp_path):
-    from dross.demo import as_pictures, flipped_digits
+    from dross.demo import load_flipped_digits, write_pictures
 
-    digits = flipped_digits()
-    folders = as_pictures(digits, tmp_path / "digits")
+    digits = load_flipped_digits()
+    folders = write_pictures(digits, tmp_path / "digits")
     project = dross.clean(
         folders["train"],
         validation=str(folders["validation"]),
