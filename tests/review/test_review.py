@@ -13,8 +13,8 @@ import pytest
 from dross.cleanse.decisions import Decisions
 from dross.errors import BadInput, TapeDamaged
 from dross.review.class_balance import class_warnings
-from dross.review.sentences import amount, sentences
-from dross.review.server import running, serve
+from dross.review.sentences import format_amount, reason_sentences
+from dross.review.server import serve, serve_in_thread
 from review.review_project import HOSTILE, make_project, make_verdict
 
 
@@ -30,7 +30,7 @@ def fresh(tmp_path):
 
 @pytest.fixture(scope="module")
 def page(project):
-    with running(project) as server, client(server) as talking:
+    with serve_in_thread(project) as server, client(server) as talking:
         yield talking
 
 
@@ -84,7 +84,7 @@ def test_every_filter_keeps_what_it_says(page, project):
 
 
 def test_filters_on_decisions_follow_them(fresh):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         decide(talking, ["remove", None, [1, 2]], ["keep", None, [3]], ["relabel", ">50K", [4]])
         ask = lambda state: set(
             talking.get("/api/list", params={"tab": "all", "state": state}).json()["ids"]
@@ -106,7 +106,10 @@ def test_items_look_like_their_kind(tmp_path, page, project):
         and item["cells"][5] is None
     )  # every seventh is missing
     for kind, key in (("images", "source"), ("text", "text")):
-        with running(make_project(tmp_path / kind, kind, 30)) as server, client(server) as talking:
+        with (
+            serve_in_thread(make_project(tmp_path / kind, kind, 30)) as server,
+            client(server) as talking,
+        ):
             assert key in talking.get("/api/items", params={"ids": "0"}).json()["items"][0]
             assert talking.get("/api/project").json()["layout"] == kind
             assert talking.get("/picture/train/0").status_code == (200 if kind == "images" else 404)
@@ -152,7 +155,7 @@ def test_sentences_of_every_case():
         "outlier": 0.5,
     }
     told = lambda task="classification", runs=4, **changed: [
-        s["text"] for s in sentences(row | changed, {"task": task, "runs": runs})
+        s["text"] for s in reason_sentences(row | changed, {"task": task, "runs": runs})
     ]
     assert (
         told()[0]
@@ -176,14 +179,19 @@ def test_sentences_of_every_case():
         "rose by 0.000030, unlike the estimate" in told()[3]
         and "Not checked" in told(verified=float("nan"))[3]
     )
-    assert [amount(value) for value in (0, 0.5, -12.3, 1.23e-7)] == ["0", "0.50", "12", "1.2e-7"]
+    assert [format_amount(value) for value in (0, 0.5, -12.3, 1.23e-7)] == [
+        "0",
+        "0.50",
+        "12",
+        "1.2e-7",
+    ]
 
 
 # Decisions
 
 
 def test_a_decision_is_on_disk_when_it_is_acknowledged_and_undo_survives_a_restart(fresh):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         answer = decide(talking, ["remove", None, [5]], ["relabel", ">50K", [6]], who="ana").json()
         assert (
             answer["progress"]["remove"] == answer["progress"]["relabel"] == 1
@@ -194,7 +202,7 @@ def test_a_decision_is_on_disk_when_it_is_acknowledged_and_undo_survives_a_resta
             5: ("remove", None),
             6: ("relabel", ">50K"),
         }
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         undone = talking.post("/api/undo", json={"revision": answer["revision"]}).json()
         assert undone["event"]["count"] == 2 and {
             tuple(entry) for entry in undone["decisions"]
@@ -208,7 +216,7 @@ def test_a_decision_is_on_disk_when_it_is_acknowledged_and_undo_survives_a_resta
 
 
 def test_an_answer_also_tells_what_others_did_meanwhile(fresh):
-    with running(fresh) as server, client(server) as ana, client(server) as ben:
+    with serve_in_thread(fresh) as server, client(server) as ana, client(server) as ben:
         known = ana.get("/api/project").json()["revision"]
         decide(ben, ["keep", None, [9]], revision=known)
         answer = decide(ana, ["remove", None, [5]], revision=known).json()
@@ -223,13 +231,13 @@ def test_an_answer_also_tells_what_others_did_meanwhile(fresh):
 
 
 def test_a_request_that_is_sent_again_counts_once(fresh):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         first = decide(talking, ["keep", None, [1]], once="a").json()["revision"]
         assert decide(talking, ["keep", None, [1]], once="a").json()["revision"] == first
 
 
 def test_many_people_at_once_lose_nothing(fresh):
-    with running(fresh) as server:
+    with serve_in_thread(fresh) as server:
 
         def work(first):
             with client(server) as talking:
@@ -257,7 +265,7 @@ def test_many_people_at_once_lose_nothing(fresh):
     ],
 )
 def test_nonsense_is_refused_with_a_sentence(fresh, body):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         answer = talking.post("/api/decide", json={"revision": 0} | body)
         assert answer.status_code == 400 and answer.json()["error"].endswith(".")
         assert talking.post("/api/decide", content=b"{").status_code == 400
@@ -266,7 +274,7 @@ def test_nonsense_is_refused_with_a_sentence(fresh, body):
 
 def test_a_regression_takes_numbers_as_labels(tmp_path):
     with (
-        running(make_project(tmp_path / "r", "table", 40, task="regression")) as server,
+        serve_in_thread(make_project(tmp_path / "r", "table", 40, task="regression")) as server,
         client(server) as talking,
     ):
         assert decide(talking, ["relabel", "3.5", [1]]).status_code == 200
@@ -298,7 +306,7 @@ def test_a_class_that_loses_much_is_named():
 
 
 def test_a_bulk_decision_can_be_looked_at_first(fresh):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         decide(talking, ["keep", None, [0, 1]])
         ids = [
             id
@@ -319,7 +327,7 @@ def test_a_bulk_decision_can_be_looked_at_first(fresh):
 
 def test_nothing_without_the_token(fresh):
     with (
-        running(fresh) as server,
+        serve_in_thread(fresh) as server,
         httpx.Client(base_url=server.origin, trust_env=False) as stranger,
     ):
         for path in (
@@ -347,13 +355,13 @@ def test_nothing_without_the_token(fresh):
 
 
 def test_the_cookie_is_for_the_page_and_its_pictures_only(fresh):
-    with running(fresh) as server:
+    with serve_in_thread(fresh) as server:
         cookie = httpx.get(server.address, trust_env=False).headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie and "domain" not in cookie
 
 
 def test_another_host_or_origin_is_turned_away(fresh):
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
             assert talking.get("/api/project", headers={"Host": host}).status_code == 421
         assert talking.get("/api/project", headers={"Host": "LOCALHOST:1"}).status_code == 200
@@ -420,7 +428,7 @@ def exactly(page, *head):
 
 def test_hostile_data_are_data(tmp_path):
     with (
-        running(make_project(tmp_path / "h", "table", 30, hostile=True)) as server,
+        serve_in_thread(make_project(tmp_path / "h", "table", 30, hostile=True)) as server,
         client(server) as talking,
     ):
         html = talking.get("/").text
@@ -467,7 +475,7 @@ while not (folder / "go").exists(): time.sleep(0.02)
 (folder / "judging.json").unlink(); (folder / "verdicts").mkdir(exist_ok=True)
 (folder / "verdicts" / "1.json").write_text({verdict!r})""",
     )
-    with running(fresh, judge_command=command) as server, client(server) as talking:
+    with serve_in_thread(fresh, judge_command=command) as server, client(server) as talking:
         refused = talking.post("/api/judge", json={"seeds": 3, "quick": True})
         assert refused.status_code == 400 and "nothing to judge" in refused.json()["error"]
         decide(talking, ["remove", None, [1]])
@@ -490,7 +498,7 @@ while not (folder / "go").exists(): time.sleep(0.02)
 
 def test_a_judgement_that_fails_says_what_it_said(fresh):
     with (
-        running(
+        serve_in_thread(
             fresh, judge_command=judge(fresh.folder, "sys.exit('BadInput: no <tapes> here')")
         ) as server,
         client(server) as talking,
@@ -515,7 +523,7 @@ def test_a_judgement_can_be_cancelled_and_ends_with_the_page(fresh):
             wait_for(lambda: (fresh.folder / "pid").exists() and (fresh.folder / "pid").read_text())
         )
 
-    with running(fresh, judge_command=command) as server, client(server) as talking:
+    with serve_in_thread(fresh, judge_command=command) as server, client(server) as talking:
         decide(talking, ["remove", None, [1]])
         first = started(talking)
         assert talking.post("/api/judge/cancel", json={}).json()["state"] == "cancelled"
@@ -544,7 +552,7 @@ def test_a_folder_that_is_no_project_says_so(tmp_path):
 def test_a_damaged_verdict_does_not_break_the_page(fresh):
     (fresh.folder / "verdicts").mkdir()
     (fresh.folder / "verdicts" / "1.json").write_text("{")
-    with running(fresh) as server, client(server) as talking:
+    with serve_in_thread(fresh) as server, client(server) as talking:
         answer = talking.get("/api/verdicts")
         assert answer.status_code == 500 and "not readable JSON" in answer.json()["error"]
         assert talking.get("/api/project").status_code == 200

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dross.cleanse.decisions import Decisions
-from dross.review.server import running
+from dross.review.server import serve_in_thread
 from review.review_project import HOSTILE, make_project, make_verdict
 
 playwright = pytest.importorskip(
@@ -106,7 +106,7 @@ def harmful(project):
 
 def test_deciding_undoing_and_reloading_by_keyboard(browser, project):
     first, second, third, fourth, *_ = harmful(project)
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         assert selected(page) == first and "token" not in page.url
         page.keyboard.press("x")
         page.keyboard.press("k")
@@ -148,7 +148,7 @@ def test_deciding_undoing_and_reloading_by_keyboard(browser, project):
             page,
             f"document.querySelector(\".item[data-id='{second}']\").dataset.decision === 'undecided'",
         )
-    with running(project) as server, visit(browser, server) as page:  # after a restart
+    with serve_in_thread(project) as server, visit(browser, server) as page:  # after a restart
         page.click("#undo")
         until(
             page,
@@ -160,7 +160,7 @@ def test_deciding_undoing_and_reloading_by_keyboard(browser, project):
 
 def test_every_key_has_a_button_and_keys_can_be_switched_off(browser, project):
     first, second, *_ = harmful(project)
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         page.uncheck("#keys-on")
         page.locator(".item[aria-selected=true]").focus()
         for key in "xkrucwbv/?":
@@ -189,7 +189,7 @@ def test_every_key_has_a_button_and_keys_can_be_switched_off(browser, project):
 
 def test_the_filter_is_in_the_address_and_back_goes_back(browser, project):
     rows = project.instances
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         page.click("[data-tab=all]")
         page.select_option("[name=class]", ">50K")
         page.select_option("[name=prediction]", "differs")
@@ -221,7 +221,10 @@ def test_the_filter_is_in_the_address_and_back_goes_back(browser, project):
 
 def test_a_bulk_decision_is_counted_confirmed_warned_about_and_undone(browser, project):
     rich = {int(id) for id in project.instances.index[project.instances["label"] == ">50K"]}
-    with running(project) as server, visit(browser, server, "&tab=all&class=%3E50K") as page:
+    with (
+        serve_in_thread(project) as server,
+        visit(browser, server, "&tab=all&class=%3E50K") as page,
+    ):
         page.keyboard.press("x")
         saved(page)
         page.click("#open-bulk")
@@ -244,7 +247,11 @@ def test_a_bulk_decision_is_counted_confirmed_warned_about_and_undone(browser, p
 
 def test_two_tabs_and_two_people_see_each_other(browser, project):
     first, second, *_ = harmful(project)
-    with running(project) as server, visit(browser, server) as ana, visit(browser, server) as ben:
+    with (
+        serve_in_thread(project) as server,
+        visit(browser, server) as ana,
+        visit(browser, server) as ben,
+    ):
         ana.keyboard.press("x")
         ben.keyboard.press("j")
         ben.keyboard.press("k")
@@ -259,7 +266,7 @@ def test_two_tabs_and_two_people_see_each_other(browser, project):
 
 def test_nothing_is_lost_while_the_server_does_not_answer(browser, project):
     first, second, *_ = harmful(project)
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         page.context.set_offline(True)
         page.keyboard.press("x")
         page.keyboard.press("k")
@@ -292,7 +299,7 @@ def test_hostile_data_run_nothing_and_are_shown_as_they_are(browser, tmp_path, k
     (project.folder / "verdicts" / "1.json").write_text(
         json.dumps(make_verdict(sentence=HOSTILE[0]))
     )
-    with running(project) as server, visit(browser, server, "&tab=all") as page:
+    with serve_in_thread(project) as server, visit(browser, server, "&tab=all") as page:
         page.wait_for_selector("#why-body .reasons")
         for _ in range(6):
             page.keyboard.press("j")
@@ -320,7 +327,7 @@ def test_hostile_data_run_nothing_and_are_shown_as_they_are(browser, tmp_path, k
 def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_path):
     project = make_project(tmp_path / "p", "table", 10_000)
     everything = [int(id) for id in project.instances["harm_rank"].sort_values().index]
-    with running(project) as server, visit(browser, server, "&tab=all") as page:
+    with serve_in_thread(project) as server, visit(browser, server, "&tab=all") as page:
         page.keyboard.press("End")
         assert selected(page) == everything[-1]
         page.wait_for_selector(f".item[data-id='{everything[-1]}'] .effect")
@@ -342,7 +349,7 @@ def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_
 
 def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
     project = make_project(tmp_path / "p", "images", 80)
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         until(
             page,
             "[...document.querySelectorAll('#list img')].every((image) => image.complete && image.naturalWidth)",
@@ -373,7 +380,7 @@ def test_a_judgement_from_the_page(browser, project):
         f"(folder / 'verdicts').mkdir()\n(folder / 'verdicts' / '1.json').write_text({json.dumps(make_verdict(seeds=4))!r})\n"
     )
     with (
-        running(
+        serve_in_thread(
             project, judge_command=[sys.executable, str(script), str(project.folder)]
         ) as server,
         visit(browser, server) as page,
@@ -407,7 +414,7 @@ def test_a_judgement_from_the_page(browser, project):
 
 
 def test_narrow_and_magnified_screens_need_no_sideways_scrolling(browser, project):
-    with running(project) as server, visit(browser, server) as page:
+    with serve_in_thread(project) as server, visit(browser, server) as page:
         for width, height in ((360, 740), (320, 256)):  # a telephone; 1280 x 1024 at 400 %
             page.set_viewport_size({"width": width, "height": height})
             until(page, "document.querySelector('#items.narrow .item:not(.loading)')")
@@ -445,7 +452,7 @@ def test_axe_finds_nothing_serious(browser, tmp_path, kind):
             ],
         )
 
-    with running(project) as server:
+    with serve_in_thread(project) as server:
         for scheme, width, keys in (
             ("light", 1300, "rv?b" if kind == "table" else ""),
             ("dark", 1300, "v"),
