@@ -2,12 +2,11 @@
 
 import json
 import os
-import sys
 
 import pytest
 
 from review.review_client import client_of, decide, wait_for
-from review.review_project import make_verdict
+from review.review_project import judge_command, make_verdict
 
 WRITES_A_VERDICT = """
 assert sys.argv[2:] == ["--quick"], sys.argv
@@ -22,14 +21,6 @@ import os
 (folder / 'pid').write_text(str(os.getpid()))
 time.sleep(60)
 """
-
-
-def judge_command(folder, script):
-    """A command that stands in for `dross judge`."""
-    path = folder / "judge.py"
-    head = "import json, pathlib, sys, time\nfolder = pathlib.Path(sys.argv[1])\n"
-    path.write_text(head + script)
-    return [sys.executable, str(path), str(folder)]
 
 
 def test_a_judgement_is_started_watched_and_shown(fresh):
