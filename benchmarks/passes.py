@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from dross.replay.several_steps import AT_ONCE
 from gpu import SHAPES, pair, recorded
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -23,7 +24,6 @@ import dross
 from dross.execution.cuda_graph import Graphs
 from dross.influence.retrace import reverse_steps
 from dross.replay.recording import Recording
-from dross.replay.several_steps import AT_ONCE
 from dross.replay.take_steps import take_steps
 from dross.step.step import Derivative
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.demo import flipped_digits
+from dross.demo import load_flipped_digits
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ def main(path: str) -> None:
             "axes.spines.right": False,
         }
     )
-    digits = flipped_digits()
+    digits = load_flipped_digits()
     figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.2), constrained_layout=True)
     for panel, activation in zip(panels, (nn.GELU, nn.ReLU)):
         torch.manual_seed(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dross.support.atomic_files import write_table
-from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save
+from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
 
 from .measures import COLUMNS, load_scores, measured
 from .methods import METHODS
@@ -50,7 +50,7 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
         target / "peers-magic.csv",
         [row for p, made in duels for row in duel_rows(p, made)] or [{"model": ""}],
     )
-    save(figure(models, rows), target / "peers.svg")
+    save_svg(figure(models, rows), target / "peers.svg")
     written = "\n".join(
         [
             BEGIN,

@@ -1,18 +1,13 @@
 """dross finds the training instances that make a model worse, and proves it by retraining.
 
-Record (S_t, eta_t, theta_t) while a model trains, retrace the run backwards, and get for every training instance the estimated
-change of any query had that instance been absent. After Hara, Nitanda, Maehara, "Data Cleansing for Models Trained with SGD",
-NeurIPS 2019.
+Record (S_t, eta_t, theta_t) while a model trains, retrace the run backwards, and get for every
+training instance the estimated change of any query had that instance been absent. After Hara,
+Nitanda, Maehara, "Data Cleansing for Models Trained with SGD", NeurIPS 2019.
 """
 
-import os
+from .support.environment import prepare_environment
 
-# Before torch is loaded: while they wait for the next operation its idle threads keep their cores busy, by default thirty times longer than this, and so
-# keep each other from working when another program needs a core, too (threads.py).
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# Before the first convolution on a GPU: cuDNN has two ways to guess its quickest kernel for given sizes. torch asks for the one that is quicker to guess, and gets
-# kernels that take up to four times as long (convolutions.py).
-os.environ.setdefault("TORCH_CUDNN_USE_HEURISTIC_MODE_B", "1")
+prepare_environment()  # before torch is imported
 
 from . import estimators
 from ._version import __version__ as __version__

@@ -1,3 +1,5 @@
+"""`python -m dross`: the command line."""
+
 from .cli import main
 
 main()

@@ -1,15 +1,29 @@
-"""The command line."""
+"""The command line: `dross clean`, `dross review`, `dross judge`, `dross export` and the rest."""
 
+import inspect
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typer import Argument, Option
 
+from . import cli_options as option
+from .cleanse.export import export as export_project
+from .cleanse.judge import judge as judge_project
+from .cleanse.pipeline.clean import clean as clean_data
+from .cli_output import (
+    console,
+    print_findings,
+    print_table1,
+    print_tape,
+    print_test_errors,
+    print_verdict,
+    say,
+)
 from .errors import BadInput, DrossError
 
 app = typer.Typer(
@@ -20,11 +34,10 @@ app = typer.Typer(
     help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
 )
-console = Console()
-_DEMO = Path("runs/demo")
+_Command = Callable[..., None]
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from ._version import __version__
 
@@ -34,175 +47,91 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error.")
-    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the whole traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    """The options that every command has; the help of `dross` itself is in `app`."""
 
 
-@app.command()
+def _command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[_Command], _Command]:
+    """Make a function a command. Its docstring is the help, broken where the terminal ends."""
+
+    def register(function: _Command) -> _Command:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        paragraphs = [paragraph.replace("\n", " ") for paragraph in paragraphs]
+        if examples:
+            paragraphs += ["[bold]Examples[/bold]", *examples]
+        return group.command(help="\n\n".join(paragraphs))(function)
+
+    return register
+
+
+@_command(app)
 def demo(
     out: Annotated[
-        Path,
-        typer.Option(help="Where everything goes. What an earlier demo left there is replaced."),
-    ] = _DEMO,
-    seeds: Annotated[
-        int, typer.Option(min=2, help="How many fresh seeds the verdict rests on.")
-    ] = 10,
+        Path, Option(help="Where everything goes. What an earlier demo left there is replaced.")
+    ] = Path("runs/demo"),
+    seeds: Annotated[int, Option(min=2, help="How many fresh seeds the verdict rests on.")] = 10,
 ) -> None:
     """The whole story on the digits inside scikit-learn, with 5 % of the training labels flipped.
 
-    Reads them as pictures, trains and records four runs, scores every training instance by how much worse it makes the model, checks the scores
-    against real retraining, suggests how many to remove, and judges the suggestion with fresh seeds on test data.
+    Reads them as pictures, trains and records four runs, scores every training instance by how
+    much worse it makes the model, checks the scores against real retraining, suggests how many to
+    remove, and judges the suggestion with fresh seeds on test data.
     """
-    from . import demo as demonstration
+    from .demo import FLIPPED_SHARE, TRAIN, run_demo
 
     console.print(
-        f"{demonstration.TRAIN} digits to learn from, {demonstration.FLIPPED:.0%} of them with a wrong label on purpose."
+        f"{TRAIN} digits to learn from, {FLIPPED_SHARE:.0%} of them with a wrong label on purpose."
     )
-    story = demonstration.tell(out, seeds=seeds, say=_say)
-    by_chance = story.removed * story.flipped / demonstration.TRAIN
+    result = run_demo(out, seeds=seeds, say=say)
+    by_chance = result.removed * result.flipped / TRAIN
     console.print(
-        f"\nOf the {story.removed} most harmful, {story.found} are among the {story.flipped} with a flipped label; by chance it would be {by_chance:.0f}. "
-        f"Of the {story.flipped} most probably mislabelled, {story.suspected} are.\n"
+        f"\nOf the {result.removed} most harmful, {result.found} are among the {result.flipped} "
+        f"with a flipped label; by chance it would be {by_chance:.0f}. "
+        f"Of the {result.flipped} most probably mislabelled, {result.suspected} are.\n"
     )
-    _show(story.verdict)
-    folder = story.project.folder
+    print_verdict(result.verdict)
+    folder = result.project.folder
     console.print(
         f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}",
         soft_wrap=True,
     )
 
 
-def _say(line: str) -> None:
-    console.print(line, highlight=False, markup=False)
-
-
-def _show(verdict: Any) -> None:
-    """A verdict in the terminal."""
-    colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
-    console.print(
-        Text.assemble((f"{verdict.verdict.capitalize()}. ", f"bold {colour}"), verdict.sentence)
-    )
-    table = Table("on the test part")
-    columns = []
-    for name, m in verdict.metrics.items():
-        table.add_column("error, %" if name == "error" else name, justify="right")
-        columns.append(_measured(m, *((100, 2) if name == "error" else (1, 4))))
-    for row in columns[0]:
-        table.add_row(row, *(column[row] for column in columns))
-    console.print(table)
-    if verdict.settle:
-        _say(verdict.settle)
-
-
-def _p(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
-
-
-def _measured(m: Any, scale: int, digits: int) -> dict[str, str]:
-    number = lambda v, sign="": f"{scale * v:{sign}.{digits}f}"
-    mean = lambda values: sum(values) / len(values)
-    return {
-        "everything kept": number(mean(m.before)),
-        "after": number(mean(m.after)),
-        "difference": number(m.difference, "+"),
-        "95 % interval": f"{number(m.interval[0], '+')} to {number(m.interval[1], '+')}",
-        "t-test": _p(m.p_t),
-        "sign flips": _p(m.p_signs),
-        "difference, as many at random": number(m.random_difference, "+"),
-    }
-
-
-@app.command()
+@_command(app, examples=option.CLEAN_EXAMPLES)
 def clean(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, or module:function."
-        ),
-    ],
-    label: Annotated[str | None, typer.Option(help="The column to be learnt.")] = None,
-    text: Annotated[
-        str | None, typer.Option(help="The column that holds a text to learn from.")
-    ] = None,
-    images: Annotated[
-        str | None, typer.Option(help="The column that holds the paths of pictures.")
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(help="Validation data of your own: scores are computed on it.")
-    ] = None,
-    test: Annotated[
-        str | None, typer.Option(help="Test data of your own: only dross judge reads it.")
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="classification or regression; otherwise inferred from the label."),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What a column is: NAME=number, category, date or ignore. May be repeated."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="linear, mlp, cnn, or module:function that builds a torch model."),
-    ] = None,
-    runs: Annotated[
-        int, typer.Option(min=1, help="Independent runs to average the scores over.")
-    ] = 4,
-    rounds: Annotated[
-        int,
-        typer.Option(min=1, help="2 and more: remove what is suggested, train and score again."),
-    ] = 1,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="The learning rate; otherwise searched for on the validation part."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs; otherwise searched for.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Instances per step.")] = None,
-    verified: Annotated[
-        int,
-        typer.Option(
-            min=2, help="Suggestions, and as many at random, to check by retraining without each."
-        ),
-    ] = 16,
-    seed: Annotated[int, typer.Option(help="Of the split and of everything random.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for what is found. Default: runs/NAME.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what the folder holds.")
-    ] = False,
+    data: option.Data,
+    label: option.Label = None,
+    text: option.Text = None,
+    images: option.Images = None,
+    validation: option.Validation = None,
+    test: option.Test = None,
+    task: option.Task = None,
+    column: option.Column = None,
+    model: option.Model = None,
+    runs: option.Runs = 4,
+    rounds: option.Rounds = 1,
+    rate: option.Rate = None,
+    epochs: option.Epochs = None,
+    batch_size: option.BatchSize = None,
+    verified: option.Verified = 16,
+    seed: option.Seed = 0,
+    out: option.Out = None,
+    overwrite: option.Overwrite = False,
 ) -> None:
     """Find the training instances that make a model worse.
 
-    Reads the data, splits them into training, validation and test parts, trains several runs and records them, scores every training instance by how
-    much worse it makes the validation loss, checks the scores by retraining, suggests how many to remove, and writes a report. The input is never touched.
-    A run that was stopped goes on where it was: give the same command again.
-
-    [bold]Examples[/bold]
-
-    dross clean people.csv --label income
-
-    dross clean reviews.tsv --text review --label stars
-
-    dross clean pictures/ --model cnn
-
-    dross clean mydata:load --model mydata:network
+    Reads the data, splits them into training, validation and test parts, trains several runs and
+    records them, scores every training instance by how much worse it makes the validation loss,
+    checks the scores by retraining, suggests how many to remove, and writes a report. The input is
+    never touched. A run that was stopped goes on where it was: give the same command again.
     """
-    from .cleanse.pipeline.clean import clean as start
-
-    columns = dict(_assignment(given) for given in column or [])
-    make = model if model is not None and ":" in model else None
-    project = start(
+    columns = dict(_read_column_kind(given) for given in column or [])
+    is_function = model is not None and ":" in model
+    project = clean_data(
         data,
         label,
         out=out,
@@ -212,8 +141,8 @@ def clean(
         test=test,
         task=task,
         columns=columns,
-        model=None if make else model,
-        make=make,
+        model=None if is_function else model,
+        make=model if is_function else None,
         runs=runs,
         rounds=rounds,
         rate=rate,
@@ -222,81 +151,68 @@ def clean(
         verified=verified,
         seed=seed,
         overwrite=overwrite,
-        say=_say,
+        say=say,
     )
-    from .cleanse.findings import list_findings
-
-    console.print()
-    for sentence in list_findings(project.about, project.instances):
-        _say(sentence)
-    folder = project.folder
-    console.print(
-        f"\nRead the report:    {folder / 'report.html'}\nLook and decide:    dross review {folder}\nDoes it help?       dross judge {folder}",
-        soft_wrap=True,
-    )
+    print_findings(project)
 
 
-def _assignment(given: str) -> tuple[str, str]:
+def _read_column_kind(given: str) -> tuple[str, str]:
     name, equals, kind = given.rpartition("=")
     if not equals:
         raise BadInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
     return name, kind
 
 
-@app.command()
+@_command(app)
 def review(
-    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
-    port: Annotated[
-        int | None, typer.Option(help="The port to serve on. Default: a free one.")
-    ] = None,
+    run: option.ProjectFolder,
+    port: Annotated[int | None, Option(help="The port to serve on. Default: a free one.")] = None,
     host: Annotated[
         str,
-        typer.Option(
+        Option(
             help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link."
         ),
     ] = "127.0.0.1",
-    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    browser: Annotated[bool, Option(help="Open the browser.")] = True,
 ) -> None:
-    """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision is saved at once and can be undone."""
+    """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision
+    is saved at once and can be undone.
+    """
     from .review.server import serve
 
     serve(run, port=port, host=host, open_browser=browser)
 
 
-@app.command()
+@_command(app)
 def judge(
-    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
+    run: option.ProjectFolder,
     remove: Annotated[
-        int | None, typer.Option(help="Judge the removal of the so many most harmful.")
+        int | None, Option(help="Judge the removal of the so many most harmful.")
     ] = None,
     relabel: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="Judge relabelling the so many most probably mislabelled as the models predict."
         ),
     ] = None,
     decisions: Annotated[
-        bool, typer.Option("--decisions", help="Judge what was decided on the page.")
+        bool, Option("--decisions", help="Judge what was decided on the page.")
     ] = False,
-    seeds: Annotated[
-        int | None, typer.Option(help="Fresh seeds to train with. Default: 10.")
-    ] = None,
+    seeds: Annotated[int | None, Option(help="Fresh seeds to train with. Default: 10.")] = None,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="A first look: 6 seeds, and the recorded run is not retrained."
-        ),
+        Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="How many processes to train in.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
 ) -> None:
-    """Does it help? Train new models with and without the removed instances and compare them on the test part.
+    """Does it help? Train new models with and without the removed instances and compare them on
+    the test part.
 
-    For every seed three models start from the same weights: with everything, without the removed, and without as many chosen at random. The verdict is
-    improved, worse, or cannot tell. Without options it judges the decisions made on the page, or else the suggestion.
+    For every seed three models start from the same weights: with everything, without the removed,
+    and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
+    options it judges the decisions made on the page, or else the suggestion.
     """
-    from .cleanse.judge import judge as start
-
-    verdict = start(
+    verdict = judge_project(
         run,
         remove=remove,
         relabel=relabel,
@@ -305,42 +221,37 @@ def judge(
         quick=quick,
         n_jobs=jobs,
     )
-    _show(verdict)
+    print_verdict(verdict)
     console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
 
 
-@app.command()
+@_command(app)
 def export(
-    run: Annotated[Path, typer.Argument(help="A folder that dross clean made.")],
+    run: option.ProjectFolder,
     to: Annotated[
         Path,
-        typer.Argument(
-            help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."
-        ),
+        Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."),
     ],
     remove: Annotated[
         int | None,
-        typer.Option(
-            help="Leave out the so many most harmful instead of what was decided on the page."
-        ),
+        Option(help="Leave out the so many most harmful instead of what was decided on the page."),
     ] = None,
     relabel: Annotated[
         int | None,
-        typer.Option(help="Relabel the so many most probably mislabelled as the models predict."),
+        Option(help="Relabel the so many most probably mislabelled as the models predict."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the copy if it is there.")
+        bool, Option("--overwrite", help="Replace the copy if it is there.")
     ] = False,
 ) -> None:
     """Write a cleaned copy of the data and the list of decisions. The input is never touched.
 
     Without options the decisions made on the page are applied, or else the suggestion.
     """
-    from .cleanse.export import export as start
-
-    done = start(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
+    done = export_project(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
     console.print(
-        f"{done.cleaned}: {done.written:,} instances; {done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
+        f"{done.cleaned}: {done.written:,} instances; "
+        f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
         soft_wrap=True,
     )
 
@@ -349,148 +260,102 @@ reproduce = typer.Typer(no_args_is_help=True, help="Run the paper's experiments 
 app.add_typer(reproduce, name="reproduce")
 
 
-@reproduce.command()
+@_command(reproduce)
 def table1(
     repetitions: Annotated[
-        int,
-        typer.Option(min=1, help="How many times to draw, train and compare. The paper has 100."),
+        int, Option(min=1, help="How many times to draw, train and compare. The paper has 100.")
     ] = 10,
     only: Annotated[
-        str,
-        typer.Option(help="Cells to compute, separated by commas: adult-dnn, 20news-logreg, ..."),
+        str, Option(help="Cells to compute, separated by commas: adult-dnn, 20news-logreg, ...")
     ] = "",
     out: Annotated[
-        Path,
-        typer.Option(help="Where results are kept. A run that was stopped goes on from there."),
+        Path, Option(help="Where results are kept. A run that was stopped goes on from there.")
     ] = Path("runs/table1"),
-    jobs: Annotated[
-        int, typer.Option(min=1, help="How many repetitions to compute at once.")
-    ] = os.cpu_count() or 1,
+    jobs: Annotated[int, Option(min=1, help="How many repetitions to compute at once.")] = (
+        os.cpu_count() or 1
+    ),
 ) -> None:
-    """Table 1: how well the linear influence is estimated, against 200 counterfactual runs per repetition.
+    """Table 1: how well the linear influence is estimated, against 200 counterfactual runs per
+    repetition.
 
-    Needs Adult, 20 Newsgroups and MNIST: in the folder that DROSS_DATA names, in the cache, or from the network. About 40 seconds of
-    one core per repetition of all six cells.
+    Needs Adult, 20 Newsgroups and MNIST: in the folder that DROSS_DATA names, in the cache, or
+    from the network. About 40 seconds of one core per repetition of all six cells.
     """
     from .reproduce import table1 as experiment
 
-    cells = experiment.check_cells(
-        [name.strip() for name in only.split(",") if name.strip()]
-    ) or list(experiment.CELLS)
+    cells = experiment.check_cells(_split(only)) or list(experiment.CELLS)
     results = experiment.run_all(out, cells, repetitions, n_jobs=jobs)
     rows = experiment.summarized(results)
-    table = Table(
-        title=f"{repetitions} repetitions: mean (std), and the paper's mean", title_justify="left"
-    )
-    for name in ("cell", "estimate", "tau", "paper", "Jaccard", "paper"):
-        table.add_column(name, justify="left" if name in ("cell", "estimate") else "right")
-    for row in rows:
-        if row["truth"] == "change":
-            known = [
-                experiment.paper_value(row["cell"], row["method"], metric)
-                for metric in ("tau", "jaccard")
-            ]
-            shown = [
-                f"{row[metric]:.2f} ({row[metric + '_std']:.2f})" for metric in ("tau", "jaccard")
-            ]
-            tau, jaccard = ("" if value is None else f"{value:.2f}" for value in known)
-            table.add_row(
-                row["cell"], experiment.METHODS[row["method"]], shown[0], tau, shown[1], jaccard
-            )
-    console.print(table)
+    print_table1(rows, repetitions)
     written = experiment.write(out, rows, results)
     console.print(f"Written: {', '.join(str(path) for path in written)}")
 
 
-@reproduce.command()
+@_command(reproduce)
 def cleansing(
-    data: Annotated[str, typer.Option(help="mnist, fashion-mnist or cifar10.")] = "mnist",
+    data: Annotated[str, Option(help="mnist, fashion-mnist or cifar10.")] = "mnist",
     draws: Annotated[
-        str, typer.Option(help="Which draws of validation data: 0:30 are the first thirty.")
+        str, Option(help="Which draws of validation data: 0:30 are the first thirty.")
     ] = "0:3",
     retrain: Annotated[
-        str, typer.Option(help="How to train again, separated by commas: last, all, fresh.")
+        str, Option(help="How to train again, separated by commas: last, all, fresh.")
     ] = "last",
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas. Default: all of them.")
+        str, Option(help="Methods, separated by commas. Default: all of them.")
     ] = "",
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="A small subset and few epochs: a few minutes on two cores."),
+        bool, Option("--quick", help="A small subset and few epochs: a few minutes on two cores.")
     ] = False,
     out: Annotated[
-        Path,
-        typer.Option(help="Where results are kept, draw by draw; a run that was stopped goes on."),
+        Path, Option(help="Where results are kept, draw by draw; a run that was stopped goes on.")
     ] = Path("runs/cleansing"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[
-        int,
-        typer.Option(
-            min=1, help="How many draws to compute at once, each in a process of its own."
-        ),
+        int, Option(min=1, help="How many draws to compute at once, each in a process of its own.")
     ] = 1,
 ) -> None:
     """Section 7.2: remove what each method finds harmful, train again, and measure the test error.
 
-    Full size means 20 epochs on 50,000 pictures per draw: use a GPU, or --quick. Draws computed on different machines are merged by
-    putting their files into one folder.
+    Full size means 20 epochs on 50,000 pictures per draw: use a GPU, or --quick. Draws computed on
+    different machines are merged by putting their files into one folder.
     """
     from .reproduce import cleansing as experiment
     from .reproduce import cleansing_report
 
     settings = experiment.Settings.of(data, quick)
-    split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
-    chosen = experiment.check("method", split(methods), experiment.METHODS) or list(
-        experiment.METHODS
-    )
-    ways = experiment.check("way to retrain", split(retrain), experiment.RETRAINED)
-    wanted = experiment.numbers(draws)
+    known = experiment.METHODS
+    chosen = experiment.check("method", _split(methods), known) or list(known)
+    ways = experiment.check("way to retrain", _split(retrain), experiment.RETRAINED)
+    numbers, again = experiment.numbers(draws), ", ".join(ways)
     console.print(
-        f"Draws {draws}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ..."
+        f"Draws {draws}: train, score by {len(chosen)} methods, train again ({again}) ..."
     )
     for number in experiment.compute_all(
-        settings, wanted, chosen, ways, out, device=device, n_jobs=jobs
+        settings, numbers, chosen, ways, out, device=device, n_jobs=jobs
     ):
         console.print(f"Draw {number} is done.")
     results = experiment.merged(out, settings)
     rows = [row for result in results for row in result["rows"]]
-    table = Table(
-        title=f"Test error after removing m, mean over draws; nothing removed: {_mean(rows, 'error_kept'):.2%}",
-        title_justify="left",
-    )
-    summary = [
-        row
-        for row in experiment.summarized(rows)
-        if row["method"] in chosen and row["retrain"] in ways
-    ]
-    sizes = sorted({row["m"] for row in summary})
-    for name in ("retrain", "method", *map(str, sizes)):
-        table.add_column(name, justify="left" if name in ("retrain", "method") else "right")
-    for way in ways:
-        for method in chosen:
-            cells = {
-                row["m"]: row for row in summary if (row["retrain"], row["method"]) == (way, method)
-            }
-            table.add_row(
-                way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes)
-            )
-    console.print(table)
-    for sentence in cleansing_report.findings(experiment.summarized(rows)):
+    summary = experiment.summarized(rows)
+    print_test_errors(rows, summary, ways, chosen)
+    for sentence in cleansing_report.findings(summary):
         console.print(sentence)
-    command = f"dross reproduce cleansing --data {data} --draws {draws} --retrain {','.join(ways)} --methods '{','.join(chosen)}'{' --quick' * quick}"
+    command = (
+        f"dross reproduce cleansing --data {data} --draws {draws} --retrain {','.join(ways)} "
+        f"--methods '{','.join(chosen)}'{' --quick' * quick}"
+    )
     *tables, page = cleansing_report.write(out, results, settings, command)
     console.print(f"Look at {page}. Beside it: {', '.join(path.name for path in tables)}")
 
 
-def _mean(rows: list[dict], name: str) -> float:
-    return sum(row[name] for row in rows) / len(rows)
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@app.command()
+@_command(app)
 def info(
     tape: Annotated[
-        str,
-        typer.Argument(help="The folder that a run was recorded in, or the URL of a copy of it."),
+        str, Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")
     ],
 ) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
@@ -498,59 +363,22 @@ def info(
     from .tape.storage import is_url
 
     folder = Path(tape)
-    if (
-        not is_url(tape)
-        and not (folder / MANIFEST).exists()
-        and (inside := sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
-    ):
-        raise BadInput(
-            f"{tape} is a folder of dross clean; its recorded runs are {', '.join(str(path.parent) for path in inside)}."
-        )
-    opened = Tape(tape)
-    made = opened.manifest
-    parameters = sum(
-        _size(shape)
-        for name, (shape, _) in made["model"]["parameters"].items()
-        if name in made["layout"]["names"]
-    )
-    planned = "" if made["planned"] in (None, opened.steps) else f" of {made['planned']:,} planned"
-    rows = {
-        "model": f"{made['model']['class']}, {parameters:,} parameters in training",
-        "optimizer": made["optimizer"]["name"],
-        "loss": made["loss"] + (" with a penalty" if made["penalty"] else ""),
-        "instances": "not recorded" if made["instances"] is None else f"{made['instances']:,}",
-        "steps": f"{opened.steps:,}{planned}"
-        + (" (complete)" if opened.complete else " (not complete: continue with resume=True)"),
-        "kept": f"steps {opened.first:,} to {opened.steps:,} in {len(opened.entries)} segments, {opened.nbytes / 1e6:,.1f} MB",
-        "recorded on": f"{made['device']}, torch {made['torch']}, dross {made['dross']}",
-    }
-    for index in range(len(opened.entries)):
-        opened.read(index)  # every digest is checked
-    opened.end_state()
-    rows["files"] = "all intact"
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
-    console.print(table)
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
+    if not is_url(tape) and not (folder / MANIFEST).exists():
+        inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
+        if inside:
+            raise BadInput(f"{tape} is a folder of dross clean; its recorded runs are {inside}.")
+    print_tape(Tape(tape))
 
 
 def main() -> None:
-    """The `dross` command: an error that a person can mend is one message, not a traceback."""
+    """Run the `dross` command; an error that the user can mend is a message, not a traceback."""
     try:
         app()
     except DrossError as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True).print(
-            f"[bold red]{type(error).__name__}:[/bold red] {error}", highlight=False
-        )
+        name = type(error).__name__
+        Console(stderr=True).print(f"[bold red]{name}:[/bold red] {error}", highlight=False)
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:

@@ -1,4 +1,4 @@
-"""The whole story in a minute: the digits that scikit-learn ships, with some labels flipped on purpose."""
+"""The whole story in a minute, on scikit-learn's digits with some labels flipped on purpose."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,16 @@ from .cleanse.judge import judge
 from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
 from .cleanse.verdict import Verdict
-from .support.png import png
+from .support.png import encode_png
 
-FLIPPED = 0.05
+FLIPPED_SHARE = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part
 
 
 @dataclass(frozen=True)
 class Digits:
+    """Three parts, each (float32 [N, 64], int64 [N]); some labels of the first are wrong."""
+
     train: tuple[torch.Tensor, torch.Tensor]
     validation: tuple[torch.Tensor, torch.Tensor]
     test: tuple[torch.Tensor, torch.Tensor]
@@ -27,7 +29,9 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoResult:
+    """The project and the verdict, and how many of the flipped labels were found."""
+
     project: Project
     verdict: Verdict
     flipped: int  # training labels that are wrong on purpose
@@ -36,7 +40,8 @@ class Story:
     suspected: int  # flipped ones among as many of the most probably mislabelled
 
 
-def flipped_digits(seed: int = 0) -> Digits:
+def load_flipped_digits(seed: int = 0) -> Digits:
+    """Load and split the digits, and flip 5 % of the training labels."""
     from sklearn.datasets import load_digits
 
     x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
@@ -45,30 +50,38 @@ def flipped_digits(seed: int = 0) -> Digits:
     x, y = x[order] / 16, y[order].copy()
     true = y[:TRAIN].copy()
     flipped = np.zeros(TRAIN, dtype=bool)
-    flipped[rng.choice(TRAIN, round(FLIPPED * TRAIN), replace=False)] = True
+    flipped[rng.choice(TRAIN, round(FLIPPED_SHARE * TRAIN), replace=False)] = True
     y[:TRAIN][flipped] = (true[flipped] + rng.integers(1, 10, flipped.sum())) % 10
     parts = [slice(0, TRAIN), slice(TRAIN, TRAIN + VALIDATION), slice(TRAIN + VALIDATION, None)]
     pairs = [(torch.tensor(x[part], dtype=torch.float32), torch.tensor(y[part])) for part in parts]
     return Digits(pairs[0], pairs[1], pairs[2], true, flipped)
 
 
-def as_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
-    """The three parts as folders of PNG files, one folder per class."""
+def write_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
+    """Write the three parts as folders of PNG files, one folder per class; return the folders."""
     folders = {part: folder / part for part in ("train", "validation", "test")}
     for part, (x, y) in zip(folders, (digits.train, digits.validation, digits.test)):
         for k, (picture, label) in enumerate(zip(x, y.tolist())):
             path = folders[part] / str(label) / f"{k:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png((255 * picture.reshape(8, 8).numpy()).astype(np.uint8)))
+            pixels = (255 * picture.reshape(8, 8).numpy()).astype(np.uint8)
+            path.write_bytes(encode_png(pixels))
     return folders
 
 
-def tell(
+def run_demo(
     folder: Path, *, seeds: int = 10, progress: bool = True, say: Callable[[str], None] = print
-) -> Story:
-    """Write the digits as pictures, clean, judge, and compare with what was flipped."""
-    digits = flipped_digits()
-    folders = as_pictures(digits, folder.with_name(f"{folder.name}-digits"))
+) -> DemoResult:
+    """Write the digits as pictures, clean them, judge, and compare with what was flipped.
+
+    Arguments:
+        folder: Where the project goes; the pictures go to a folder beside it.
+        seeds: How many fresh seeds the verdict rests on.
+        progress: Whether to show progress bars.
+        say: Called with each line that `clean` has to say.
+    """
+    digits = load_flipped_digits()
+    folders = write_pictures(digits, folder.with_name(f"{folder.name}-digits"))
     project = clean(
         folders["train"],
         validation=str(folders["validation"]),
@@ -79,17 +92,17 @@ def tell(
         say=say,
         overwrite=True,
     )
-    suggested = project.about["suggested"]["m"] or round(FLIPPED * TRAIN)
+    suggested = project.about["suggested"]["m"] or round(FLIPPED_SHARE * TRAIN)
     verdict = judge(project.folder, remove=suggested, seeds=seeds, progress=progress)
     instances = project.instances
     flipped = np.array([digits.flipped[int(Path(source).stem)] for source in instances["source"]])
     suspects = instances["mislabel_rank"].between(0, flipped.sum() - 1).to_numpy()
     removed = (instances["harm_rank"] < suggested).to_numpy()
-    return Story(
+    return DemoResult(
         project,
         verdict,
-        int(flipped.sum()),
-        suggested,
-        int((flipped & removed).sum()),
-        int((flipped & suspects).sum()),
+        flipped=int(flipped.sum()),
+        removed=suggested,
+        found=int((flipped & removed).sum()),
+        suspected=int((flipped & suspects).sum()),
     )

@@ -1,10 +1,10 @@
-"""Everything dross refuses, as one tree.
+"""Every error that dross raises on purpose, as one tree.
 
     DrossError
     ├── BadInput            an argument that cannot be used as given          (also a ValueError)
     ├── NotSupported        something dross does not know how to retrace
     ├── NotFinite           a loss, gradient or adjoint became inf or nan     (knows its step)
-    ├── NotReplayable       a recorded step that dross cannot reproduce       (raised while recording)
+    ├── NotReplayable       a recorded step that dross cannot reproduce       (while recording)
     ├── RankLost            another process of a distributed job has died or is stuck
     ├── DataUnavailable     a data set that is not here and cannot be fetched, or is damaged
     ├── WorkerLost          the workers of a sweep die and nothing more gets done
@@ -19,57 +19,59 @@ A message says what happened, where, and what to do about it.
 
 
 class DrossError(Exception):
-    """The root of every error that dross raises on purpose."""
+    """The root of all of them: catch this one to catch any."""
 
 
 class BadInput(DrossError, ValueError):
-    pass
+    """An argument that cannot be used as given."""
 
 
 class NotSupported(DrossError):
-    pass
+    """A model, optimizer or operation that dross cannot retrace."""
 
 
 class NotFinite(DrossError):
+    """A loss, gradient or adjoint became inf or nan; `step` is where, if known."""
+
     def __init__(self, message: str, step: int | None = None):
         super().__init__(message)
         self.step = step
 
 
 class NotReplayable(DrossError):
-    pass
+    """A recorded step that dross cannot reproduce; raised while recording."""
 
 
 class RankLost(DrossError):
-    pass
+    """Another process of a distributed job has died or is stuck."""
 
 
 class DataUnavailable(DrossError):
-    pass
+    """A data set that is not here and cannot be fetched, or is damaged."""
 
 
 class WorkerLost(DrossError):
-    pass
+    """The workers of a sweep die again and again, and no more work gets done."""
 
 
 class TapeError(DrossError):
-    pass
+    """Something is wrong with the folder that holds a run."""
 
 
 class TapeExists(TapeError):
-    pass
+    """The folder holds a run already."""
 
 
 class TapeDamaged(TapeError):
-    pass
+    """A file is missing, truncated, altered or foreign."""
 
 
 class TapeMismatch(TapeError):
-    pass
+    """A replay, model or data set is not the recorded one."""
 
 
 class StorageFailed(TapeError, OSError):
-    pass
+    """The disk is full, read-only or gone."""
 
 
 class DrossWarning(UserWarning):
@@ -77,5 +79,5 @@ class DrossWarning(UserWarning):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else says, short enough for a message of ours."""
+    """Return the first line of what another library's error says, to quote it in a message."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

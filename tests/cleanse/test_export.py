@@ -9,13 +9,13 @@ import dross
 from cleanse.made_inputs import QUICK, enrichment, small_table
 from dross import cli
 from dross.cleanse.export import _copy_pictures, _NamedEdits
-from dross.demo import as_pictures, flipped_digits
+from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
 
 
 def test_pictures_in_folders(tmp_path):
-    digits = flipped_digits()
-    folders = as_pictures(digits, tmp_path / "digits")
+    digits = load_flipped_digits()
+    folders = write_pictures(digits, tmp_path / "digits")
     project = dross.clean(
         folders["train"],
         validation=str(folders["validation"]),

@@ -1,6 +1,7 @@
-"""Made-up project folders, as `dross clean` leaves them: no training, any size, and hostile data on demand."""
+"""Project folders as `dross clean` leaves them, made up: no training, any size, hostile data."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ HOSTILE = [
     '=HYPERLINK("http://example.com")',
 ]
 _WORDS = (
-    "the film was slow but warm and the end surprised everyone who had hoped for more than a chase through rain "
-    "an actor carries it alone with a voice that fills empty rooms while music does the rest of telling"
+    "the film was slow but warm and the end surprised everyone who had hoped for more than "
+    "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
+    "music does the rest of telling"
 )
 
 
@@ -51,38 +53,28 @@ def make_project(
     _write(folder, "instances", instances)
     validation = _content(kind, held, rng, hostile)
     labels = rng.choice(classes, held) if classes else rng.normal(50, 9, held).round(1).astype(str)
-    _write(
-        folder,
-        "validation",
-        validation.assign(**{" source": [f"row {n + i}" for i in range(held)], " label": labels}),
-    )
+    sources = [f"row {n + i}" for i in range(held)]
+    _write(folder, "validation", validation.assign(**{" source": sources, " label": labels}))
     if kind == "images":
         _draw(folder / "pictures", instances, labels)
-    _json(
-        folder / "why.json",
-        {
-            str(id): _why(kind, id, n, held, validation, rng, hostile)
-            for id in np.argsort(instances["harm_rank"])[:200].tolist()
-        },
-    )
-    _json(
-        folder / "project.json",
-        {
-            "made_by": "dross",
-            "format": 1,
-            "digest": "of the data",
-            "name": HOSTILE[4]
-            if hostile
-            else {"table": "adult", "images": "digits", "text": "reviews"}[kind],
-            "kind": kind,
-            "task": task,
-            "label": "income",
-            "classes": classes,
-            "runs": 4,
-            "counts": {"train": n, "validation": held, "test": held},
-            "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},
-        },
-    )
+    most_harmful = np.argsort(instances["harm_rank"])[:200].tolist()
+    why = {str(id): _why(kind, id, n, held, rng, hostile) for id in most_harmful}
+    _json(folder / "why.json", why)
+    name = {"table": "adult", "images": "digits", "text": "reviews"}[kind]
+    about = {
+        "made_by": "dross",
+        "format": 1,
+        "digest": "of the data",
+        "name": HOSTILE[4] if hostile else name,
+        "kind": kind,
+        "task": task,
+        "label": "income",
+        "classes": classes,
+        "runs": 4,
+        "counts": {"train": n, "validation": held, "test": held},
+        "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},
+    }
+    _json(folder / "project.json", about)
     return Project.open(folder)
 
 
@@ -91,10 +83,8 @@ def make_verdict(
 ) -> dict:
     rng = np.random.default_rng(3)
     before = 0.152 + 0.004 * rng.standard_normal(seeds)
-    after, random = (
-        before - 0.009 + 0.002 * rng.standard_normal(seeds),
-        before + 0.001 + 0.002 * rng.standard_normal(seeds),
-    )
+    after = before - 0.009 + 0.002 * rng.standard_normal(seeds)
+    random = before + 0.001 + 0.002 * rng.standard_normal(seeds)
     metric = lambda scale: {
         "before": (scale * before).tolist(),
         "after": (scale * after).tolist(),
@@ -119,9 +109,24 @@ def make_verdict(
             {"class": ">50K", "count": 300, "before": 0.3, "after": 0.28},
         ],
         "sentence": sentence
-        or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, more than chance explains.",
+        or "Removing 18 and relabelling 3 instances lowers the test error from 15.2 % to 14.3 %, "
+        "more than chance explains.",
         "settle": "10 seeds are enough to see this difference.",
     }
+
+
+def write_verdict(project: Project, verdict: dict) -> None:
+    folder = project.folder / "verdicts"
+    folder.mkdir()
+    (folder / "1.json").write_text(json.dumps(verdict))
+
+
+def judge_command(folder: Path, script: str) -> list[str]:
+    """A command that stands in for `dross judge`; the script knows the `folder`."""
+    path = folder / "judge.py"
+    head = "import json, pathlib, sys, time\nfolder = pathlib.Path(sys.argv[1])\n"
+    path.write_text(head + script)
+    return [sys.executable, str(path), str(folder)]
 
 
 def _instances(
@@ -141,24 +146,20 @@ def _instances(
     else:
         label = rng.normal(50, 9, n).round(1).astype(str).astype(object)
         prediction = np.array([f"{float(value) + 3:.1f}" for value in label], object)
-    verified = np.where(
-        np.argsort(np.argsort(score)) < n // 5, score * rng.normal(1, 0.2, n), np.nan
-    )
+    rank = np.argsort(np.argsort(score))
+    verified = np.where(rank < n // 5, score * rng.normal(1, 0.2, n), np.nan)
+    if hostile:
+        sources = [HOSTILE[i % len(HOSTILE)] for i in range(n)]
+    else:
+        sources = [f"{i:05d}.png" if kind == "images" else f"row {i + 2}" for i in range(n)]
     return pd.DataFrame(
         {
-            "source": [
-                HOSTILE[i % len(HOSTILE)]
-                if hostile
-                else f"{i:05d}.png"
-                if kind == "images"
-                else f"row {i + 2}"
-                for i in range(n)
-            ],
+            "source": sources,
             "label": label,
             "score": score,
             "spread": np.abs(rng.normal(0, 4e-5, n)),
             "harmful_in": np.where(score < 0, rng.integers(2, 5, n), rng.integers(0, 3, n)),
-            "harm_rank": np.argsort(np.argsort(score)),
+            "harm_rank": rank,
             "loss": loss,
             "mislabel_rank": mislabel,
             "prediction": prediction,
@@ -177,14 +178,8 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
     if kind == "images":
         frame = pd.DataFrame({"path": [f"train/{i:05d}.png" for i in range(n)]})
     elif kind == "text":
-        frame = pd.DataFrame(
-            {
-                "text": [
-                    " ".join(rng.choice(_WORDS.split(), rng.integers(8, 160))) + "."
-                    for _ in range(n)
-                ]
-            }
-        )
+        text = lambda: " ".join(rng.choice(_WORDS.split(), rng.integers(8, 160))) + "."
+        frame = pd.DataFrame({"text": [text() for _ in range(n)]})
     else:
         frame = pd.DataFrame(
             {
@@ -210,15 +205,7 @@ def _content(kind: str, n: int, rng: np.random.Generator, hostile: bool) -> pd.D
     return frame
 
 
-def _why(
-    kind: str,
-    id: int,
-    n: int,
-    held: int,
-    validation: pd.DataFrame,
-    rng: np.random.Generator,
-    hostile: bool,
-) -> dict:
+def _why(kind: str, id: int, n: int, held: int, rng: np.random.Generator, hostile: bool) -> dict:
     hurts = [
         [int(other), -float(rng.gamma(1, 0.01)), True]
         for other in rng.choice(held, 3, replace=False)
@@ -228,18 +215,18 @@ def _why(
         "similar": [int(other) for other in rng.choice(n, 4, replace=False)],
     }
     if kind == "table":
-        found["unusual"] = (
-            {"capital-gain": "99999 is higher than in 99 % of the rows"} if id % 3 else {}
-        )
-        found["unusual"] |= (
-            {"hours-per-week": "unusually many for this education"} if id % 4 == 1 else {}
-        )
+        unusual = {}
+        if id % 3:
+            unusual["capital-gain"] = "99999 is higher than in 99 % of the rows"
+        if id % 4 == 1:
+            unusual["hours-per-week"] = "unusually many for this education"
         if hostile:
-            found["unusual"] = {"workclass": HOSTILE[0], HOSTILE[1]: HOSTILE[4]}
+            unusual = {"workclass": HOSTILE[0], HOSTILE[1]: HOSTILE[4]}
+        found["unusual"] = unusual
     if kind == "text":
-        found["words"] = [["slow", 0.8], ["warm", -0.6], ["hoped", 0.3], ["surprised", -0.4]] + (
-            [[HOSTILE[0], 0.9]] if hostile else []
-        )
+        found["words"] = [["slow", 0.8], ["warm", -0.6], ["hoped", 0.3], ["surprised", -0.4]]
+        if hostile:
+            found["words"].append([HOSTILE[0], 0.9])
     return found
 
 

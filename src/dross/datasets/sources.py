@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataUnavailable, StorageFailed
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 _CHUNK_BYTES = 1 << 18
 
@@ -68,7 +68,7 @@ def _download(remote: Remote) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with urllib.request.urlopen(remote.url, timeout=30) as reply, open(target, "wb") as file:
             size = int(reply.headers.get("Content-Length") or 0)
-            with bar(f"fetching {Path(remote.path).name}", size, unit="bytes") as advance:
+            with progress_bar(f"fetching {Path(remote.path).name}", size, unit="bytes") as advance:
                 while part := reply.read(_CHUNK_BYTES):
                     file.write(part)
                     advance(len(part))

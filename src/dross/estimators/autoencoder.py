@@ -16,7 +16,7 @@ from ..errors import NotSupported
 from ..influence.query import Query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from .outliers import as_scores, inputs_in_chunks, query_instances
 
 
@@ -81,7 +81,9 @@ class Autoencoder:
         optimizer = torch.optim.Adam(model.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
         per_epoch = -(-len(reference) // self.batch_size)
-        with bar("training an autoencoder", self.epochs * per_epoch, show=run.progress) as advance:
+        with progress_bar(
+            "training an autoencoder", self.epochs * per_epoch, show=run.progress
+        ) as advance:
             for epoch in range(self.epochs):
                 for k, ids in enumerate(np.array_split(rng.permutation(len(reference)), per_epoch)):
                     x, _ = reference[ids]

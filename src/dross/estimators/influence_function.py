@@ -19,7 +19,7 @@ from ..errors import BadInput, NotFinite
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from .instance_gradients import InstanceGradients
 
 #: (v [Q, p], batch size or None for all) -> (H + damping) v
@@ -169,7 +169,7 @@ class InfluenceFunction:
                 ids = rng.choice(count, batch_size, replace=False)
             return gradients.hessian_product(v, ids) + self.damping * v
 
-        with bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
+        with progress_bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
             raise NotFinite(

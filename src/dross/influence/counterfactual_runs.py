@@ -26,7 +26,7 @@ from ..replay.take_steps import sum_over_batches, take_step
 from ..step.state import State
 from ..step.step import Step, advance
 from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 MAX_MODELS_AT_ONCE = 256
 _MODELS_ONE_BY_ONE = 16  # in a chunk, where they do not go side by side
@@ -52,7 +52,7 @@ def replay_without(
     count = _even_size(len(groups), _count_fitting(recording, start, first)) if together else 1
     total, at = (stop - first) * (len(groups) + 1), 0
     nothing = np.zeros(0, dtype=np.int64)
-    with bar("counterfactual runs", total, show=progress, unit="model steps") as show:
+    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as show:
         while at < len(groups):
             chunk = [nothing, *groups[at : at + count]]
             if not together:

@@ -17,7 +17,7 @@ from ..replay.recording import Recording, TakenStep
 from ..replay.take_steps import sum_over_batches
 from ..step.state import Derivative
 from ..step.step import push
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parameter_influence(
     total = tape.steps - tape.first
     with (
         recording.executor.training(),
-        bar("following instances", total, show=progress) as advance,
+        progress_bar("following instances", total, show=progress) as advance,
     ):
         for taken in recording.walk_forward():
             tangent = forward_step(recording, taken, chosen, tangent)

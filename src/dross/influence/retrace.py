@@ -23,7 +23,7 @@ from ..parallel.reducer import ALONE
 from ..replay.recording import Recording
 from ..replay.window import Window, choose_window
 from ..step.state import Derivative
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_seed
 from .rank_agreement import agree_on_seed, check_agreement, share_work
@@ -80,7 +80,10 @@ def retrace(
     if isinstance(ranks, RankReducer):
         recording = share_work(recording, ranks, window.stop)
     executor, show = recording.executor, progress and ranks.rank == 0
-    with executor.training(), bar("retracing", position - window.first, show=show) as advance:
+    with (
+        executor.training(),
+        progress_bar("retracing", position - window.first, show=show) as advance,
+    ):
         for block in recording.walk_backward(window.first, window.stop, position):
             adjoint = _drop_spent_statistics(adjoint)
             adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance)

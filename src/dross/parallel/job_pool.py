@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, DrossWarning, WorkerLost, first_line
-from ..support.progress import bar, silence
+from ..support.progress import hide_progress, progress_bar
 from .result_store import ResultStore
 
 Work = Callable[[Any], Any]
@@ -92,7 +92,7 @@ def sweep(
         store.begin()
         found = {k: result for k in range(len(pieces)) if (result := store.get(k)) is not None}
     missing = {k: piece for k, piece in enumerate(pieces) if k not in found}
-    with bar(what, len(pieces), show=progress and spread, unit="pieces") as advance:
+    with progress_bar(what, len(pieces), show=progress and spread, unit="pieces") as advance:
         advance(len(found))
         yield from found.items()
         results = (
@@ -215,7 +215,7 @@ def _run_piece(payload: Any, digest: str, workers: int, number: int, piece: Any)
     from joblib import parallel_config
 
     # A sweep inside a piece stays in it.
-    with _ONE_PIECE_AT_A_TIME, silence(), parallel_config(backend="sequential", n_jobs=1):
+    with _ONE_PIECE_AT_A_TIME, hide_progress(), parallel_config(backend="sequential", n_jobs=1):
         work, store = _unpack(payload, digest)
         if store is not None and not store.folder.is_dir():  # of another machine
             store = None

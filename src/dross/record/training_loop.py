@@ -19,7 +19,7 @@ from ..step.clipping import Clip
 from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step
-from ..support.progress import bar
+from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
 from .finite_check import check_finite
 from .training_plan import BatchPlan
@@ -45,7 +45,7 @@ class TrainingLoop:
         """Take the steps that are still to be taken; the tape keeps them, whatever ends them."""
         complete, writer.ends = False, {writer.next: state}
         left = self.plan.steps - writer.next
-        with self.executor.training(), bar("training", left, show=progress) as advance:
+        with self.executor.training(), progress_bar("training", left, show=progress) as advance:
             try:
                 state = self._take_all(writer, state, advance)
                 complete = True

@@ -10,7 +10,7 @@ from ..errors import DataUnavailable
 from ..support import charts
 from ..support.atomic_files import write_table
 from ..support.html import render, safe
-from ..support.png import inline
+from ..support.png import encode_data_url
 from .cleansing import METHODS, RETRAINED, SHOWN, Settings, positions, summarized
 
 NAMES = {
@@ -68,14 +68,14 @@ def write(folder: Path, results: list[dict], settings: Settings, command: str) -
             "before-after": before_after([row for row in rows if row["retrain"] == way], at),
         }
         paths += [
-            charts.save(svg, folder / f"{settings.data}-{way}-{name}.svg")
+            charts.save_svg(svg, folder / f"{settings.data}-{way}-{name}.svg")
             for name, svg in drawn.items()
         ]
         ways.append(_shown_way(way, mine, at, drawn))
     sheets, sheet_draw = _sheets(results, settings)
     if sheets:
         paths.append(
-            charts.save(contact_sheet(sheets), folder / f"{settings.data}-contact-sheet.svg")
+            charts.save_svg(contact_sheet(sheets), folder / f"{settings.data}-contact-sheet.svg")
         )
     page = folder / f"{settings.data}.html"
     names, agreement = _agreement(results)
@@ -286,7 +286,7 @@ def _sheets(results: list[dict], settings: Settings) -> tuple[list[dict], int]:
             {
                 "id": int(k),
                 "label": data.classes[labels[k]],
-                "data": inline(images[k]),
+                "data": encode_data_url(images[k]),
                 "pixels": images[k],
             }
             for k in at

@@ -28,7 +28,7 @@ from ..record.train import train
 from ..support import charts
 from ..support.atomic_files import write_json, write_table
 from ..support.name_hints import check_name
-from ..support.progress import bar
+from ..support.progress import progress_bar
 
 METHODS = {
     "retrace": "retrace (proposed)",
@@ -197,7 +197,7 @@ def run_all(
     wanted = [(name, seed) for seed in range(repetitions) for name in cells]
     missing = [(name, seed) for name, seed in wanted if _load(folder, name, seed) is None]
     work = partial(_compute, folder.absolute())
-    with bar("repetitions", len(missing), show=progress, unit="repetitions") as advance:
+    with progress_bar("repetitions", len(missing), show=progress, unit="repetitions") as advance:
         for _ in sweep(work, missing, what="repetitions", n_jobs=n_jobs, progress=False):
             advance(1)
     return [result for name, seed in wanted if (result := _load(folder, name, seed)) is not None]
@@ -311,4 +311,4 @@ def figure(results: list[dict], path: Path, seed: int = 0) -> None:
     panels[0].legend()
     canvas.supxlabel("true change of the validation loss")
     canvas.supylabel("estimated")
-    charts.save(charts.as_svg(canvas), path)
+    charts.save_svg(charts.as_svg(canvas), path)

@@ -1,7 +1,7 @@
-"""What the page asks for and changes, as JSON. Every answer to a change comes after it is on disk."""
+"""What the page asks for and changes, as JSON. A change is answered when it is on disk."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,85 +14,94 @@ from ..cleanse.decisions import Decision, Event
 from ..cleanse.project import Project
 from ..errors import BadInput
 from .class_balance import class_warnings
-from .judge_process import Judging
-from .listing import LONGEST, Filter, Listing
-from .sentences import explain
+from .judge_process import JudgeProcess
+from .listing import MAX_LISTED, Filter, Listing
+from .sentences import explain_instance
 
-_MOST_ITEMS = 500  # in one answer
+_MAX_ITEMS = 500  # in one answer
+_MAX_FIELD = 200  # characters
 _JSON = dict[str, Any]
 
 
 class Api:
-    def __init__(self, project: Project, judging: Judging):
-        self.project, self.judging, self.decisions = project, judging, project.decisions
+    """The answers to the page's requests about one project.
+
+    A method that answers a GET takes the parameters of the address, one that answers a POST takes
+    the JSON object that was sent. `who` is the name that a person gave on the page, or "": undo
+    and redo are about that person's decisions, or anybody's.
+    """
+
+    def __init__(self, project: Project, judge_process: JudgeProcess):
+        self.project, self.judge_process = project, judge_process
+        self.decisions = project.decisions
         self.listing = Listing(project)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         ranks = project.instances["harm_rank"].to_numpy()
-        self.suggested = set(
-            (ranks < (project.about.get("suggested", {}).get("m") or 0)).nonzero()[0].tolist()
-        )
+        suggested = project.about.get("suggested", {}).get("m") or 0
+        self.suggested = set((ranks < suggested).nonzero()[0].tolist())
 
     @property
     def routes(self) -> list[Route]:
+        """Each address and the method that answers it."""
+        undo = lambda body: self._repeat(self.decisions.undo, body)
+        redo = lambda body: self._repeat(self.decisions.redo, body)
         return [
-            _get("/api/project", self.about),
-            _get("/api/list", self.list),
-            _get("/api/items", self.items),
-            _get(
-                "/api/why",
-                lambda query: explain(self.listing, _whole_number(query.get("id"), "id")),
-            ),
-            _get("/api/since", self.since),
+            _get("/api/project", self.describe_project),
+            _get("/api/list", self.list_ids),
+            _get("/api/items", self.list_items),
+            _get("/api/why", self.explain),
+            _get("/api/since", self.changes_since),
             _get("/api/verdicts", lambda query: {"verdicts": self.project.verdicts()}),
-            _get("/api/judge", lambda query: self.judging.status()),
+            _get("/api/judge", lambda query: self.judge_process.status()),
             _post("/api/decide", self.decide),
             _post("/api/preview", self.preview),
-            _post("/api/undo", lambda body: self._again(self.decisions.undo, body)),
-            _post("/api/redo", lambda body: self._again(self.decisions.redo, body)),
-            _post("/api/judge", self.judge),
-            _post("/api/judge/cancel", self.cancel),
-            Route("/picture/{part}/{id:int}", self.picture),
+            _post("/api/undo", undo),
+            _post("/api/redo", redo),
+            _post("/api/judge", self.start_judging),
+            _post("/api/judge/cancel", self.cancel_judging),
+            Route("/picture/{part}/{id:int}", self.send_picture),
         ]
 
     # Reading
 
-    def about(self, query: Mapping[str, str]) -> _JSON:
+    def describe_project(self, query: Mapping[str, str]) -> _JSON:
+        """Return what does not change, every decision so far, and how far the review is."""
         about = self.project.about
-        revision = (
-            self.decisions.revision
-        )  # before what it covers: what comes in between is told again, not left out
+        # Read the revision first: a decision that comes in between is sent twice, not left out.
+        revision = self.decisions.revision
         current = self.decisions.current()
-        return {
-            "name": about["name"],
-            "kind": about["kind"],
-            "task": about["task"],
-            "label": about["label"],
-            "runs": about["runs"],
-            "counts": about["counts"],
+        names = ("name", "kind", "task", "label", "runs", "counts")
+        described = {name: about[name] for name in names} | {
             "suggested": about.get("suggested", {}),
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "columns": self.listing.columns,
-            "decisions": _said(current, current),
-        } | self._standing(revision, current, query.get("who", ""))
+            "decisions": _decision_rows(current, current),
+        }
+        return described | self._review_state(revision, current, query.get("who", ""))
 
-    def list(self, query: Mapping[str, str]) -> _JSON:
-        """The ids alone, in order: the page keeps them, so that a list does not move under the hand of who decides."""
-        ids = self.listing.ids(Filter.read(query), self.decisions.current())
-        return {"ids": ids[:LONGEST], "total": len(ids)}
+    def list_ids(self, query: Mapping[str, str]) -> _JSON:
+        """Return the ids alone, in order. The page keeps them: a list must not move while used."""
+        ids = self.listing.ids(Filter.from_query(query), self.decisions.current())
+        return {"ids": ids[:MAX_LISTED], "total": len(ids)}
 
-    def items(self, query: Mapping[str, str]) -> _JSON:
-        ids = [_whole_number(id, "id") for id in query.get("ids", "").split(",")[:_MOST_ITEMS]]
+    def list_items(self, query: Mapping[str, str]) -> _JSON:
+        """Return what the list shows of these instances."""
+        ids = [_read_number(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
         return {"items": [self.listing.item(id) for id in ids if id < len(self.labels)]}
 
-    def since(self, query: Mapping[str, str]) -> _JSON:
-        """What changed after a revision, and how the judgement is getting on."""
-        return self._caught_up(query.get("revision"), query.get("who", "")) | {
-            "judge": self.judging.status()
-        }
+    def explain(self, query: Mapping[str, str]) -> _JSON:
+        """Return why an instance is in the list."""
+        return explain_instance(self.listing, _read_number(query.get("id"), "id"))
 
-    def picture(self, request: Request) -> Response:
+    def changes_since(self, query: Mapping[str, str]) -> _JSON:
+        """Return what changed after a revision, and how the judgement is getting on."""
+        changes = self._changes_since(query.get("revision"), query.get("who", ""))
+        return changes | {"judge": self.judge_process.status()}
+
+    def send_picture(self, request: Request) -> Response:
+        """Send the picture of an instance as PNG."""
         picture = self.project.picture(request.path_params["part"], request.path_params["id"])
         if picture is None:
             return JSONResponse({"error": "There is no such picture in this folder."}, 404)
@@ -101,55 +110,51 @@ class Api:
     # Changing
 
     def decide(self, body: _JSON) -> _JSON:
-        changes = self._changes(body)
-        self.decisions.record(
-            changes, _text(body, "who"), _text(body, "why"), _text(body, "once") or None
-        )
-        return self._caught_up(body.get("revision"), _text(body, "who"))
+        """Record decisions; the same `once` twice counts once."""
+        changes = self._read_changes(body)
+        who, why, once = (_read_text(body, name) for name in ("who", "why", "once"))
+        self.decisions.record(changes, who, why, once or None)
+        return self._changes_since(body.get("revision"), who)
 
     def preview(self, body: _JSON) -> _JSON:
-        """What a bulk decision would do, before it is confirmed."""
-        changes, current = self._changes(body), self.decisions.current()
-        settled = {id: current[id] for id in changes if id in current}
-        others = sum(settled[id] != changes[id] for id in settled)
-        return {
-            "count": len(changes),
-            "changed": others,
-            "warnings": self._warnings(current | changes),
-        }
+        """Return what a bulk decision would do, before it is confirmed."""
+        changes, current = self._read_changes(body), self.decisions.current()
+        changed = sum(current[id] != changes[id] for id in changes if id in current)
+        warnings = self._warnings(current | changes)
+        return {"count": len(changes), "changed": changed, "warnings": warnings}
 
-    def judge(self, body: _JSON) -> _JSON:
-        if not any(
-            action in ("remove", "relabel") for action, _ in self.decisions.current().values()
-        ):
+    def start_judging(self, body: _JSON) -> _JSON:
+        """Start a judgement of the decisions."""
+        actions = {action for action, _ in self.decisions.current().values()}
+        if not actions & {"remove", "relabel"}:
             raise BadInput(
-                "Nothing is to be removed or relabelled yet, so there is nothing to judge. Decide about some instances first."
+                "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
+                "Decide about some instances first."
             )
-        self.judging.start(
-            _whole_number(body.get("seeds"), "number of seeds"), body.get("quick") is True
-        )
-        return self.judging.status()
+        seeds = _read_number(body.get("seeds"), "number of seeds")
+        self.judge_process.start(seeds, body.get("quick") is True)
+        return self.judge_process.status()
 
-    def cancel(self, body: _JSON) -> _JSON:
-        self.judging.cancel()
-        return self.judging.status()
+    def cancel_judging(self, body: _JSON) -> _JSON:
+        """Stop the judgement that was started from the page."""
+        self.judge_process.cancel()
+        return self.judge_process.status()
 
-    def _again(self, verb: Callable[..., Event | None], body: _JSON) -> _JSON:
-        who = _text(body, "who")
-        event = verb(who=who, once=_text(body, "once") or None)
-        answer = self._caught_up(body.get("revision"), who) | {"event": None}
+    def _repeat(self, undo_or_redo: Callable[..., Event | None], body: _JSON) -> _JSON:
+        who = _read_text(body, "who")
+        event = undo_or_redo(who=who, once=_read_text(body, "once") or None)
+        answer = self._changes_since(body.get("revision"), who) | {"event": None}
         if event is not None:
             first = min(event.changes)
-            source = str(self.project.instances.at[first, "source"])
             answer["event"] = {
                 "kind": event.kind,
                 "count": len(event.changes),
                 "first": first,
-                "source": source,
+                "source": str(self.project.instances.at[first, "source"]),
             }
         return answer
 
-    def _changes(self, body: _JSON) -> dict[int, Decision]:
+    def _read_changes(self, body: _JSON) -> dict[int, Decision]:
         """{"changes": [[action, label, [ids]], ...]}"""
         try:
             changes = {
@@ -167,36 +172,41 @@ class Api:
         return changes
 
     def _check_label(self, label: Any) -> None:
-        if not self.regression and label not in self.project.classes:
-            raise BadInput(f"{label!r} is not a class of this data.")
+        if not self.regression:
+            if label not in self.project.classes:
+                raise BadInput(f"{label!r} is not a class of this data.")
+            return
         try:
-            fine = not self.regression or math.isfinite(float(label))
+            is_number = math.isfinite(float(label))
         except (TypeError, ValueError):
-            fine = False
-        if not fine:
+            is_number = False
+        if not is_number:
             raise BadInput(
                 f"{label!r} is not a number. The new value of a regression is one, such as 3.5."
             )
 
-    def _caught_up(self, known: Any, who: str) -> _JSON:
-        """Everything that happened after the revision that the page knows, by anybody; part of every answer to a change."""
-        known = _whole_number(known, "revision")
+    def _changes_since(self, known: Any, who: str) -> _JSON:
+        """All that anybody changed after the revision that the page knows.
+
+        It is part of every answer to a change, so that a page is never behind after its own.
+        """
+        known = _read_number(known, "revision")
         events = self.decisions.since(known)
         current = self.decisions.current()
         touched = {id for event in events for id in event.changes}
         revision = events[-1].revision if events else known
-        return {"decisions": _said(touched, current)} | self._standing(revision, current, who)
+        state = self._review_state(revision, current, who)
+        return {"decisions": _decision_rows(touched, current)} | state
 
-    def _standing(self, revision: int, current: Mapping[int, Decision], who: str) -> _JSON:
+    def _review_state(self, revision: int, current: Mapping[int, Decision], who: str) -> _JSON:
         """How far the review is."""
         actions = [action for action, _ in current.values()]
+        progress = {action: actions.count(action) for action in ("keep", "remove", "relabel")}
+        progress["suggested"] = len(self.suggested)
+        progress["suggested_decided"] = len(self.suggested & current.keys())
         return {
             "revision": revision,
-            "progress": {action: actions.count(action) for action in ("keep", "remove", "relabel")}
-            | {
-                "suggested": len(self.suggested),
-                "suggested_decided": len(self.suggested & current.keys()),
-            },
+            "progress": progress,
             "warnings": self._warnings(current),
             "undoable": self.decisions.undoable(who),
             "redoable": self.decisions.redoable(who),
@@ -206,7 +216,7 @@ class Api:
         return class_warnings(self.labels, decisions, regression=self.regression)
 
 
-def _said(ids: Any, current: Mapping[int, Decision]) -> list[list[Any]]:
+def _decision_rows(ids: Iterable[int], current: Mapping[int, Decision]) -> list[list[Any]]:
     """[[id, action, label], ...]"""
     return [[id, *current.get(id, ("undecided", None))] for id in ids]
 
@@ -231,15 +241,15 @@ def _post(path: str, answer: Callable[[_JSON], _JSON]) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-def _whole_number(value: Any, name: str) -> int:
+def _read_number(value: Any, name: str) -> int:
     try:
-        found = int(value)
+        number = int(value)
     except (TypeError, ValueError):
-        found = -1
-    if found < 0:
+        number = -1
+    if number < 0:
         raise BadInput(f"The {name} must be a whole number, not {str(value)[:50]!r}.")
-    return found
+    return number
 
 
-def _text(body: _JSON, name: str) -> str:
-    return str(body.get(name) or "")[:200]
+def _read_text(body: _JSON, name: str) -> str:
+    return str(body.get(name) or "")[:_MAX_FIELD]

@@ -5,14 +5,20 @@ from collections.abc import Mapping, Sequence
 
 from ..cleanse.decisions import Decision
 
-_MUCH = 0.20
-_FEW = 10
+_WARN_FROM_SHARE_LOST = 0.20
+_WARN_BELOW_INSTANCES_LEFT = 10
 
 
 def class_warnings(
     labels: Sequence[str], decisions: Mapping[int, Decision], *, regression: bool = False
 ) -> list[str]:
-    """One sentence for each class that would lose a fifth or more of its instances, or be left with fewer than ten."""
+    """Return a sentence for each class that would lose a fifth or more, or keep fewer than ten.
+
+    Arguments:
+        labels: Of every training instance.
+        decisions: By the id of the instance.
+        regression: Labels are numbers; all instances count as one class.
+    """
     if regression:
         labels = ["the data"] * len(labels)
     total = Counter(labels)
@@ -25,13 +31,14 @@ def class_warnings(
     return [
         sentence
         for name, lost in sorted(leaving.items(), key=lambda entry: -entry[1] / total[entry[0]])
-        if lost and (sentence := _sentence(name, lost, total[name], arriving[name], regression))
+        if lost and (sentence := _warning(name, lost, total[name], arriving[name], regression))
     ]
 
 
-def _sentence(name: str, lost: int, total: int, arriving: int, regression: bool) -> str | None:
+def _warning(name: str, lost: int, total: int, arriving: int, regression: bool) -> str | None:
     left = total - lost + arriving
-    if lost < _MUCH * total and left >= _FEW:
+    if lost < _WARN_FROM_SHARE_LOST * total and left >= _WARN_BELOW_INSTANCES_LEFT:
         return None
     whose = "The training data" if regression else f"Class {name}"
-    return f"{whose} would lose {lost} of {total} instances ({100 * lost / total:.0f}\u00a0%); {left} would be left."
+    share = f"{100 * lost / total:.0f}\u00a0%"
+    return f"{whose} would lose {lost} of {total} instances ({share}); {left} would be left."

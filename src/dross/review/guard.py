@@ -1,9 +1,12 @@
 """Who may ask for what. Every request passes here first.
 
-the Host header   must be one of ours: another site's name that points at this machine (DNS rebinding) gets nothing
-a token           in the header X-Dross-Token for all data and every change; another site's page cannot set it
-a cookie          for what cannot send headers: the page itself and its pictures. SameSite=Strict, HttpOnly, set when the
-                  page is opened with the token in its address
+the Host header   must be one of ours: another site's name that points at this machine
+                  (DNS rebinding) gets nothing
+a token           in the header X-Dross-Token for all data and every change; another site's page
+                  cannot set it
+a cookie          for what cannot send headers: the page itself and its pictures.
+                  SameSite=Strict, HttpOnly, set when the page is opened with the token in its
+                  address
 the answers       may load nothing from elsewhere, be framed nowhere and be kept nowhere
 """
 
@@ -16,10 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER = "X-Dross-Token"
-_LARGEST_BODY = 32 * 2**20
+TOKEN_HEADER = "X-Dross-Token"
+_MAX_BODY_BYTES = 32 * 2**20
 ANSWER_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; "
     "form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -27,14 +31,20 @@ ANSWER_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_STRANGER = "This page needs the token that dross printed when it started. Open the address that the terminal shows."
+_TOKEN_NEEDED = (
+    "This page needs the token that dross printed when it started. "
+    "Open the address that the terminal shows."
+)
 
 
 class Guard:
+    """ASGI middleware that refuses requests of strangers and adds headers to every answer."""
+
     def __init__(self, app: ASGIApp, *, token: str, hosts: set[str]):
         self.app, self.token, self.hosts = app, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with a refusal, or pass it on."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
@@ -48,30 +58,23 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if _name(host) not in self.hosts:
-            return JSONResponse(
-                {
-                    "error": f"This is not the host {host[:100]!r}. Open the address that the terminal shows."
-                },
-                421,
-            )
+        if _host_name(host) not in self.hosts:
+            problem = f"This is not the host {host[:100]!r}."
+            return _error(f"{problem} Open the address that the terminal shows.", 421)
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
-            return JSONResponse({"error": "A page of another site may not ask this."}, 403)
-        if not _short_enough(request.headers):
-            return JSONResponse(
-                {"error": f"A request may be at most {_LARGEST_BODY // 2**20} MB long."}, 413
-            )
-        path = request.scope[
-            "path"
-        ]  # what the routes see; an address put together from the Host header may lie
-        if path.startswith("/static/") or self._knows_the_token(request, path):
+            return _error("A page of another site may not ask this.", 403)
+        if not _is_short_enough(request.headers):
+            return _error(f"A request may be at most {_MAX_BODY_BYTES // 2**20} MB long.", 413)
+        # The path that the routes see. request.url is built from the Host header, which may lie.
+        path = request.scope["path"]
+        if path.startswith("/static/") or self._has_token(request, path):
             return None
         if path == "/":
-            return Response(_STRANGER, 401, media_type="text/plain")
-        return JSONResponse({"error": _STRANGER}, 401)
+            return Response(_TOKEN_NEEDED, 401, media_type="text/plain")
+        return _error(_TOKEN_NEEDED, 401)
 
-    def _knows_the_token(self, request: Request, path: str) -> bool:
-        given = [request.headers.get(HEADER)]
+    def _has_token(self, request: Request, path: str) -> bool:
+        given = [request.headers.get(TOKEN_HEADER)]
         if path == "/" or path.startswith("/picture/"):
             given.append(request.cookies.get(cookie_name(self.token)))
         if path == "/":
@@ -82,16 +85,21 @@ class Guard:
 
 
 def cookie_name(token: str) -> str:
-    """Cookies know no ports: two review pages on one machine must not overwrite each other's."""
+    """Return a name of its own for each page: cookies are shared by all ports of a machine."""
     return "dross-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
 
-def _short_enough(headers: Headers) -> bool:
+def _error(message: str, status: int) -> Response:
+    return JSONResponse({"error": message}, status)
+
+
+def _is_short_enough(headers: Headers) -> bool:
     length = headers.get("content-length", "0")
-    return "transfer-encoding" not in headers and length.isdigit() and int(length) <= _LARGEST_BODY
+    has_length = "transfer-encoding" not in headers and length.isdigit()
+    return has_length and int(length) <= _MAX_BODY_BYTES
 
 
-def _name(host: str) -> str:
-    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; nothing for what is no host and port"""
+def _host_name(host: str) -> str:
+    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; "" for what is no host and port."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]+)(:\d{1,5})?", host)
     return found[1].lower() if found else ""

@@ -14,17 +14,23 @@ from typing import Any
 
 from ..errors import BadInput, StorageFailed
 
-_KEPT_OUTPUT = 8_000  # characters
-_FRESH = 120.0  # seconds after which a progress file that nobody renews was left behind by a crash
-_GRACE = 5.0
+_MAX_OUTPUT_CHARACTERS = 8_000
+_SECONDS_UNTIL_STALE = 120.0  # a progress file that is older was left behind by a crash
+_SECONDS_TO_END = 5.0
 
 
-class Judging:
+class JudgeProcess:
+    """At most one process that judges the decisions of a project folder.
+
+    Arguments:
+        folder: The project folder; the process writes its progress there.
+        command: What to run instead of `dross judge FOLDER --decisions`.
+    """
+
     def __init__(self, folder: Path, command: Sequence[str] | None = None):
-        self.command = list(
-            command or [sys.executable, "-m", "dross", "judge", str(folder), "--decisions"]
-        )
-        self._progress = folder / "judging.json"
+        usual = [sys.executable, "-m", "dross", "judge", str(folder), "--decisions"]
+        self.command = list(command or usual)
+        self._progress_file = folder / "judging.json"
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -32,15 +38,17 @@ class Judging:
         self._cancelled = False
 
     def start(self, seeds: int, quick: bool) -> None:
+        """Start a judgement with this many seeds; a quick one has its own number of them."""
         if not 2 <= seeds <= 1000:
             raise BadInput("A judgement needs between 2 and 1000 seeds.")
         with self._lock:
-            if self._running():
+            if self._is_running():
                 raise BadInput("A judgement is running already. Wait for it, or cancel it.")
             self._output, self._cancelled = "", False
             command = [*self.command, *(["--quick"] if quick else ["--seeds", str(seeds)])]
             try:
-                # Its own session, so that cancelling reaches its workers and Ctrl-C in our terminal does not reach it unasked.
+                # A session of its own: cancelling reaches its workers, and Ctrl-C in our terminal
+                # does not reach it.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -50,19 +58,23 @@ class Judging:
                 )
             except OSError as error:
                 raise StorageFailed(f"dross judge cannot be started: {error.strerror}.") from error
-            self._reader = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
+            arguments = (self._process,)
+            self._reader = threading.Thread(target=self._read_output, args=arguments, daemon=True)
             self._reader.start()
 
     def status(self) -> dict[str, Any]:
-        """state: idle, running, elsewhere (started from a terminal), done, failed or cancelled; with done, of, stage and output."""
+        """Return the state and the output, and while it runs also done, of and stage.
+
+        state is idle, running, elsewhere (started from a terminal), done, failed or cancelled.
+        """
         with self._lock:
-            running, process = self._running(), self._process
+            running, process = self._is_running(), self._process
         if running or process is None:
-            progress = self._read_progress(fresh=process is None)
+            progress = self._read_progress(only_fresh=process is None)
             state = "running" if running else "elsewhere" if progress else "idle"
             return {"state": state, "output": ""} | (progress or {})
         if self._reader is not None:
-            self._reader.join(_GRACE)
+            self._reader.join(_SECONDS_TO_END)
         state = "cancelled" if self._cancelled else "done" if process.returncode == 0 else "failed"
         return {"state": state, "output": self._output if state == "failed" else ""}
 
@@ -70,36 +82,35 @@ class Judging:
         """End the process that was started here, and nothing else."""
         with self._lock:
             process = self._process
-            if process is None or not self._running():
+            if process is None or not self._is_running():
                 return
             self._cancelled = True
             for ending in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, ending)  # its own group: see start
+                    os.killpg(process.pid, ending)  # a group of its own: see start
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE)
+                    process.wait(_SECONDS_TO_END)
                     break
-            self._progress.unlink(missing_ok=True)
+            self._progress_file.unlink(missing_ok=True)
 
-    def _running(self) -> bool:
+    def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         with process.stdout as stream:
             while piece := stream.read1(4096):  # type: ignore[attr-defined]
-                self._output = (self._output + piece.decode(errors="replace"))[-_KEPT_OUTPUT:]
+                output = self._output + piece.decode(errors="replace")
+                self._output = output[-_MAX_OUTPUT_CHARACTERS:]
         process.wait()
 
-    def _read_progress(self, fresh: bool) -> dict[str, Any] | None:
+    def _read_progress(self, only_fresh: bool) -> dict[str, Any] | None:
         try:
-            if fresh and time.time() - self._progress.stat().st_mtime > _FRESH:
+            age = time.time() - self._progress_file.stat().st_mtime
+            if only_fresh and age > _SECONDS_UNTIL_STALE:
                 return None
-            found = json.loads(self._progress.read_text())
-            return {
-                "done": int(found["done"]),
-                "of": int(found["of"]),
-                "stage": str(found.get("stage", "")),
-            }
+            found = json.loads(self._progress_file.read_text())
+            done, of = int(found["done"]), int(found["of"])
+            return {"done": done, "of": of, "stage": str(found.get("stage", ""))}
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there yet, or just being replaced

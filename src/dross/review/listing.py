@@ -13,13 +13,17 @@ from ..cleanse.project import Project
 from ..errors import BadInput
 
 TABS = ("harmful", "mislabelled", "all")
-LONGEST = 100_000  # browsers cannot scroll much further
-_COLUMNS_IN_LIST = 30
-_TEXT_IN_LIST = 420
+MAX_LISTED = 100_000  # browsers cannot scroll much further
+_MAX_COLUMNS = 30
+_MAX_COLUMN_WIDTH = 26  # characters
+_MAX_TEXT = 420  # characters
+_SAMPLED_ROWS = 500  # to measure the widths of columns
 
 
 @dataclass(frozen=True)
 class Filter:
+    """What a list is to show."""
+
     tab: str = "harmful"
     label: str = ""
     prediction: str = ""  # "differs" from the label, or "agrees" with it
@@ -29,15 +33,15 @@ class Filter:
     search: str = ""
 
     @staticmethod
-    def read(query: Mapping[str, str]) -> "Filter":
-        """From the parameters of an address."""
+    def from_query(query: Mapping[str, str]) -> "Filter":
+        """Read a filter from the parameters of an address."""
         wanted = Filter(
             query.get("tab") or "harmful",
             query.get("class", ""),
             query.get("prediction", ""),
             query.get("state", ""),
-            _bound(query.get("min"), -math.inf),
-            _bound(query.get("max"), math.inf),
+            _read_bound(query.get("min"), -math.inf),
+            _read_bound(query.get("max"), math.inf),
             query.get("q", "").strip().lower(),
         )
         for value, known in (
@@ -46,111 +50,102 @@ class Filter:
             (wanted.state, ("", "undecided", "decided", "keep", "remove", "relabel")),
         ):
             if value not in known:
-                raise BadInput(
-                    f"{value!r} is not a filter; it is one of {', '.join(known).strip(', ')}."
-                )
+                names = ", ".join(known).strip(", ")
+                raise BadInput(f"{value!r} is not a filter; it is one of {names}.")
         return wanted
 
 
 class Listing:
+    """The training instances of a project, in order, filtered, and as the page shows them."""
+
     def __init__(self, project: Project):
         self.project = project
 
     @cached_property
     def layout(self) -> str:
-        """images, text or table: how instances are shown."""
+        """How instances are shown: images, text or table."""
         kind, columns = self.project.about["kind"], list(self.project.content.columns)
         if kind in ("images", "text", "table"):
             return kind
-        return (
-            "text"
-            if columns == ["text"]
-            else "images"
-            if (self.project.folder / "pictures").is_dir()
-            else "table"
-        )
+        if columns == ["text"]:
+            return "text"
+        return "images" if (self.project.folder / "pictures").is_dir() else "table"
 
     @cached_property
     def columns(self) -> list[dict[str, Any]]:
-        """Of a table: the names of its columns, and how many characters wide each is shown."""
+        """The name of each column of a table, and how many characters wide it is shown."""
         if self.layout != "table":
             return []
         content = self.project.content
-        sample = content.iloc[:: max(1, len(content) // 500)]
-        wide = lambda name: max(len(str(name)), *(len(str(value)) for value in sample[name]), 3)
+        sample = content.iloc[:: max(1, len(content) // _SAMPLED_ROWS)]
+        width = lambda name: max(len(str(name)), *(len(str(value)) for value in sample[name]), 3)
         return [
-            {"name": str(name), "width": min(wide(name), 26)}
-            for name in content.columns[:_COLUMNS_IN_LIST]
+            {"name": str(name), "width": min(width(name), _MAX_COLUMN_WIDTH)}
+            for name in content.columns[:_MAX_COLUMNS]
         ]
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
-        """In the order of the tab."""
-        keep = (
-            self._searched(wanted.search)
-            & (self._score >= wanted.lowest)
-            & (self._score <= wanted.highest)
-        )
+        """Return the ids that pass the filter, in the order of its tab."""
+        keep = self._matches(wanted.search)
+        keep &= (self._score >= wanted.lowest) & (self._score <= wanted.highest)
         if wanted.label:
             keep &= self._label == wanted.label
         if wanted.prediction:
             keep &= (self._label == self._prediction) == (wanted.prediction == "agrees")
         if wanted.state:
-            keep &= self._in_state(wanted.state, decisions)
+            keep &= self._is_in_state(wanted.state, decisions)
         if wanted.tab == "harmful":
             keep &= self._score < 0
         if wanted.tab == "mislabelled":
             keep &= self._mislabel_rank >= 0
-        order = self._by_mislabel if wanted.tab == "mislabelled" else self._by_harm
+        order = self._by_mislabel_rank if wanted.tab == "mislabelled" else self._by_harm_rank
         return order[keep[order]].tolist()
 
     def item(self, id: int) -> dict[str, Any]:
+        """Return what the list shows of an instance, as JSON."""
         row = self.project.instances.loc[id]
         return {
             "id": id,
             "source": str(row["source"]),
             "label": str(row["label"]),
             "prediction": str(row["prediction"]),
-            "probability": number(row["probability"]),
-            "score": number(row["score"]),
+            "probability": finite_or_none(row["probability"]),
+            "score": finite_or_none(row["score"]),
             "harmful_in": int(row["harmful_in"]),
-        } | self._looks(id)
+        } | self._short_content(id)
 
-    def _looks(self, id: int) -> dict[str, Any]:
+    def _short_content(self, id: int) -> dict[str, Any]:
         why = self.project.why(id)
         if self.layout == "text":
             text, words = str(self.project.content.at[id, "text"]), why["words"]
-            return {"text": _passage(text, [word for word, _ in words]), "words": words}
+            return {"text": _excerpt(text, [word for word, _ in words]), "words": words}
         if self.layout == "images":
             return {}
-        cells = [plain(value) for value in self.project.content.loc[id].iloc[:_COLUMNS_IN_LIST]]
+        cells = [text_or_none(value) for value in self.project.content.loc[id].iloc[:_MAX_COLUMNS]]
         return {"cells": cells, "unusual": why["unusual"]}
 
-    def _in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:
+    def _is_in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:
+        """bool [N]"""
+        if state in ("decided", "undecided"):
+            ids = list(decisions)
+        else:
+            ids = [id for id, (action, _) in decisions.items() if action == state]
         chosen = np.zeros(len(self._score), bool)
-        chosen[
-            [
-                id
-                for id, (action, _) in decisions.items()
-                if state in (action, "decided", "undecided")
-            ]
-        ] = True
+        chosen[ids] = True
         return ~chosen if state == "undecided" else chosen
 
-    def _searched(self, search: str) -> np.ndarray:
+    def _matches(self, search: str) -> np.ndarray:
+        """bool [N]"""
         if not search:
             return np.ones(len(self._score), bool)
         return np.fromiter((search in text for text in self._texts), bool, len(self._texts))
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Everything that can be searched in an instance."""
+        """Everything that can be searched in each instance."""
         instances, content = self.project.instances, self.project.content
-        columns = [
-            instances["source"],
-            instances["label"],
-            instances["prediction"],
-            *(content[name] for name in content.columns),
-        ]
+        columns = [instances[name] for name in ("source", "label", "prediction")]
+        columns += [content[name] for name in content.columns]
         rows = zip(*(column.to_list() for column in columns))
         return ["\n".join(str(value) for value in row if value is not None).lower() for row in rows]
 
@@ -171,35 +166,36 @@ class Listing:
         return self.project.instances["mislabel_rank"].to_numpy(int)
 
     @cached_property
-    def _by_harm(self) -> np.ndarray:
+    def _by_harm_rank(self) -> np.ndarray:
         return np.argsort(self.project.instances["harm_rank"].to_numpy(int), kind="stable")
 
     @cached_property
-    def _by_mislabel(self) -> np.ndarray:
+    def _by_mislabel_rank(self) -> np.ndarray:
         return np.argsort(self._mislabel_rank, kind="stable")
 
 
-def number(value: Any) -> float | None:
-    """As JSON knows it: what is not finite is nothing."""
+def finite_or_none(value: Any) -> float | None:
+    """Return a number that JSON can hold, or None for one that is missing or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def plain(value: Any) -> str | None:
+def text_or_none(value: Any) -> str | None:
+    """Return a cell of a table as text, or None if it is missing."""
     return None if value is None or value != value else str(value)
 
 
-def _bound(text: str | None, default: float) -> float:
+def _read_bound(text: str | None, default: float) -> float:
     try:
         return float(text) if text else default
     except ValueError:
         raise BadInput(f"{text!r} is not a number. Write a score as 0.001 or -2e-4.") from None
 
 
-def _passage(text: str, words: list[str]) -> str:
-    """The beginning, or from shortly before the first word that matters when that is further down."""
+def _excerpt(text: str, words: list[str]) -> str:
+    """The beginning, or what surrounds the first word that matters if that is further down."""
     lower = text.lower()
     found = [place for place in (lower.find(str(word).lower()) for word in words) if place >= 0]
     start = min(found, default=0)
-    start = 0 if start < _TEXT_IN_LIST // 2 else start - 60
-    passage = text[start : start + _TEXT_IN_LIST]
-    return ("… " if start else "") + passage + (" …" if start + _TEXT_IN_LIST < len(text) else "")
+    start = 0 if start < _MAX_TEXT // 2 else start - 60
+    end = start + _MAX_TEXT
+    return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")

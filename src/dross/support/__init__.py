@@ -1,1 +1,1 @@
-"""Small tools that everything else may use: progress, files, charts, pages."""
+"""Small tools that every other folder may use: progress, files, charts, pages."""

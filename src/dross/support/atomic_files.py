@@ -1,6 +1,7 @@
-"""Small files that are there whole or not at all."""
+"""Files that are there whole or not at all, even after a crash in the middle of a write."""
 
 import csv
+import io
 import json
 import os
 from contextlib import suppress
@@ -11,17 +12,18 @@ from ..errors import StorageFailed
 
 
 def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
-    """Write a file so that readers see the old content or the new one, never a part.
+    """Put a file with these bytes in place of whatever is at the path.
 
-    The content goes to a temporary file beside it (`.name.pid.tmp`), which is then renamed.
+    The bytes go to a hidden temporary file in the same folder, which is then renamed. Readers see
+    the old file or the new one, never a part of it.
 
     Arguments:
-        path: the file to write or to replace; its folder exists.
-        raw: the whole content.
-        sync: wait until the content is on the disk before renaming.
+        path: The file. Its folder must exist.
+        raw: All of its bytes.
+        sync: Wait until the bytes are on the disk. Without it, a power cut may lose them.
 
     Raises:
-        OSError: the file cannot be written. The old file is intact, the temporary one is removed.
+        OSError: The file cannot be written. The temporary file is gone, the old file still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -37,13 +39,8 @@ def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, making the folder where it is missing."""
-    write_bytes(path, json.dumps(value, indent=1).encode())
-
-
 def write_bytes(path: Path, raw: bytes) -> None:
-    """Write a file, making its folder where it is missing; raises StorageFailed."""
+    """Replace a file, and make its folder if there is none; failures become StorageFailed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, raw)
@@ -51,10 +48,21 @@ def write_bytes(path: Path, raw: bytes) -> None:
         raise StorageFailed(f"{path} cannot be written: {error.strerror}.") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, with the line ends it has."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON."""
+    write_text(path, json.dumps(value, indent=1))
+
+
 def write_table(path: Path, rows: list[dict]) -> Path:
     """Write rows with the same keys as CSV, and return the path."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
     return path

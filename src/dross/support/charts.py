@@ -1,4 +1,4 @@
-"""How our figures look, and how they come out: as SVG text that can stand inside a page."""
+"""One style for all figures, and figures as SVG text that can stand inside a page."""
 
 import io
 import re
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
+from .atomic_files import write_text
 
 BLUE, ORANGE, RED, GREY, GREEN = "#2f5d8a", "#d98e3f", "#c2452d", "#8a8f96", "#4d8a5c"
 
 
-def pyplot() -> Any:
-    """matplotlib's pyplot in our style, or what to install."""
+def load_pyplot() -> Any:
+    """Import matplotlib's pyplot and set our style; without matplotlib, say what to install."""
     try:
         import matplotlib
     except ImportError:
@@ -39,9 +40,9 @@ def pyplot() -> Any:
 def panels(
     count: int, columns: int, *, width: float = 7.6, height: float = 2.3, **options: Any
 ) -> tuple[Any, list[Any]]:
-    """A figure with `count` panels in rows; the places left over stay empty."""
+    """Return a figure and its `count` panels, row by row; the places left over stay empty."""
     rows = -(-count // columns)
-    figure, grid = pyplot().subplots(
+    figure, grid = load_pyplot().subplots(
         rows, columns, figsize=(width, height * rows), squeeze=False, **options
     )
     cells = list(grid.ravel())
@@ -51,14 +52,15 @@ def panels(
 
 
 def as_svg(figure: Any) -> str:
-    """The figure as an <svg> element."""
+    """Return the figure as an <svg> element, the same bytes every time, and close it."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
-    pyplot().close(figure)
+    load_pyplot().close(figure)
     whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
     return whole[whole.index("<svg") :]
 
 
-def save(svg: str, path: Path) -> Path:
-    path.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + svg)
+def save_svg(svg: str, path: Path) -> Path:
+    """Write an <svg> element as a file of its own, and return the path."""
+    write_text(path, '<?xml version="1.0" encoding="utf-8"?>\n' + svg)
     return path

@@ -1,4 +1,4 @@
-"""HTML from the templates beside this file. Everything that comes from data is escaped."""
+"""HTML pages from the templates beside this file; every value is escaped unless marked safe."""
 
 from functools import cache
 from typing import Any
@@ -24,11 +24,12 @@ def _environment() -> Any:
 
 
 def render(template: str, **values: Any) -> str:
+    """Fill in a template of templates/; a value that the template needs and lacks is an error."""
     return _environment().get_template(template).render(**values)
 
 
 def safe(markup: str) -> Any:
-    """Markup of our own making, not to be escaped."""
+    """Mark HTML or SVG that dross itself made, so that `render` does not escape it."""
     from markupsafe import Markup
 
     return Markup(markup)

@@ -1,4 +1,4 @@
-"""Things that a person asks for by name, with a hint for the one that was meant."""
+"""Names that a user types, checked against the known ones."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from ..errors import BadInput
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The name itself, if it is one of those known."""
+    """Return the name if it is known; otherwise raise BadInput with the closest known name."""
     known = list(known)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

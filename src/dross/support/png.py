@@ -1,4 +1,4 @@
-"""Arrays as PNG files, inline where a page has to be one file."""
+"""Arrays as PNG files, or as data: addresses for pages that must be one file."""
 
 import base64
 import io
@@ -8,8 +8,8 @@ import numpy as np
 from ..errors import BadInput
 
 
-def png(picture: np.ndarray) -> bytes:
-    """uint8 [H, W] or [H, W, 3] -> the bytes of a PNG file."""
+def encode_png(picture: np.ndarray) -> bytes:
+    """Return the bytes of a PNG file for a picture, uint8 [H, W] or [H, W, 3]."""
     try:
         from PIL import Image
     except ImportError:
@@ -21,6 +21,6 @@ def png(picture: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def inline(picture: np.ndarray) -> str:
-    """A data: address that holds the picture itself."""
-    return "data:image/png;base64," + base64.b64encode(png(picture)).decode()
+def encode_data_url(picture: np.ndarray) -> str:
+    """Return a data: address that holds the picture itself."""
+    return "data:image/png;base64," + base64.b64encode(encode_png(picture)).decode()

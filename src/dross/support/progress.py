@@ -1,4 +1,4 @@
-"""A progress bar with rate and time left, where somebody is looking; silence elsewhere."""
+"""A progress bar with rate and time left on a terminal; nothing where stderr is no terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,28 +6,39 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Advance = Callable[[int], None]
-_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+"""Called with how much more is done since the last call."""
+
+_HIDDEN: ContextVar[bool] = ContextVar("hidden", default=False)
 
 
-def _silent(amount: int) -> None:
+def _ignore(amount: int) -> None:
     return None
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """Inside, no bar is shown: one of many workers that share a terminal."""
-    before = _SILENT.set(True)
+def hide_progress() -> Iterator[None]:
+    """Show no bar inside the block: several workers cannot share one terminal."""
+    before = _HIDDEN.set(True)
     try:
         yield
     finally:
-        _SILENT.reset(before)
+        _HIDDEN.reset(before)
 
 
 @contextmanager
-def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Iterator[Advance]:
-    """Yield a function that is told how much more has been done."""
-    if not show or _SILENT.get() or not sys.stderr.isatty():
-        yield _silent
+def progress_bar(
+    title: str, total: int, *, show: bool = True, unit: str = "steps"
+) -> Iterator[Advance]:
+    """Show a bar while the block runs, and yield the function that moves it forward.
+
+    Arguments:
+        title: What is being done, such as "training".
+        total: How much there is to do, in units.
+        show: Whether to show it; it needs a terminal and rich in any case.
+        unit: What is counted, for the rate.
+    """
+    if not show or _HIDDEN.get() or not sys.stderr.isatty():
+        yield _ignore
         return
     try:
         from rich.console import Console
@@ -41,7 +52,7 @@ def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Ite
         )
         from rich.text import Text
     except ImportError:  # the core runs on machines that have torch and little else
-        yield _silent
+        yield _ignore
         return
 
     class Rate(ProgressColumn):
@@ -56,5 +67,5 @@ def bar(what: str, total: int, *, show: bool = True, unit: str = "steps") -> Ite
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(title, total=total)
         yield lambda amount: progress.advance(task, amount)

@@ -18,7 +18,7 @@ from ...autodiff.functional import call_model
 from ...data.seeds import mixed
 from ...errors import NotFinite
 from ...execution import threads
-from ...support.progress import Advance, bar
+from ...support.progress import Advance, progress_bar
 from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
 
 MAX_SEARCHED_INSTANCES = 20_000
@@ -102,7 +102,7 @@ def train_many(
     size = _models_at_once(recipe, x, len(specs)) if together else 1
     steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
     chunks: list[TrainedModels] = []
-    shown = bar(what, steps * len(specs), show=progress, unit="model steps")
+    shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
     with threads.manage_threads(), shown as advance:
         trainer = _Trainer(recipe, x, y, steps, after_epoch, advance)
         for start in range(0, len(specs), size):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..._version import __version__
 from ...support.atomic_files import write_bytes, write_json
-from ...support.png import png
+from ...support.png import encode_png
 from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
 from ..inputs.user_code import source_digest
@@ -100,5 +100,5 @@ def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -
     for part, ids in wanted.items():
         paths = prepared.part(part).content["path"].tolist()
         for id in ids:
-            small = png(load_thumbnail(prepared.root / paths[id]))
+            small = encode_png(load_thumbnail(prepared.root / paths[id]))
             (folder / f"{part}-{id:06d}.png").write_bytes(small)

@@ -1,0 +1,58 @@
+"""The arguments of `dross clean` as types, and those that several commands share.
+
+The other commands have theirs beside them.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+ProjectFolder = Annotated[Path, Argument(help="A folder that dross clean made.")]
+
+CLEAN_EXAMPLES = (
+    "dross clean people.csv --label income",
+    "dross clean reviews.tsv --text review --label stars",
+    "dross clean pictures/ --model cnn",
+    "dross clean mydata:load --model mydata:network",
+)
+Data = Annotated[
+    str,
+    Argument(
+        help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, "
+        "or module:function."
+    ),
+]
+Label = Annotated[str | None, Option(help="The column to be learnt.")]
+Text = Annotated[str | None, Option(help="The column that holds a text to learn from.")]
+Images = Annotated[str | None, Option(help="The column that holds the paths of pictures.")]
+Validation = Annotated[
+    str | None, Option(help="Validation data of your own: scores are computed on it.")
+]
+Test = Annotated[str | None, Option(help="Test data of your own: only dross judge reads it.")]
+Task = Annotated[
+    str | None, Option(help="classification or regression; otherwise inferred from the label.")
+]
+Column = Annotated[
+    list[str] | None,
+    Option(help="What a column is: NAME=number, category, date or ignore. May be repeated."),
+]
+Model = Annotated[
+    str | None, Option(help="linear, mlp, cnn, or module:function that builds a torch model.")
+]
+Runs = Annotated[int, Option(min=1, help="Independent runs to average the scores over.")]
+Rounds = Annotated[
+    int, Option(min=1, help="2 and more: remove what is suggested, train and score again.")
+]
+Rate = Annotated[
+    float | None, Option(help="The learning rate; otherwise searched for on the validation part.")
+]
+Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")]
+BatchSize = Annotated[int | None, Option(min=1, help="Instances per step.")]
+Verified = Annotated[
+    int,
+    Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
+]
+Seed = Annotated[int, Option(help="Of the split and of everything random.")]
+Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the folder holds.")]

@@ -1,0 +1,168 @@
+"""What the commands print: verdicts, findings, tables of results, and recorded runs."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .cleanse.findings import list_findings
+from .cleanse.project import Project
+from .cleanse.verdict import Verdict
+from .tape.reader import Tape
+
+console = Console()
+
+
+def say(line: str) -> None:
+    """Print a line as it is: no markup, no highlighting."""
+    console.print(line, highlight=False, markup=False)
+
+
+def print_findings(project: Project) -> None:
+    """Print what `dross clean` found, and the commands that come next."""
+    console.print()
+    for sentence in list_findings(project.about, project.instances):
+        say(sentence)
+    folder = project.folder
+    console.print(
+        f"\nRead the report:    {folder / 'report.html'}\n"
+        f"Look and decide:    dross review {folder}\n"
+        f"Does it help?       dross judge {folder}",
+        soft_wrap=True,
+    )
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Print a verdict: its sentence, its numbers, and what would settle it."""
+    colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
+    word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
+    console.print(Text.assemble(word, verdict.sentence))
+    table = Table("on the test part")
+    columns = []
+    for name, measure in verdict.metrics.items():
+        is_error = name == "error"
+        table.add_column("error, %" if is_error else name, justify="right")
+        columns.append(_verdict_cells(measure, *((100, 2) if is_error else (1, 4))))
+    for row in columns[0]:
+        table.add_row(row, *(column[row] for column in columns))
+    console.print(table)
+    if verdict.settle:
+        say(verdict.settle)
+
+
+def _verdict_cells(measure: Any, scale: int, digits: int) -> dict[str, str]:
+    number = lambda value, sign="": f"{scale * value:{sign}.{digits}f}"
+    low, high = measure.interval
+    return {
+        "everything kept": number(_mean(measure.before)),
+        "after": number(_mean(measure.after)),
+        "difference": number(measure.difference, "+"),
+        "95 % interval": f"{number(low, '+')} to {number(high, '+')}",
+        "t-test": _p_value(measure.p_t),
+        "sign flips": _p_value(measure.p_signs),
+        "difference, as many at random": number(measure.random_difference, "+"),
+    }
+
+
+def _p_value(value: float) -> str:
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def print_table1(rows: list[dict], repetitions: int) -> None:
+    """Print our means beside the paper's."""
+    from .reproduce import table1
+
+    lines = []
+    for row in rows:
+        if row["truth"] == "change":
+            line = [row["cell"], table1.METHODS[row["method"]]]
+            for metric in ("tau", "jaccard"):
+                paper = table1.paper_value(row["cell"], row["method"], metric)
+                line.append(f"{row[metric]:.2f} ({row[metric + '_std']:.2f})")
+                line.append("" if paper is None else f"{paper:.2f}")
+            lines.append(line)
+    title = f"{repetitions} repetitions: mean (std), and the paper's mean"
+    _print_table(title, ["cell", "estimate"], ["tau", "paper", "Jaccard", "paper"], lines)
+
+
+def print_test_errors(
+    rows: list[dict], summary: list[dict], ways: list[str], methods: list[str]
+) -> None:
+    """Print the test error for each way to retrain, each method and each number removed.
+
+    Arguments:
+        rows: One for each draw, way, method and number.
+        summary: Their means over the draws.
+        ways: The ways to retrain to show, in order.
+        methods: The methods to show, in order.
+    """
+    errors = {
+        (row["retrain"], row["method"], row["m"]): f"{row['error']:.2%}"
+        for row in summary
+        if row["method"] in methods and row["retrain"] in ways
+    }
+    sizes = sorted({size for _, _, size in errors})
+    lines = [
+        [way, method, *(errors.get((way, method, size), "") for size in sizes)]
+        for way in ways
+        for method in methods
+    ]
+    kept = _mean([row["error_kept"] for row in rows])
+    title = f"Test error after removing m, mean over draws; nothing removed: {kept:.2%}"
+    _print_table(title, ["retrain", "method"], [str(size) for size in sizes], lines)
+
+
+def _print_table(
+    title: str, names: list[str], numbers: list[str], lines: Iterable[Sequence[str]]
+) -> None:
+    """`names` are the headers of the columns on the left, `numbers` of those on the right."""
+    table = Table(title=title, title_justify="left")
+    for header in names:
+        table.add_column(header, justify="left")
+    for header in numbers:
+        table.add_column(header, justify="right")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
+
+
+def print_tape(tape: Tape) -> None:
+    """Describe a recorded run; every file is read, so damage is found."""
+    rows = _describe(tape)
+    for index in range(len(tape.entries)):
+        tape.read(index)  # checks the digest
+    tape.end_state()
+    rows["files"] = "all intact"
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)
+
+
+def _describe(tape: Tape) -> dict[str, str]:
+    manifest = tape.manifest
+    shapes = {name: shape for name, (shape, _) in manifest["model"]["parameters"].items()}
+    trained = [shape for name, shape in shapes.items() if name in manifest["layout"]["names"]]
+    parameters = sum(math.prod(shape) for shape in trained)
+    planned = manifest["planned"]
+    of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
+    state = "complete" if tape.complete else "not complete: continue with resume=True"
+    instances, megabytes = manifest["instances"], tape.nbytes / 1e6
+    return {
+        "model": f"{manifest['model']['class']}, {parameters:,} parameters in training",
+        "optimizer": manifest["optimizer"]["name"],
+        "loss": manifest["loss"] + (" with a penalty" if manifest["penalty"] else ""),
+        "instances": "not recorded" if instances is None else f"{instances:,}",
+        "steps": f"{tape.steps:,}{of_planned} ({state})",
+        "kept": f"steps {tape.first:,} to {tape.steps:,} in {len(tape.entries)} segments, "
+        f"{megabytes:,.1f} MB",
+        "recorded on": f"{manifest['device']}, torch {manifest['torch']}, "
+        f"dross {manifest['dross']}",
+    }

@@ -1,0 +1,107 @@
+"""What the server refuses, and what it never gives away."""
+
+import socket
+
+import httpx
+import pytest
+
+from dross.review.server import serve_in_thread
+from review.review_client import client_of
+from review.review_project import HOSTILE, make_project
+
+READ = ["/", "/api/project", "/api/list", "/api/why?id=1", "/api/since?revision=0"]
+READ += ["/picture/train/1", "/nowhere"]
+CHANGE = ["/api/decide", "/api/undo", "/api/redo", "/api/judge", "/api/judge/cancel"]
+
+
+def test_nothing_without_the_token(fresh):
+    with (
+        serve_in_thread(fresh) as server,
+        httpx.Client(base_url=server.origin, trust_env=False) as stranger,
+    ):
+        for path in READ:
+            assert stranger.get(path).status_code == 401
+        for path in CHANGE:
+            assert stranger.post(path, json={"changes": [["remove", None, [1]]]}).status_code == 401
+        assert stranger.get("/api/project", headers={"X-Dross-Token": "wrong"}).status_code == 401
+        assert stranger.get("/?token=wrong").status_code == 401
+        assert stranger.get(server.address).status_code == 200  # sets the cookie
+        assert stranger.get("/").status_code == 200
+        # For data and changes the cookie is not enough.
+        assert stranger.get("/api/project").status_code == 401
+        assert stranger.post("/api/undo", json={}).status_code == 401
+    assert fresh.decisions.revision == 0
+
+
+def test_the_cookie_is_for_the_page_and_its_pictures_only(fresh):
+    with serve_in_thread(fresh) as server:
+        cookie = httpx.get(server.address, trust_env=False).headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie and "domain" not in cookie
+
+
+def test_another_host_or_origin_is_turned_away(fresh):
+    with client_of(fresh) as client:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+            assert client.get("/api/project", headers={"Host": host}).status_code == 421
+        assert client.get("/api/project", headers={"Host": "LOCALHOST:1"}).status_code == 200
+        origin = {"Origin": "http://evil.example"}
+        answer = client.post("/api/undo", json={"revision": 0}, headers=origin)
+        assert answer.status_code == 403
+
+
+def test_every_answer_is_locked_down(page):
+    for path in ("/", "/api/project", "/api/nowhere", "/static/main.js", "/picture/train/99999999"):
+        headers = page.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+    assert page.get("/static/main.js").headers["content-type"].startswith("text/javascript")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/static/..%2fserver.py",
+        "/static//etc/passwd",
+        "/picture/train/..%2f..%2fproject.json",
+        "/picture/..%2f/1",
+        "/picture/train/1.png",
+        "/picture/verdicts/1",
+        "/project.json",
+        "/decisions.sqlite",
+        "/static/",
+    ],
+)
+def test_no_path_leads_out(page, path):
+    answer = send_exactly(page, f"GET {path} HTTP/1.1")
+    assert answer.split()[1] in (b"404", b"405")
+    assert b"import" not in answer and b"root:" not in answer
+
+
+def send_exactly(page, *head):
+    """Send a request as it is written: clients tidy paths up and count lengths."""
+    token = f"X-Dross-Token: {page.headers['X-Dross-Token']}"
+    lines = [*head, "Host: 127.0.0.1", token, "Connection: close", "", ""]
+    with socket.create_connection((page.base_url.host, page.base_url.port)) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_hostile_data_are_data(tmp_path):
+    with client_of(make_project(tmp_path / "h", "table", 30, hostile=True)) as client:
+        html = client.get("/").text
+        assert "<svg onload" not in html and "&lt;svg onload" in html
+        item = client.get("/api/items", params={"ids": "0"})
+        assert item.headers["content-type"] == "application/json"
+        assert item.json()["items"][0]["source"] == HOSTILE[0]
+
+
+def test_requests_are_bounded(page):
+    for header in ("Content-Length: 1000000000", "Transfer-Encoding: chunked"):
+        assert send_exactly(page, "POST /api/decide HTTP/1.1", header).split()[1] == b"413"
+    answer = page.get("/api/items", params={"ids": ",".join(["1"] * 2000)})
+    assert len(answer.json()["items"]) == 500

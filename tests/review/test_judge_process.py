@@ -1,0 +1,69 @@
+"""A judgement is started, watched and stopped from the page."""
+
+import json
+import os
+
+import pytest
+
+from review.review_client import client_of, decide, wait_for
+from review.review_project import judge_command, make_verdict
+
+WRITES_A_VERDICT = """
+assert sys.argv[2:] == ["--quick"], sys.argv
+(folder / "judging.json").write_text(json.dumps({"done": 1, "of": 6, "stage": "before"}))
+while not (folder / "go").exists(): time.sleep(0.02)
+(folder / "judging.json").unlink(); (folder / "verdicts").mkdir(exist_ok=True)
+(folder / "verdicts" / "1.json").write_text(VERDICT)
+"""
+FAILS = "sys.exit('BadInput: no <tapes> here')"
+SLEEPS = """
+import os
+(folder / 'pid').write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def test_a_judgement_is_started_watched_and_shown(fresh):
+    verdict = f"VERDICT = {json.dumps(make_verdict())!r}\n"
+    command = judge_command(fresh.folder, verdict + WRITES_A_VERDICT)
+    with client_of(fresh, judge_command=command) as client:
+        refused = client.post("/api/judge", json={"seeds": 3, "quick": True})
+        assert refused.status_code == 400 and "nothing to judge" in refused.json()["error"]
+        decide(client, ["remove", None, [1]])
+        assert client.post("/api/judge", json={"seeds": 0}).status_code == 400
+        started = client.post("/api/judge", json={"seeds": "3", "quick": True})
+        assert started.json()["state"] == "running"
+        assert client.post("/api/judge", json={"seeds": 3}).status_code == 400  # one at a time
+        status = wait_for(lambda: (now := client.get("/api/judge").json()).get("of") and now)
+        assert (status["done"], status["of"], status["stage"]) == (1, 6, "before")
+        (fresh.folder / "go").touch()
+        since = lambda: client.get("/api/since", params={"revision": 0}).json()
+        wait_for(lambda: since()["judge"]["state"] == "done")
+        assert client.get("/api/verdicts").json()["verdicts"][0]["verdict"] == "improved"
+
+
+def test_a_judgement_that_fails_says_what_it_said(fresh):
+    with client_of(fresh, judge_command=judge_command(fresh.folder, FAILS)) as client:
+        decide(client, ["remove", None, [1]])
+        client.post("/api/judge", json={"seeds": 2})
+        status = lambda: client.get("/api/judge").json()
+        wait_for(lambda: status()["state"] == "failed")
+        assert "no <tapes> here" in status()["output"]
+
+
+def test_a_judgement_can_be_cancelled_and_ends_with_the_page(fresh):
+    pid_file = fresh.folder / "pid"
+
+    def start(client):
+        pid_file.unlink(missing_ok=True)
+        client.post("/api/judge", json={"seeds": 2})
+        return int(wait_for(lambda: pid_file.exists() and pid_file.read_text()))
+
+    with client_of(fresh, judge_command=judge_command(fresh.folder, SLEEPS)) as client:
+        decide(client, ["remove", None, [1]])
+        first = start(client)
+        assert client.post("/api/judge/cancel", json={}).json()["state"] == "cancelled"
+        second = start(client)
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

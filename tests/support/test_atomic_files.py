@@ -1,0 +1,87 @@
+"""Files are replaced whole, or stay as they were."""
+
+import errno
+import os
+
+import pytest
+
+from dross.errors import StorageFailed
+from dross.support import atomic_files
+from dross.support.atomic_files import (
+    replace_file,
+    write_bytes,
+    write_json,
+    write_table,
+    write_text,
+)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic_files.os, "replace", fail)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path, sync):
+    path = tmp_path / "a.json"
+    for raw in (b"old", b"new", b""):
+        replace_file(path, raw, sync=sync)
+        assert path.read_bytes() == raw and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_sync_waits_for_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(atomic_files.os, "fsync", synced.append)
+    replace_file(tmp_path / "a", b"1", sync=False)
+    assert synced == []
+    replace_file(tmp_path / "a", b"1")
+    assert len(synced) == 1
+
+
+def test_the_temporary_file_is_hidden_and_beside_the_file(tmp_path, monkeypatch):
+    seen = []
+    replace = os.replace
+
+    def watch(source, target):
+        seen.append(source)
+        replace(source, target)
+
+    monkeypatch.setattr(atomic_files.os, "replace", watch)
+    replace_file(tmp_path / "a.json", b"1")
+    (temporary,) = seen
+    assert temporary.parent == tmp_path
+    assert temporary.name.startswith(".a.json.") and temporary.suffix == ".tmp"
+
+
+def test_a_failure_leaves_the_old_file_alone(tmp_path, full_disk):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+    with pytest.raises(OSError, match="No space left") as caught:
+        replace_file(path, b"new")
+    assert not isinstance(caught.value, StorageFailed)
+    with pytest.raises(StorageFailed, match=r"a\.json cannot be written: No space left on device"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_missing_folder_is_made_for_the_writers_only(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "new" / "a", b"1")
+    write_bytes(tmp_path / "new" / "a", b"1")
+    assert (tmp_path / "new" / "a").read_bytes() == b"1"
+
+
+def test_texts_are_utf8_and_keep_their_line_ends(tmp_path):
+    write_text(tmp_path / "a.txt", "fünf\r\n😀\n")
+    assert (tmp_path / "a.txt").read_bytes() == "fünf\r\n😀\n".encode()
+    write_json(tmp_path / "a.json", {"a": "ü"})
+    assert (tmp_path / "a.json").read_bytes() == b'{\n "a": "\\u00fc"\n}'
+
+
+def test_a_table_is_csv(tmp_path):
+    rows = [{"name": "a,b", "value": 1}, {"name": "ü", "value": 0.5}]
+    assert write_table(tmp_path / "a.csv", rows) == tmp_path / "a.csv"
+    assert (tmp_path / "a.csv").read_bytes() == 'name,value\r\n"a,b",1\r\nü,0.5\r\n'.encode()
