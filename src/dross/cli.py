@@ -378,7 +378,7 @@ def table1(
         [name.strip() for name in only.split(",") if name.strip()]
     ) or list(experiment.CELLS)
     results = experiment.run_all(out, cells, repetitions, n_jobs=jobs)
-    rows = experiment.summarized(results)
+    rows = experiment.summarize(results)
     table = Table(
         title=f"{repetitions} repetitions: mean (std), and the paper's mean", title_justify="left"
     )
@@ -398,7 +398,7 @@ def table1(
                 row["cell"], experiment.METHODS[row["method"]], shown[0], tau, shown[1], jaccard
             )
     console.print(table)
-    written = experiment.write(out, rows, results)
+    written = experiment.write_report(out, rows, results)
     console.print(f"Written: {', '.join(str(path) for path in written)}")
 
 
@@ -436,15 +436,16 @@ def cleansing(
     putting their files into one folder.
     """
     from .reproduce import cleansing as experiment
-    from .reproduce import cleansing_report
+    from .reproduce import cleansing_report, cleansing_settings
 
-    settings = experiment.Settings.of(data, quick)
+    settings = cleansing_settings.Settings.of(data, quick)
     split = lambda text: [part.strip() for part in text.split(",") if part.strip()]
-    chosen = experiment.check("method", split(methods), experiment.METHODS) or list(
-        experiment.METHODS
+    known = cleansing_settings.METHODS
+    chosen = cleansing_settings.check_names("method", split(methods), known) or list(known)
+    ways = cleansing_settings.check_names(
+        "way to retrain", split(retrain), cleansing_settings.RETRAIN_WAYS
     )
-    ways = experiment.check("way to retrain", split(retrain), experiment.RETRAINED)
-    wanted = experiment.numbers(draws)
+    wanted = cleansing_settings.parse_draws(draws)
     console.print(
         f"Draws {draws}: train, score by {len(chosen)} methods, train again ({', '.join(ways)}) ..."
     )
@@ -452,7 +453,7 @@ def cleansing(
         settings, wanted, chosen, ways, out, device=device, n_jobs=jobs
     ):
         console.print(f"Draw {number} is done.")
-    results = experiment.merged(out, settings)
+    results = experiment.load_results(out, settings)
     rows = [row for result in results for row in result["rows"]]
     table = Table(
         title=f"Test error after removing m, mean over draws; nothing removed: {_mean(rows, 'error_kept'):.2%}",
@@ -460,7 +461,7 @@ def cleansing(
     )
     summary = [
         row
-        for row in experiment.summarized(rows)
+        for row in experiment.summarize(rows)
         if row["method"] in chosen and row["retrain"] in ways
     ]
     sizes = sorted({row["m"] for row in summary})
@@ -475,10 +476,10 @@ def cleansing(
                 way, method, *(f"{cells[m]['error']:.2%}" if m in cells else "" for m in sizes)
             )
     console.print(table)
-    for sentence in cleansing_report.findings(experiment.summarized(rows)):
+    for sentence in cleansing_report.findings(experiment.summarize(rows)):
         console.print(sentence)
     command = f"dross reproduce cleansing --data {data} --draws {draws} --retrain {','.join(ways)} --methods '{','.join(chosen)}'{' --quick' * quick}"
-    *tables, page = cleansing_report.write(out, results, settings, command)
+    *tables, page = cleansing_report.write_report(out, results, settings, command)
     console.print(f"Look at {page}. Beside it: {', '.join(path.name for path in tables)}")
 
 
