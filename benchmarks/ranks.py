@@ -45,10 +45,9 @@ def record(options: argparse.Namespace, folder: Path) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.choice(COUNT, BATCH, replace=False) for _ in range(STEPS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    keep = dross.Checkpoints()
-    options_of_train = {"batches": batches, "keep": keep, "progress": False}
+    tape = {"tape": folder / "tape", "keep": dross.Checkpoints()}
     run = dross.train(
-        model, data, "cross_entropy", optimizer, tape=folder / "tape", **options_of_train
+        model, data, "cross_entropy", optimizer, batches=batches, progress=False, **tape
     )
     np.save(folder / "expected.npy", run.influence(query).values)
 
