@@ -1,8 +1,10 @@
-"""Run the whole engine on a GPU and compare it with the CPU: scores, truth, tangents, every optimizer, every kind of model.
+"""Run the whole engine on a GPU and compare it with the CPU.
 
     PYTHONPATH=src:tests python benchmarks/on_cuda.py
 
-Prints one line per case with the largest relative difference between the two devices in float64, and fails if one is large.
+Scores, truth and tangents are compared for every optimizer and every kind of model. It prints one
+line per case with the largest relative difference between the two devices in float64, and fails if
+one is large.
 """
 
 import tempfile
@@ -17,7 +19,8 @@ from zoo import MODELS, OPTIMIZERS, problem
 TOLERANCE = 1e-7  # 20-odd steps of float64 with sums in another order, through Adam's 1/eps
 
 
-def results(p, device: str, folder: Path) -> dict[str, np.ndarray]:
+def compute(p, device: str, folder: Path) -> dict[str, np.ndarray]:
+    """Everything that the engine computes for a problem on a device."""
     model, optimizer = p.start()
     run = dross.train(
         model,
@@ -44,33 +47,33 @@ def results(p, device: str, folder: Path) -> dict[str, np.ndarray]:
     }
 
 
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """The largest difference of two results, each relative to its largest number."""
+    relative = lambda a, b: float(np.abs(a - b).max() / (np.abs(a).max() + 1e-300))
+    return max(relative(one[name], other[name]) for name in one)
+
+
 def main() -> None:
-    cases = [(model, "momentum") for model in MODELS] + [
-        ("mlp", optimizer) for optimizer in OPTIMIZERS
-    ]
-    # other devices draw other random numbers, so dropout cannot agree; its own consistency is checked by the run itself
+    """Print one line per case."""
+    cases = [(model, "momentum") for model in MODELS]
+    cases += [("mlp", optimizer) for optimizer in OPTIMIZERS]
+    # Other devices draw other random numbers, so models with dropout cannot agree. The run itself
+    # checks that they agree with themselves.
     drawn = {"dropout", "attention"}
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for model, optimizer in cases:
             start = time.perf_counter()
             found = [
-                results(problem(model, optimizer), device, Path(folder) / device)
+                compute(problem(model, optimizer), device, Path(folder) / device)
                 for device in ("cpu", "cuda")
             ]
-            differences = {
-                k: float(
-                    np.abs(found[0][k] - found[1][k]).max() / (np.abs(found[0][k]).max() + 1e-300)
-                )
-                for k in found[0]
-            }
+            difference, seconds = largest_difference(*found), time.perf_counter() - start
             note = "" if model not in drawn else "(other random numbers)"
-            print(
-                f"{model:14} {optimizer:15} {max(differences.values()):.1e} {time.perf_counter() - start:5.1f} s {note}",
-                flush=True,
-            )
+            case = f"{model:14} {optimizer:15}"
+            print(f"{case} {difference:.1e} {seconds:5.1f} s {note}", flush=True)
             if model not in drawn:
-                worst = max(worst, *differences.values())
+                worst = max(worst, difference)
     print(f"worst {worst:.1e}")
     if not worst < TOLERANCE:
         raise SystemExit(1)

@@ -1,9 +1,12 @@
-"""What sharing a retrace between ranks saves: seconds, the processor time of each rank, and how far the scores are from those of one process.
+"""What sharing a retrace between ranks saves.
 
     PYTHONPATH=src python benchmarks/ranks.py [--ranks 1 2 4] [--backend nccl] [--double]
 
-The MNIST CNN on random pictures, batches of 64. On a CPU each rank has one thread, so more ranks than cores only divide the work; with nccl each rank needs a GPU of its own,
-with gloo on a GPU (--device cuda) they share one. --double computes in float64, where sums in another order agree to 1e-9 and better.
+It prints the seconds, the processor time of the first rank, and how far the scores are from those
+of one process, for the MNIST CNN on random pictures in batches of 64. On a CPU each rank has one
+thread, so more ranks than cores only divide the work; with nccl each rank needs a GPU of its own,
+with gloo on a GPU (--device cuda) they share one. --double computes in float64, where sums in
+another order agree to 1e-9 and better.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tables import make_parser, print_head, print_row
 
 import dross
 from dross.datasets.models import mnist_cnn
@@ -24,46 +28,41 @@ from dross.datasets.models import mnist_cnn
 COUNT, STEPS, BATCH = 2000, 60, 64
 
 
-def pieces(given: argparse.Namespace, rank: int = 0):
-    dtype = torch.float64 if given.double else torch.float32
+def make_problem(options: argparse.Namespace, rank: int = 0):
+    """The model on this rank's device, the data and the query."""
+    dtype = torch.float64 if options.double else torch.float32
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(COUNT, 1, 28, 28, generator=generator, dtype=dtype)
     y = torch.randint(0, 10, (COUNT,), generator=generator)
     torch.manual_seed(0)
-    device = f"cuda:{rank % torch.cuda.device_count()}" if given.device == "cuda" else "cpu"
+    device = f"cuda:{rank % torch.cuda.device_count()}" if options.device == "cuda" else "cpu"
     return mnist_cnn().to(device, dtype), (x, y), dross.mean_loss((x[:200], y[:200]))
 
 
-def record(given: argparse.Namespace, folder: Path) -> None:
-    model, data, query = pieces(given)
+def record(options: argparse.Namespace, folder: Path) -> None:
+    """Record a run, and write the scores that one process gives."""
+    model, data, query = make_problem(options)
     rng = np.random.default_rng(0)
     batches = [rng.choice(COUNT, BATCH, replace=False) for _ in range(STEPS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    keep = dross.Checkpoints()
+    tape = {"tape": folder / "tape", "keep": dross.Checkpoints()}
     run = dross.train(
-        model,
-        data,
-        "cross_entropy",
-        optimizer,
-        tape=folder / "tape",
-        batches=batches,
-        keep=keep,
-        progress=False,
+        model, data, "cross_entropy", optimizer, batches=batches, progress=False, **tape
     )
     np.save(folder / "expected.npy", run.influence(query).values)
 
 
-def retrace(rank: int, size: int, port: int, given: argparse.Namespace, folder: Path) -> None:
+def retrace(rank: int, size: int, port: int, options: argparse.Namespace, folder: Path) -> None:
+    """Retrace the run as one of several ranks."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    model, data, query = pieces(given, rank)
-    if given.backend == "nccl":
+    model, data, query = make_problem(options, rank)
+    if options.backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(given.backend, rank=rank, world_size=size)
+    dist.init_process_group(options.backend, rank=rank, world_size=size)
     run = dross.Run.open(folder / "tape", model, data, "cross_entropy")
-    run.influence(
-        query, epochs=None, at=8, group=dist.group.WORLD
-    )  # what is decided once is not counted
+    # What is decided once is not counted.
+    run.influence(query, epochs=None, at=8, group=dist.group.WORLD)
     dist.barrier()
     start, used = time.perf_counter(), time.process_time()
     values = run.influence(query, group=dist.group.WORLD).values
@@ -71,34 +70,31 @@ def retrace(rank: int, size: int, port: int, given: argparse.Namespace, folder: 
     if rank == 0:
         expected = np.load(folder / "expected.npy")
         difference = np.abs(values - expected).max() / np.abs(expected).max()
-        print(f"| {size} | {seconds:.2f} | {own:.2f} | {difference:.1e} |", flush=True)
+        print_row(size, f"{seconds:.2f}", f"{own:.2f}", f"{difference:.1e}")
     dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Print one line per number of ranks."""
+    parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--double", action="store_true")
-    given = parser.parse_args()
-    given.device = given.device or ("cuda" if given.backend == "nccl" else "cpu")
-    print(
-        f"torch {torch.__version__}, {os.cpu_count()} cores, {given.device}, {given.backend}, {'float64' if given.double else 'float32'}, {STEPS} steps\n"
-    )
-    print(
-        "| ranks | retraced, s | processor time of the first rank, s | largest difference, of the largest score |\n| --- | --- | --- | --- |",
-        flush=True,
-    )
+    options = parser.parse_args()
+    options.device = options.device or ("cuda" if options.backend == "nccl" else "cpu")
+    dtype = "float64" if options.double else "float32"
+    where = f"{os.cpu_count()} cores, {options.device}, {options.backend}"
+    print(f"torch {torch.__version__}, {where}, {dtype}, {STEPS} steps\n")
+    cost = "processor time of the first rank, s"
+    print_head("ranks", "retraced, s", cost, "largest difference, of the largest score")
     with tempfile.TemporaryDirectory() as folder:
-        record(given, Path(folder))
-        for size in given.ranks:
+        record(options, Path(folder))
+        for size in options.ranks:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
-            mp.spawn(retrace, (size, port, given, Path(folder)), nprocs=size)
+            mp.spawn(retrace, (size, port, options, Path(folder)), nprocs=size)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""Runs what is missing, one process per step, and prints the table of each model as it grows."""
+"""Run what is missing, one process per step, and print each model's figures as they come.
+
+    PYTHONPATH=src DROSS_DATA=... python -m benchmarks.peers --quick
+
+Results are kept in a folder as they finish, and what is there is not computed again.
+"""
 
 import argparse
 import json
@@ -12,7 +17,7 @@ import numpy as np
 
 from dross.support.atomic_files import write_json
 
-from .measures import load_scores, measured
+from .measures import load_scores, measure_agreement
 from .methods import METHODS
 from .problem import Problem
 from .report import write_report
@@ -35,20 +40,13 @@ ONE_THREAD = dict.fromkeys(
 )
 
 
-def step(problem: Problem, what: str, limit: float, options: argparse.Namespace) -> dict:
+def run_step(problem: Problem, what: str, limit: float, options: argparse.Namespace) -> dict:
     """Do one step in a process of its own, unless its result is there; a failure is a result."""
     kept = problem.folder / f"{what.replace(':', '-')}.json"
     if kept.exists() and not (options.again and "failed" in json.loads(kept.read_text())):
         return json.loads(kept.read_text())
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.peers.worker",
-        problem.setting.name,
-        what,
-        "--folder",
-        str(options.folder),
-    ]
+    command = [sys.executable, "-m", "benchmarks.peers.worker", problem.setting.name, what]
+    command += ["--folder", str(options.folder), *["--small"] * options.quick]
     problem.folder.mkdir(parents=True, exist_ok=True)
     print(f"{problem.setting.name}: {what} ...", end=" ", flush=True)
     start = time.perf_counter()
@@ -56,13 +54,8 @@ def step(problem: Problem, what: str, limit: float, options: argparse.Namespace)
     reason = ""
     with open(log, "w") as out:
         try:
-            done = subprocess.run(
-                command + ["--small"] * options.quick,
-                env=os.environ | ONE_THREAD,
-                stdout=out,
-                stderr=out,
-                timeout=limit,
-            )
+            environment = os.environ | ONE_THREAD
+            done = subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=limit)
             reason = f"the process ended with status {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             reason = f"not finished after {limit:.0f} s"
@@ -70,84 +63,52 @@ def step(problem: Problem, what: str, limit: float, options: argparse.Namespace)
         last = [line for line in log.read_text().splitlines() if "Error" in line]
         write_json(kept, {"failed": f"{reason}{': ' + last[-1][:200] if last else ''}"})
     result = json.loads(kept.read_text())
-    print(
-        f"{time.perf_counter() - start:.0f} s{'  FAILED: ' + result['failed'] if 'failed' in result else ''}",
-        flush=True,
-    )
+    failure = f"  FAILED: {result['failed']}" if "failed" in result else ""
+    print(f"{time.perf_counter() - start:.0f} s{failure}", flush=True)
     return result
 
 
 def show(problem: Problem, name: str) -> None:
+    """Print the figures of a method, if it has run."""
     path = problem.folder / f"scores-{name}.npz"
-    if path.exists():
-        numbers = measured(problem, load_scores(path))
-        spent = json.loads((problem.folder / f"method-{name}.json").read_text())["seconds"]
-        times = [
-            np.median(spent[kind]) / np.median(spent["training"]) if spent[kind] else np.nan
-            for kind in ("mean", "singles")
-        ]
-        parts = [
-            f"{key} {value:.2f}"
-            for key, value in numbers.items()
-            if key.endswith("_mean") or key == "auroc"
-        ]
-        print(
-            f"    {name}: {', '.join(parts)}; {times[0]:.1f} and {times[1]:.1f} trainings",
-            flush=True,
-        )
+    if not path.exists():
+        return
+    numbers = measure_agreement(problem, load_scores(path))
+    spent = json.loads((problem.folder / f"method-{name}.json").read_text())["seconds"]
+    one, many = (
+        np.median(spent[kind]) / np.median(spent["training"]) if spent[kind] else np.nan
+        for kind in ("mean", "singles")
+    )
+    shown = [key for key in numbers if key.endswith("_mean") or key == "auroc"]
+    figures = ", ".join(f"{key} {numbers[key]:.2f}" for key in shown)
+    print(f"    {name}: {figures}; {one:.1f} and {many:.1f} trainings", flush=True)
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"a small {QUICK_MODEL} and a few methods, in about two minutes",
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=list(SETTINGS),
-        default=None,
-        metavar="MODEL",
-        help=", ".join(SETTINGS),
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=list(METHODS),
-        default=None,
-        metavar="NAME",
-        help=", ".join(METHODS),
-    )
-    parser.add_argument(
-        "--limit", type=float, default=900, help="seconds that a method may take (default 900)"
-    )
-    parser.add_argument("--again", action="store_true", help="try again what failed")
-    parser.add_argument(
-        "--without-truth",
-        action="store_true",
-        help="leave the counterfactual runs to another process",
-    )
-    parser.add_argument(
-        "--without-duel", action="store_true", help="leave out the timings against MAGIC"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where results are kept (default runs/peers/full or quick)",
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        default=None,
-        metavar="FOLDER",
-        help="write the page, table and figure there; run nothing",
-    )
-    options = parser.parse_args()
+    add = parser.add_argument
+    about_quick = f"a small {QUICK_MODEL} and a few methods, in about two minutes"
+    add("--quick", action="store_true", help=about_quick)
+    for option, names, metavar in (("--only", SETTINGS, "MODEL"), ("--methods", METHODS, "NAME")):
+        add(option, nargs="+", choices=list(names), metavar=metavar, help=", ".join(names))
+    add("--limit", type=float, default=900, help="seconds that a method may take (default 900)")
+    add("--again", action="store_true", help="try again what failed")
+    about_truth = "leave the counterfactual runs to another process"
+    add("--without-truth", action="store_true", help=about_truth)
+    add("--without-duel", action="store_true", help="leave out the timings against MAGIC")
+    about_folder = "where results are kept (default runs/peers/full or quick)"
+    add("--folder", type=Path, help=about_folder)
+    about_report = "write the page, table and figure there; run nothing"
+    add("--report", type=Path, metavar="FOLDER", help=about_report)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run what is missing, or write the report."""
+    options = read_options()
     options.folder = options.folder or Path("runs/peers") / ("quick" if options.quick else "full")
     if options.report:
         write_report(options.folder, options.report, options.quick)
@@ -155,19 +116,19 @@ def main() -> None:
     names = options.methods or (QUICK_METHODS if options.quick else list(METHODS))
     for model in options.only or ([QUICK_MODEL] if options.quick else list(SETTINGS)):
         problem = Problem.of(model, options.folder, options.quick)
-        made = step(problem, "problem", 3600, options)
+        made = run_step(problem, "problem", 3600, options)
         print(f"{model}: {made.get('about', made.get('failed'))}", flush=True)
         if "failed" in made:
             continue
         if not options.without_truth:
             for part in ("loo", *(f"{share:g}" for share in SHARES)):
-                step(problem, f"truth:{part}", 4 * 3600, options)
+                run_step(problem, f"truth:{part}", 4 * 3600, options)
         for name in names:
-            step(problem, f"method:{name}", options.limit, options)
+            run_step(problem, f"method:{name}", options.limit, options)
             show(problem, name)
         if not options.without_duel:
-            step(problem, "duel", 4 * options.limit, options)
-            step(problem, "equality", options.limit, options)
+            run_step(problem, "duel", 4 * options.limit, options)
+            run_step(problem, "equality", options.limit, options)
 
 
 if __name__ == "__main__":

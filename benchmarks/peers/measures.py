@@ -10,8 +10,8 @@ from .problem import Problem
 from .truth import SHARES, groups
 
 
-def measured(problem: Problem, scores: dict[str, np.ndarray]) -> dict[str, float]:
-    """Agreement with the truth, as far as it has been bought; and how well the scores find the flipped labels."""
+def measure_agreement(problem: Problem, scores: dict[str, np.ndarray]) -> dict[str, float]:
+    """Agreement with the truth, as far as it is there, and with the flipped labels."""
     numbers: dict[str, float] = {}
     for part, removed in groups(problem).items():
         path = problem.folder / f"truth-{part}.npz"
@@ -20,36 +20,27 @@ def measured(problem: Problem, scores: dict[str, np.ndarray]) -> dict[str, float
         with np.load(path) as truth:
             for kind, given in scores.items():
                 rows, true = np.atleast_2d(given), np.atleast_2d(truth[kind])
-                predicted = np.array(
-                    [[row[ids].sum() for ids in removed] for row in rows]
-                )  # [Q, K]
+                # [Q, K]
+                predicted = np.array([[row[ids].sum() for ids in removed] for row in rows])
+                spearman = _mean(spearmanr, predicted, true)
                 if part == "loo":
-                    numbers[f"loo_kendall_{kind}"] = _mean(
-                        lambda a, b: kendalltau(a, b).statistic, predicted, true
-                    )
-                    numbers[f"loo_spearman_{kind}"] = _mean(
-                        lambda a, b: spearmanr(a, b).statistic, predicted, true
-                    )
+                    numbers[f"loo_kendall_{kind}"] = _mean(kendalltau, predicted, true)
+                    numbers[f"loo_spearman_{kind}"] = spearman
                 else:
-                    numbers[f"lds_{part}_{kind}"] = _mean(
-                        lambda a, b: spearmanr(a, b).statistic, predicted, true
-                    )
+                    numbers[f"lds_{part}_{kind}"] = spearman
     flipped = np.zeros(problem.setting.train, dtype=bool)
     flipped[problem.data["flipped"].numpy()] = True
     numbers["auroc"] = float(roc_auc_score(flipped, -scores["mean"]))
     return numbers
 
 
-def _mean(statistic, predicted: np.ndarray, true: np.ndarray) -> float:
-    """Over queries; a method that gives every instance the same score has no order, which counts as 0."""
-    return float(
-        np.mean(
-            [
-                0.0 if np.ptp(p) == 0 or np.ptp(t) == 0 else statistic(p, t)
-                for p, t in zip(predicted, true)
-            ]
-        )
-    )
+def _mean(correlation, predicted: np.ndarray, true: np.ndarray) -> float:
+    """The mean correlation over queries; where all scores are equal there is no order: 0."""
+    values = [
+        0.0 if np.ptp(p) == 0 or np.ptp(t) == 0 else correlation(p, t).statistic
+        for p, t in zip(predicted, true)
+    ]
+    return float(np.mean(values))
 
 
 COLUMNS = (
@@ -63,5 +54,6 @@ COLUMNS = (
 
 
 def load_scores(path: Path) -> dict[str, np.ndarray]:
+    """The scores of a method by kind of query."""
     with np.load(path) as kept:
         return {kind: kept[kind] for kind in kept.files}

@@ -1,4 +1,6 @@
-"""The page of results: a CSV with every number, one table per model, the duel with MAGIC, one figure.
+"""The page of results: every number as CSV, a table per model, the duel with MAGIC, a figure.
+
+    PYTHONPATH=src python -m benchmarks.peers --report docs/results
 
 What a person wrote on the page stays: only the part between the two marks is written anew.
 """
@@ -11,18 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from dross.support.atomic_files import write_table
-from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
+from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save
 
-from .measures import COLUMNS, load_scores, measured
+from .measures import COLUMNS, load_scores, measure_agreement
 from .methods import METHODS
 from .problem import Problem
 from .settings import SETTINGS
 from .truth import SHARES
 
-BEGIN, END = (
-    "<!-- written by python -m benchmarks.peers --report -->",
-    "<!-- end of what is written -->",
-)
+BEGIN = "<!-- written by python -m benchmarks.peers --report -->"
+END = "<!-- end of what is written -->"
 COLOURS = {
     "dross": BLUE,
     "bergson": RED,
@@ -36,115 +36,91 @@ Row = dict[str, str | float]
 
 
 def write_report(folder: Path, target: Path, small: bool) -> None:
-    models = [
-        Problem.of(name, folder, small)
-        for name in SETTINGS
-        if (folder / name / "problem.json").exists()
-    ]
-    rows = [row for problem in models for row in rows_of(problem)]
+    """Write the page, its tables and its figure from the results in the folder."""
+    names = [name for name in SETTINGS if (folder / name / "problem.json").exists()]
+    models = [Problem.of(name, folder, small) for name in names]
+    rows = [row for problem in models for row in collect_rows(problem)]
     if not rows:
         raise SystemExit(f"There is nothing in {folder} yet: run the comparison first.")
     write_table(target / "peers.csv", rows)
-    duels = [(p, kept(p, "duel")) for p in models]
-    write_table(
-        target / "peers-magic.csv",
-        [row for p, made in duels for row in duel_rows(p, made)] or [{"model": ""}],
-    )
-    save_svg(figure(models, rows), target / "peers.svg")
-    written = "\n".join(
-        [
-            BEGIN,
-            "",
-            *duel_table(duels),
-            *(line for p in models for line in table(p, rows)),
-            *settings(),
-            END,
-        ]
-    )
+    duels = [(problem, load_result(problem, "duel")) for problem in models]
+    costs = [row for problem, result in duels for row in duel_rows(problem, result)]
+    write_table(target / "peers-magic.csv", costs or [{"model": ""}])
+    save(figure(models, rows), target / "peers.svg")
+    tables = [line for problem in models for line in model_table(problem, rows)]
+    written = "\n".join([BEGIN, "", *duel_table(duels), *tables, *method_table(), END])
     page = target / "peers.md"
     old = page.read_text() if page.exists() else f"# Beside the peers\n\n{BEGIN}\n{END}\n"
-    page.write_text(
-        re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: written, old, flags=re.DOTALL)
-    )
-    print(
-        f"{page}: {len(rows)} rows, {sum('failed' in row and row['failed'] != '' for row in rows)} of them could not run."
-    )
+    between = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    page.write_text(between.sub(lambda _: written, old))
+    failures = sum(row["failed"] != "" for row in rows)
+    print(f"{page}: {len(rows)} rows, {failures} of them could not run.")
 
 
-def kept(problem: Problem, name: str) -> dict:
+def load_result(problem: Problem, name: str) -> dict:
+    """What a step has written, or nothing."""
     path = problem.folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def rows_of(problem: Problem) -> list[Row]:
+def collect_rows(problem: Problem) -> list[Row]:
+    """One row per method that has run or failed."""
     rows: list[Row] = []
-    for name, (_, _, library, _) in METHODS.items():
-        made = kept(problem, f"method-{name}")
+    for name, method in METHODS.items():
+        made = load_result(problem, f"method-{name}")
         if not made:
             continue
-        row: Row = {
-            "model": problem.setting.name,
-            "method": name,
-            "library": library,
-            **dict.fromkeys(COLUMNS, ""),
-        }
+        row: Row = {"model": problem.setting.name, "method": name, "library": method.library}
+        row |= dict.fromkeys(COLUMNS, "")
         if "failed" not in made:
             spent = made["seconds"]
-            row |= measured(problem, load_scores(problem.folder / f"scores-{name}.npz"))
+            row |= measure_agreement(problem, load_scores(problem.folder / f"scores-{name}.npz"))
             row |= {
                 f"time_{kind}": float(np.median(spent[kind]) / np.median(spent["training"]))
                 for kind in ("mean", "singles")
                 if spent[kind]
             }
             row["memory"] = made["memory"]
-        rows.append(
-            {
-                **{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()},
-                "failed": made.get("failed", ""),
-            }
-        )
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+        rows.append(shown | {"failed": made.get("failed", "")})
     return rows
 
 
-# --- tables --------------------------------------------------------------------------------------------------------------------
+# --- tables ---
 
 
-def table(problem: Problem, rows: list[Row]) -> list[str]:
+def _head(*columns: str) -> list[str]:
+    return ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+
+
+def model_table(problem: Problem, rows: list[Row]) -> list[str]:
+    """The lines about one model."""
     setting = problem.setting
+    truth = f"{setting.loo} leave-one-out runs, {setting.subsets} runs per share removed"
+    agreement = ("LOO tau, rho", "LDS 1 / 5 / 10 / 50 %")
+    columns = ("method", *agreement, *(f"single: {column}" for column in agreement), "AUROC")
     lines = [
         f"### {setting.name}: {setting.what}",
         "",
-        f"{kept(problem, 'problem')['about']}. Truth: {setting.loo} leave-one-out runs, {setting.subsets} runs per share removed.",
+        f"{load_result(problem, 'problem')['about']}. Truth: {truth}.",
         "",
-        "| method | LOO tau, rho | LDS 1 / 5 / 10 / 50 % | single: LOO tau, rho | single: LDS 1 / 5 / 10 / 50 % | AUROC | x training: 1 query, QUERIES | MB |".replace(
-            "QUERIES", str(setting.queries)
-        ),
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *_head(*columns, f"x training: 1 query, {setting.queries}", "MB"),
     ]
     for row in rows:
         if row["model"] != setting.name:
             continue
         if row["failed"]:
-            lines.append(
-                f"| {row['method']} | could not run: {_plain(row['failed'])} | | | | | | |"
-            )
+            reason = _plain(row["failed"])
+            lines.append(f"| {row['method']} | could not run: {reason} | | | | | | |")
             continue
-        cells = []
+        cells = [str(row["method"])]
         for kind in ("mean", "singles"):
-            cells.append(
-                ", ".join(
-                    filter(
-                        None, (_two(row[f"loo_{what}_{kind}"]) for what in ("kendall", "spearman"))
-                    )
-                )
-            )
-            cells.append(
-                " / ".join(filter(None, (_two(row[f"lds_{share:g}_{kind}"]) for share in SHARES)))
-            )
+            alone = [_two(row[f"loo_{what}_{kind}"]) for what in ("kendall", "spearman")]
+            shares = [_two(row[f"lds_{share:g}_{kind}"]) for share in SHARES]
+            cells += [", ".join(filter(None, alone)), " / ".join(filter(None, shares))]
         times = ", ".join(_short(row[f"time_{kind}"]) for kind in ("mean", "singles"))
-        lines.append(
-            f"| {row['method']} | {' | '.join(cells)} | {_two(row['auroc'])} | {times} | {float(row['memory']):.0f} |"
-        )
+        cells += [_two(row["auroc"]), times, f"{float(row['memory']):.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
@@ -166,15 +142,12 @@ def _plain(text: str | float) -> str:
     return re.sub(r"(/[\w.-]+){2,}", "...", str(text)).replace("|", "/")
 
 
-def settings() -> list[str]:
-    lines = [
-        "### What each method is, and with which settings",
-        "",
-        "| method | library | what |",
-        "| --- | --- | --- |",
-    ]
-    for name, (_, _, library, what) in METHODS.items():
-        lines.append(f"| {name} | {library} {_version(library)} | {what} |")
+def method_table() -> list[str]:
+    """The lines about the methods and their settings."""
+    head = _head("method", "library", "what")
+    lines = ["### What each method is, and with which settings", "", *head]
+    for name, method in METHODS.items():
+        lines.append(f"| {name} | {method.library} {_version(method.library)} | {method.what} |")
     return [*lines, ""]
 
 
@@ -187,10 +160,11 @@ def _version(library: str) -> str:
         return dross.__version__ if library == "dross" else ""
 
 
-# --- the duel ------------------------------------------------------------------------------------------------------------------
+# --- the duel ---
 
 
 def duel_rows(problem: Problem, made: dict) -> list[Row]:
+    """The costs of one duel, a row each."""
     if "seconds" not in made:
         return []
     one = float(np.median(made["seconds"]["training"]))
@@ -208,62 +182,62 @@ def duel_rows(problem: Problem, made: dict) -> list[Row]:
 
 def duel_table(duels: list[tuple[Problem, dict]]) -> list[str]:
     """Medians of interleaved timings in one process, over the plain training."""
-    lines = [
-        "### dross and MAGIC: the same scores, in one process",
-        "",
-        "| model | recording: dross, MAGIC | 1 query: dross, MAGIC | ratio | 10 queries: dross, MAGIC | ratio | with about sqrt(T) checkpoints: 1, 10 | difference float32, float64 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = _head(
+        "model",
+        "recording: dross, MAGIC",
+        "1 query: dross, MAGIC",
+        "ratio",
+        "10 queries: dross, MAGIC",
+        "ratio",
+        "with about sqrt(T) checkpoints: 1, 10",
+        "difference float32, float64",
+    )
+    lines = ["### dross and MAGIC: the same scores, in one process", "", *head]
     for problem, made in duels:
-        if "seconds" not in made:
-            if "failed" in made:
-                lines.append(
-                    f"| {problem.setting.name} | could not run: {_plain(made['failed'])} | | | | | | |"
-                )
-            continue
-        spent = {what: float(np.median(times)) for what, times in made["seconds"].items()}
-        cost = {what: times / spent["training"] for what, times in spent.items()}
-        star = "" if made["magic 10 queries measured"] else "*"
-        cost.setdefault("magic 10 queries", 10 * cost["magic 1 query"])
-        differences = [
-            made.get("difference", made.get("difference, float32")),
-            kept(problem, "equality").get("difference", made.get("difference, float64")),
-        ]
-        cells = [problem.setting.name]
-        cells.append(f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}")
-        for count in ("1 query", "10 queries"):
-            ours, theirs = cost[f"dross {count}"], cost[f"magic {count}"]
-            mark = star if count == "10 queries" else ""
-            cells += [f"{_short(ours)}, {_short(theirs)}{mark}", f"{ours / theirs:.2f}"]
-        cells.append(
-            ", ".join(
-                _short(cost.get(f"dross {count}, checkpoints", ""))
-                for count in ("1 query", "10 queries")
-            )
-        )
-        cells.append(", ".join("not taken" if d is None else f"{d:.0e}" for d in differences))
-        lines.append(f"| {' | '.join(cells)} |")
-    return [
-        *lines,
-        "",
-        "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query.",
-        "",
+        name = problem.setting.name
+        if "seconds" in made:
+            lines.append(f"| {' | '.join([name, *_duel_cells(problem, made)])} |")
+        elif "failed" in made:
+            lines.append(f"| {name} | could not run: {_plain(made['failed'])} | | | | | | |")
+    note = (
+        "Costs in trainings. *: ten times the one that was timed; MAGIC goes back once per query."
+    )
+    return [*lines, "", note, ""]
+
+
+def _duel_cells(problem: Problem, made: dict) -> list[str]:
+    spent = {what: float(np.median(times)) for what, times in made["seconds"].items()}
+    cost = {what: times / spent["training"] for what, times in spent.items()}
+    cost.setdefault("magic 10 queries", 10 * cost["magic 1 query"])
+    counts = ("1 query", "10 queries")
+    cells = [f"{_short(cost['dross recording'])}, {_short(cost['magic recording'])}"]
+    for count in counts:
+        ours, theirs = cost[f"dross {count}"], cost[f"magic {count}"]
+        estimated = count == "10 queries" and not made["magic 10 queries measured"]
+        mark = "*" if estimated else ""
+        cells += [f"{_short(ours)}, {_short(theirs)}{mark}", f"{ours / theirs:.2f}"]
+    cells.append(", ".join(_short(cost.get(f"dross {n}, checkpoints", "")) for n in counts))
+    equality = load_result(problem, "equality")
+    differences = [
+        made.get("difference", made.get("difference, float32")),
+        equality.get("difference", made.get("difference, float64")),
     ]
+    cells.append(", ".join("not taken" if d is None else f"{d:.0e}" for d in differences))
+    return cells
 
 
-# --- the figure ----------------------------------------------------------------------------------------------------------------
+# --- the figure ---
 
 
 def figure(models: list[Problem], rows: list[Row]) -> str:
-    """Per model, a line per method: the true effect of one instance (dot), of a random tenth (ring), and the cost in words."""
+    """Per model, a line per method: agreement with the truth, and the cost in words.
+
+    A dot is for one instance left out, a ring for a random tenth.
+    """
     names = [name for name in METHODS if any(row["method"] == name for row in rows)]
-    chart, cells = panels(
-        len(models),
-        len(models),
-        width=1.5 + 1.75 * len(models),
-        height=0.2 * len(names) + 0.9,
-        sharey=True,
-    )
+    count = len(models)
+    size = {"width": 1.5 + 1.75 * count, "height": 0.2 * len(names) + 0.9}
+    chart, cells = panels(count, count, sharey=True, **size)
     for cell, problem in zip(cells, models):
         for row in (row for row in rows if row["model"] == problem.setting.name):
             at, colour = names.index(str(row["method"])), COLOURS[str(row["library"])]
@@ -273,28 +247,18 @@ def figure(models: list[Problem], rows: list[Row]) -> str:
             if row["loo_spearman_mean"] != "":
                 cell.plot(float(row["loo_spearman_mean"]), at, "o", color=colour, markersize=4)
             if row["lds_0.1_mean"] != "":
-                cell.plot(
-                    float(row["lds_0.1_mean"]),
-                    at,
-                    "o",
-                    color=colour,
-                    markersize=6,
-                    fillstyle="none",
-                )
+                ring = {"color": colour, "markersize": 6, "fillstyle": "none"}
+                cell.plot(float(row["lds_0.1_mean"]), at, "o", **ring)
             cell.text(1.12, at, f"{_short(row['time_mean'])}x", va="center", fontsize=5, color=GREY)
         cell.axvline(0, color=GREY, linewidth=0.5)
-        cell.set(
-            title=problem.setting.name,
-            xlim=(-0.75, 1.45),
-            xticks=[-0.5, 0, 0.5, 1],
-            xlabel="rank correlation",
-        )
+        cell.set(title=problem.setting.name, xlabel="rank correlation")
+        cell.set(xlim=(-0.75, 1.45), xticks=[-0.5, 0, 0.5, 1])
         cell.set_yticks(range(len(names)), names, fontsize=6)
         cell.grid(axis="y", linewidth=0.3)
     cells[0].invert_yaxis()
     chart.suptitle(
-        "Agreement with real counterfactual runs of the mean validation loss: dot, one instance left out; ring, a random tenth.\n"
-        "Grey: cost for one query, in trainings.",
+        "Agreement with real counterfactual runs of the mean validation loss: dot, one instance "
+        "left out; ring, a random tenth.\nGrey: cost for one query, in trainings.",
         fontsize=7,
     )
     return as_svg(chart)

@@ -1,4 +1,4 @@
-"""The models that every method is asked about: what they are, how they are trained, and how much truth is bought."""
+"""The models that every method is asked about, their training, and how much truth they get."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +16,8 @@ FLIPPED = 0.1  # share of training labels replaced by another class
 
 @dataclass(frozen=True)
 class Setting:
+    """A data set, a model, its training, and how much truth is computed."""
+
     name: str
     what: str
     data: Callable[["Setting"], tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -34,10 +36,12 @@ class Setting:
 
     @property
     def classes(self) -> int:
-        return {"digits": 10, "mnist": 10, "adult": 2, "news": len(GROUPS)}[self.name.split("-")[0]]
+        """How many classes the labels have."""
+        counts = {"digits": 10, "mnist": 10, "adult": 2, "news": len(GROUPS)}
+        return counts[self.name.split("-")[0]]
 
 
-# --- data ----------------------------------------------------------------------------------------------------------------------
+# --- data ---
 
 
 def _split(x: np.ndarray, y: np.ndarray, setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,16 +53,19 @@ def _split(x: np.ndarray, y: np.ndarray, setting: Setting) -> tuple[Tensor, Tens
 
 
 def digits(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scikit-learn's digits, scaled: x, y, x_val, y_val."""
     x, y = load("digits").train
     return _split(x / 16, y, setting)
 
 
 def mnist(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """MNIST, scaled: x, y, x_val, y_val."""
     x, y = load("mnist").train
     return _split(x[:, None] / np.float32(255), y, setting)
 
 
 def adult_rows(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Adult as the paper encodes it, standardized: x, y, x_val, y_val."""
     x, y = load_adult()
     x, y, x_val, y_val = _split(x, y, setting)
     mean, deviation = x.mean(0), x.std(0).clamp_min(1e-6)
@@ -71,6 +78,7 @@ WORDS, LENGTH = 500, 32  # the vocabulary (0 is padding) and how much of a post 
 
 
 def news(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three newsgroups as word ids [N, LENGTH]: x, y, x_val, y_val."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     data = load("20news")
@@ -84,19 +92,20 @@ def news(setting: Setting) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     read = counter.build_analyzer()
     rows = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(rows, texts):
-        ids = [counter.vocabulary_[word] + 1 for word in read(text) if word in counter.vocabulary_][
-            :LENGTH
-        ]
-        row[: len(ids)] = ids
+        known = [word for word in read(text) if word in counter.vocabulary_][:LENGTH]
+        row[: len(known)] = [counter.vocabulary_[word] + 1 for word in known]
     filled = (rows > 0).sum(1) >= 8
     return _split(rows[filled], np.array(labels)[filled], setting)
 
 
-# --- models --------------------------------------------------------------------------------------------------------------------
+# --- models ---
 
 
 class Block(nn.Module):
-    """Self-attention and a feed-forward part, each with a norm before it and a way around it; only plain linear layers."""
+    """Self-attention and a feed-forward part, each with a norm before it and a residual.
+
+    It has only plain linear layers, which every library knows.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -106,6 +115,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, h: Tensor, blocked: Tensor) -> Tensor:  # h [B, L, d], blocked [B, 1, 1, L]
+        """[B, L, width] -> [B, L, width]; `blocked` is added to the attention."""
         x = self.norm_1(h)
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -134,6 +144,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, ids: Tensor) -> Tensor:  # [B, L] -> [B, classes]
+        """The scores of the classes."""
         there = (ids > 0).to(self.words.weight.dtype)
         h = self.words(ids) + self.places.weight
         for block in self.blocks:
@@ -143,93 +154,79 @@ class Transformer(nn.Module):
 
 
 def digits_mlp(activation: type[nn.Module]) -> nn.Sequential:
+    """One hidden layer of 32."""
     return nn.Sequential(nn.Linear(64, 32), activation(), nn.Linear(32, 10))
 
 
-SETTINGS = {
-    setting.name: setting
-    for setting in (
-        Setting(
-            "digits-relu",
-            "digits, MLP 64-32-10 with ReLU, SGD",
-            digits,
-            lambda: digits_mlp(nn.ReLU),
-            "SGD",
-            0.1,
-            1000,
-            400,
-            25,
-            15,
-            200,
-            100,
-            3,
-        ),
-        Setting(
-            "digits-gelu",
-            "digits, MLP 64-32-10 with GELU, SGD",
-            digits,
-            lambda: digits_mlp(nn.GELU),
-            "SGD",
-            0.1,
-            1000,
-            400,
-            25,
-            15,
-            200,
-            100,
-            3,
-        ),
-        Setting(
-            "adult-adam",
-            "Adult, MLP 62-16-16-2 with ReLU, Adam",
-            adult_rows,
-            lambda: dense(62, 16, 16, 2),
-            "Adam",
-            2e-3,
-            2000,
-            500,
-            50,
-            8,
-            200,
-            100,
-            3,
-        ),
-        Setting(
-            "news-adamw",
-            "20 Newsgroups (3 groups), Transformer with one block, AdamW",
-            news,
-            lambda: Transformer(WORDS, LENGTH, len(GROUPS)),
-            "AdamW",
-            4e-3,
-            600,
-            200,
-            30,
-            5,
-            60,
-            40,
-            2,
-            10,
-            512,
-        ),
-        Setting(
-            "mnist-cnn",
-            "MNIST, the paper's CNN, SGD",
-            mnist,
-            mnist_cnn,
-            "SGD",
-            0.05,
-            5000,
-            500,
-            100,
-            3,
-            32,
-            24,
-            1,
-            4,
-            512,
-        ),
+def _digits_setting(name: str, activation: type[nn.Module]) -> Setting:
+    return Setting(
+        name,
+        f"digits, MLP 64-32-10 with {activation.__name__}, SGD",
+        data=digits,
+        model=lambda: digits_mlp(activation),
+        optimizer="SGD",
+        lr=0.1,
+        train=1000,
+        validation=400,
+        batch=25,
+        epochs=15,
+        loo=200,
+        subsets=100,
+        rounds=3,
     )
-}
+
+
+_ADULT = Setting(
+    "adult-adam",
+    "Adult, MLP 62-16-16-2 with ReLU, Adam",
+    data=adult_rows,
+    model=lambda: dense(62, 16, 16, 2),
+    optimizer="Adam",
+    lr=2e-3,
+    train=2000,
+    validation=500,
+    batch=50,
+    epochs=8,
+    loo=200,
+    subsets=100,
+    rounds=3,
+)
+_NEWS = Setting(
+    "news-adamw",
+    "20 Newsgroups (3 groups), Transformer with one block, AdamW",
+    data=news,
+    model=lambda: Transformer(WORDS, LENGTH, len(GROUPS)),
+    optimizer="AdamW",
+    lr=4e-3,
+    train=600,
+    validation=200,
+    batch=30,
+    epochs=5,
+    loo=60,
+    subsets=40,
+    rounds=2,
+    queries=10,
+    dvemb=512,
+)
+_MNIST = Setting(
+    "mnist-cnn",
+    "MNIST, the paper's CNN, SGD",
+    data=mnist,
+    model=mnist_cnn,
+    optimizer="SGD",
+    lr=0.05,
+    train=5000,
+    validation=500,
+    batch=100,
+    epochs=3,
+    loo=32,
+    subsets=24,
+    rounds=1,
+    queries=4,
+    dvemb=512,
+)
+_DIGITS = [_digits_setting("digits-relu", nn.ReLU), _digits_setting("digits-gelu", nn.GELU)]
+SETTINGS = {setting.name: setting for setting in (*_DIGITS, _ADULT, _NEWS, _MNIST)}
 
 
 def quick(setting: Setting) -> Setting:

@@ -1,4 +1,9 @@
-"""One step of the comparison in a process of its own: make the problem, buy a part of the truth, run a method, the duel."""
+"""One step of the comparison in a process of its own.
+
+    python -m benchmarks.peers.worker MODEL WHAT --folder FOLDER
+
+WHAT is `problem`, `truth:PART`, `method:NAME`, `duel` or `equality`.
+"""
 
 import argparse
 import os
@@ -18,8 +23,9 @@ from . import truth
 from .methods import find
 from .problem import Problem
 
-ENOUGH = 15.0  # seconds: a method that takes longer is timed once
-LONG = 40.0  # seconds: a method that pays for each query anew and takes longer for one is not asked the others
+SECONDS_TO_REPEAT = 15.0  # a method that takes longer is timed once
+# A method that takes longer for one query, and as long again for each other one, gets only that.
+SECONDS_TO_ASK_MORE = 40.0
 QUERY_BY_QUERY = ("bergson-magic", "dross-averaged")
 MEMORY = 7 << 30  # bytes that a method may ask for: the machine is shared
 
@@ -33,17 +39,22 @@ def resident(field: str) -> float:
 
 
 def reset_peak() -> None:
+    """Let VmHWM begin anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def seconds(function, *arguments) -> tuple[float, object]:
-    """CPU seconds of this process: on a shared machine they say what the work costs, where a clock says how busy the others are."""
+def time_call(function, *arguments) -> tuple[float, object]:
+    """CPU seconds of this process, and the value.
+
+    On a shared machine they say what the work costs; a clock says how busy the others are.
+    """
     start = time.process_time()
     value = function(*arguments)
     return time.process_time() - start, value
 
 
 def run_method(problem: Problem, name: str) -> dict:
+    """Score with a method, write its scores, and return its costs."""
     method = find(name)
     for _ in islice(problem.training_steps(problem.fresh_model()), 20):  # warms torch up
         pass
@@ -53,26 +64,30 @@ def run_method(problem: Problem, name: str) -> dict:
     scores, memory = {}, float("nan")
     for _ in range(problem.setting.rounds):
         for kind in ("mean", "singles"):
-            if kind == "singles" and name in QUERY_BY_QUERY and spent["mean"][0] > LONG:
+            if (
+                kind == "singles"
+                and name in QUERY_BY_QUERY
+                and spent["mean"][0] > SECONDS_TO_ASK_MORE
+            ):
                 continue
             if kind == "mean" or problem.setting.rounds > 1:
-                spent["training"].append(seconds(problem.plain_training)[0])
-            taken, scores[kind] = seconds(method, problem, kind)
+                spent["training"].append(time_call(problem.train_plainly)[0])
+            taken, scores[kind] = time_call(method, problem, kind)
             spent[kind].append(taken)
             if kind == "mean" and len(spent["mean"]) == 1:
                 memory = resident("VmHWM") - before
-        if spent["mean"][-1] + sum(spent["singles"][-1:]) > ENOUGH:
+        if spent["mean"][-1] + sum(spent["singles"][-1:]) > SECONDS_TO_REPEAT:
             break
     for kind, values in scores.items():
         if not np.isfinite(values).all():
-            raise ValueError(
-                f"scores that are not finite ({(~np.isfinite(values)).mean():.0%} of those for the {kind} query)"
-            )
+            share = f"{(~np.isfinite(values)).mean():.0%} of those for the {kind} query"
+            raise ValueError(f"scores that are not finite ({share})")
     np.savez(problem.folder / f"scores-{name}.npz", **scores)
     return {"seconds": spent, "memory": memory}
 
 
 def main() -> None:
+    """Do one step and write its result; a failure is a result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("what", help="problem, truth:PART, method:NAME, duel or equality")

@@ -54,7 +54,7 @@ def cluster(request):
 
 
 def test_a_cluster_gives_what_this_process_gives(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("dross.influence.counterfactual._FEWEST_IN_A_PIECE", 8)
+    monkeypatch.setattr("dross.influence.counterfactual._MIN_GROUPS_IN_A_PIECE", 8)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3)

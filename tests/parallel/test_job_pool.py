@@ -26,7 +26,7 @@ def query(p):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("dross.influence.counterfactual._FEWEST_IN_A_PIECE", 4)
+    monkeypatch.setattr("dross.influence.counterfactual._MIN_GROUPS_IN_A_PIECE", 4)
 
 
 class Doubling:
@@ -108,10 +108,10 @@ def test_a_run_kept_in_a_folder_goes_on(record, small_pieces, tmp_path, monkeypa
     files[1].unlink()
     files[2].write_bytes(b"half a fi")
     counted = []
-    replayed = dross.influence.counterfactual.replayed
+    replayed = dross.influence.counterfactual.replay_without
     monkeypatch.setattr(
         dross.influence.counterfactual,
-        "replayed",
+        "replay_without",
         lambda *a, **k: counted.append(len(a[1])) or replayed(*a, **k),
     )
     np.testing.assert_array_equal(run.leave_one_out(query(p), folder=tmp_path / "kept"), whole)

@@ -28,12 +28,12 @@ def made_up(monkeypatch):
 
 
 def test_a_repetition(made_up):
-    result = table1.repetition("adult-dnn", 3)
+    result = table1.run_repetition("adult-dnn", 3)
     assert result["agreement"]["retrace"]["linear"]["tau"] > 0.4
     true = {of: np.array(values) for of, values in result["truth"].items()}
     assert np.corrcoef(true["change"], true["linear"])[0, 1] > 0.9
     assert len(result["estimated"]["k&l"]) == paper.SAMPLE_SIZE
-    convex = table1.repetition("mnist-logreg", 3)
+    convex = table1.run_repetition("mnist-logreg", 3)
     assert convex["agreement"]["retrace"]["change"]["tau"] > 0.8
 
 
@@ -56,14 +56,11 @@ def test_the_command(made_up, tmp_path):
     )
     assert (tmp_path / "summary.md").read_text().count("adult-dnn") >= 3
     assert (tmp_path / "scatter.svg").read_text().startswith("<?xml")
-    (tmp_path / "adult-dnn-001.json").write_text(
-        '{"broken'
-    )  # an interrupted or damaged repetition is computed again
+    # A damaged repetition is computed again, an intact one is not.
+    (tmp_path / "adult-dnn-001.json").write_text('{"broken')
     stamp = (tmp_path / "adult-dnn-000.json").stat().st_mtime_ns
     CliRunner().invoke(cli.app, command, catch_exceptions=False)
-    assert (
-        tmp_path / "adult-dnn-000.json"
-    ).stat().st_mtime_ns == stamp  # what is there is not computed again
+    assert (tmp_path / "adult-dnn-000.json").stat().st_mtime_ns == stamp
     assert json.loads((tmp_path / "adult-dnn-001.json").read_text())["seed"] == 1
     other = json.loads((tmp_path / "adult-dnn-000.json").read_text()) | {"settings": 0}
     (tmp_path / "adult-dnn-000.json").write_text(json.dumps(other))
@@ -77,7 +74,7 @@ def test_unknown_cells():
 
 
 def test_the_reference_repetition(shared_oracle):
-    """Repetition 0's data and penalty are the reference's; its batch order is our own, so the agreement is close, not equal."""
+    """Repetition 0's data and penalty are the reference's; its batch order is our own."""
     for cell, name in (("adult-logreg", "adult_logreg"), ("mnist-logreg", "mnist_logreg")):
         known = np.load(shared_oracle / f"{name}_0.npz")
         problem = table1._problem(table1.CELLS[cell].data)

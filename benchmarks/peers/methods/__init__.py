@@ -1,141 +1,139 @@
-"""Every method, in the file of its library: `score(problem, kind) -> scores`, for the mean validation loss ("mean": [N]) or for the
-single validation losses ("singles": [Q, N]).
+"""Every method, in the file of its library: `score(problem, kind) -> scores`.
 
-All scores mean what dross' scores mean: the estimated change of the query when the instance is removed, up to a positive factor.
+The kind is "mean" for the mean validation loss (scores [N]) or "singles" for the single validation
+losses (scores [Q, N]). All scores mean what dross' scores mean: the estimated change of the query
+when the instance is removed, up to a positive factor.
 """
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..problem import Problem
 
-Method = Callable[[Problem, str], np.ndarray]
+Score = Callable[[Problem, str], np.ndarray]
 
-#: name -> (file, function, library, what it computes and with which settings)
-METHODS: dict[str, tuple[str, str, str, str]] = {
-    "dross-retrace": ("ours", "retrace", "dross", "exact retrace of the whole run"),
-    "dross-last-epochs": (
-        "ours",
-        "last_epochs",
-        "dross",
-        "retrace of the last third of the epochs (at least one)",
+
+@dataclass(frozen=True)
+class Method:
+    """Where a method lies, and what it computes with which settings."""
+
+    file: str
+    function: str
+    library: str
+    what: str
+
+
+METHODS: dict[str, Method] = {
+    "dross-retrace": Method("ours", "retrace", "dross", "exact retrace of the whole run"),
+    "dross-last-epochs": Method(
+        "ours", "last_epochs", "dross", "retrace of the last third of the epochs (at least one)"
     ),
-    "dross-no-hessian": ("ours", "no_hessian", "dross", "every step, Hessian left out"),
-    "dross-averaged": (
+    "dross-no-hessian": Method("ours", "no_hessian", "dross", "every step, Hessian left out"),
+    "dross-averaged": Method(
         "ours",
-        "averaged",
+        "average_over_runs",
         "dross",
         "mean of the exact scores of 4 runs with other seeds (this one among them)",
     ),
-    "training-loss": ("ours", "training_loss", "dross", "control: minus the instance's own loss"),
-    "random": ("ours", "chance", "dross", "control"),
-    "bergson-magic": (
+    "training-loss": Method(
+        "ours", "training_loss", "dross", "control: minus the instance's own loss"
+    ),
+    "random": Method("ours", "chance", "dross", "control"),
+    "bergson-magic": Method(
         "bergson_magic",
         "magic",
         "bergson",
         "MAGIC: backward through its own training, checkpoints in its mode sqrt",
     ),
-    "captum-tracincp": (
-        "captum_methods",
-        "tracincp",
-        "captum",
-        "TracInCP over the checkpoints of all epochs",
+    "captum-tracincp": Method(
+        "captum_methods", "tracincp", "captum", "TracInCP over the checkpoints of all epochs"
     ),
-    "captum-arnoldi": (
+    "captum-arnoldi": Method(
         "captum_methods",
         "arnoldi",
         "captum",
         "ArnoldiInfluenceFunction, defaults (50 of 200 dimensions, regularization 1e-3)",
     ),
-    "dattri-if-cg": (
+    "dattri-if-cg": Method(
         "dattri_methods",
         "conjugate_gradients",
         "dattri",
         "IFAttributorCG, 10 iterations (default), regularization 0.01",
     ),
-    "dattri-if-lissa": (
+    "dattri-if-lissa": Method(
         "dattri_methods",
         "lissa",
         "dattri",
         "IFAttributorLiSSA, defaults (depth 5000, batch 1, scaling 50)",
     ),
-    "dattri-if-arnoldi": (
+    "dattri-if-arnoldi": Method(
         "dattri_methods",
         "arnoldi",
         "dattri",
         "IFAttributorArnoldi, 100 dimensions (default), regularization 0.01 (0.1 was tried too)",
     ),
-    "dattri-if-ekfac": (
+    "dattri-if-ekfac": Method(
         "dattri_methods",
         "ekfac",
         "dattri",
         "IFAttributorEKFAC, linear layers (default), damping 0.01",
     ),
-    "dattri-trak": (
-        "dattri_methods",
-        "trak",
-        "dattri",
-        "TRAK, one checkpoint, projection to 512 (default)",
+    "dattri-trak": Method(
+        "dattri_methods", "trak", "dattri", "TRAK, one checkpoint, projection to 512 (default)"
     ),
-    "dattri-tracin": (
-        "dattri_methods",
-        "tracin",
-        "dattri",
-        "TracIn, all epochs, projection to 512 (default)",
+    "dattri-tracin": Method(
+        "dattri_methods", "tracin", "dattri", "TracIn, all epochs, projection to 512 (default)"
     ),
-    "dattri-dvemb": (
+    "dattri-dvemb": Method(
         "dattri_methods",
         "dvemb",
         "dattri",
-        "DVEmb, full gradients for small models, projected to 512 for the others; its own training included",
+        "DVEmb, full gradients for small models, projected to 512 for the others; its own training "
+        "included",
     ),
-    "kronfluence-ekfac": (
+    "kronfluence-ekfac": Method(
         "kronfluence_methods",
         "ekfac",
         "kronfluence",
         "EK-FAC, defaults (true Fisher by sampled labels), heuristic damping",
     ),
-    "pydvl-cg": (
+    "pydvl-cg": Method(
         "pydvl_methods",
         "conjugate_gradients",
         "pyDVL",
         "CgInfluence, regularization 0.01, at most 100 iterations",
     ),
-    "pydvl-lissa": (
+    "pydvl-lissa": Method(
         "pydvl_methods",
         "lissa",
         "pyDVL",
         "LissaInfluence, regularization 0.01, scale 10 and 1000 iterations (defaults)",
     ),
-    "pydvl-arnoldi": (
+    "pydvl-arnoldi": Method(
         "pydvl_methods",
         "arnoldi",
         "pyDVL",
         "ArnoldiInfluence, rank 10 (default), regularization 0.01",
     ),
-    "pydvl-nystroem": (
+    "pydvl-nystroem": Method(
         "pydvl_methods",
         "nystroem",
         "pyDVL",
         "NystroemSketchInfluence, rank 10, regularization 0.01",
     ),
-    "pydvl-ekfac": (
-        "pydvl_methods",
-        "ekfac",
-        "pyDVL",
-        "EkfacInfluence, regularization 0.01, diagonal updated",
+    "pydvl-ekfac": Method(
+        "pydvl_methods", "ekfac", "pyDVL", "EkfacInfluence, regularization 0.01, diagonal updated"
     ),
-    "traker": (
-        "traker_methods",
-        "trak",
-        "traker",
-        "TRAK, one checkpoint, projection to 512, float32",
+    "traker": Method(
+        "traker_methods", "trak", "traker", "TRAK, one checkpoint, projection to 512, float32"
     ),
 }
 
 
-def find(name: str) -> Method:
-    file, function, *_ = METHODS[name]
-    return getattr(importlib.import_module(f"{__name__}.{file}"), function)
+def find(name: str) -> Score:
+    """Import a method by its name."""
+    method = METHODS[name]
+    return getattr(importlib.import_module(f"{__name__}.{method.file}"), method.function)

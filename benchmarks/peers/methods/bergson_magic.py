@@ -1,4 +1,7 @@
-"""bergson's MAGIC: it trains with its own functional optimizer, then goes backward through every step once per query."""
+"""bergson's MAGIC: it trains with its own functional optimizer.
+
+It then goes backward through every step, once per query.
+"""
 
 import tempfile
 
@@ -14,7 +17,10 @@ from ..problem import Problem
 
 
 class WeightedLoss(nn.Module):
-    """A model that returns the weighted loss of its batch, which is what bergson's Trainer takes besides HuggingFace models."""
+    """A model that returns the weighted loss of its batch.
+
+    bergson's Trainer takes such models besides those of HuggingFace.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -23,11 +29,12 @@ class WeightedLoss(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor, example_weight: Tensor, shift_loss_mask: Tensor
     ) -> Tensor:
+        """The weighted loss of the batch; the mask, which is for tokens, is not used."""
         return (F.cross_entropy(self.model(x), y, reduction="none") * example_weight).sum() / len(y)
 
 
 class Stream:
-    """The recorded batches as a stream with one weight per instance: what bergson's own DataStream does for tokens."""
+    """The recorded batches with one weight per instance, as bergson's DataStream has for tokens."""
 
     def __init__(self, problem: Problem, dtype: torch.dtype):
         x, y = problem.pair
@@ -61,10 +68,8 @@ class Magic:
         eps_root: float = 1e-17,
     ):
         setting, self.folder, self.problem = problem.setting, folder, problem
-        adam = {
-            "lr": setting.lr,
-            "eps_root": eps_root,
-        }  # bergson's default for eps_root; 0 gives NaN where a gradient is always 0
+        # bergson's default for eps_root; 0 gives NaN where a gradient is always 0
+        adam = {"lr": setting.lr, "eps_root": eps_root}
         optimizer = {
             "SGD": lambda: torchopt.sgd(setting.lr),
             "Adam": lambda: torchopt.adam(**adam),
@@ -79,7 +84,7 @@ class Magic:
         self.final = self.state.to("cpu").detach_()
 
     def scores(self, x: Tensor, y: Tensor) -> np.ndarray:
-        """Of the mean loss over (x, y)."""
+        """The scores of the mean loss over (x, y)."""
         self.state.detach_()
         self.state.copy_(self.final)
         x = x.to(self.stream.weights.dtype) if x.is_floating_point() else x
@@ -91,22 +96,15 @@ class Magic:
             for t in tree_iter(self.state.opt_state)
             if isinstance(t, Tensor) and t.is_floating_point()
         ]
-        start = BackwardState(
-            dict(zip(params, gradients)), slots, torch.zeros_like(self.stream.weights)
-        )
-        end = self.trainer.backward(
-            self.folder,
-            self.stream,
-            start,
-            self.state,
-            cleanup=False,
-            inplace=True,
-            save_mode="sqrt",
-        )
+        weights = torch.zeros_like(self.stream.weights)
+        start = BackwardState(dict(zip(params, gradients)), slots, weights)
+        options = {"cleanup": False, "inplace": True, "save_mode": "sqrt"}
+        end = self.trainer.backward(self.folder, self.stream, start, self.state, **options)
         return -end.weight_grads.detach().double().numpy()
 
 
 def magic(problem: Problem, kind: str) -> np.ndarray:
+    """MAGIC's scores, its own training included."""
     with tempfile.TemporaryDirectory(prefix="magic-") as folder:
         made = Magic(problem, folder)
         rows = np.stack([made.scores(x, y) for x, y in zip(*problem.asked_for(kind))])

@@ -1,4 +1,7 @@
-"""captum: influence as inner products of gradients, positive for proponents, which lower the loss: the same sign as ours."""
+"""captum: influence as inner products of gradients.
+
+It is positive for proponents, which lower the loss: the same sign as ours.
+"""
 
 import numpy as np
 import torch
@@ -10,7 +13,7 @@ from torch.utils.data import TensorDataset
 from ..problem import Problem
 
 BATCH = 250
-HESSIAN_ROWS = 1000  # the Hessian of the Arnoldi iteration is taken over at most so many instances
+HESSIAN_ROWS = 1000  # at most, for the Hessian of the Arnoldi iteration
 
 
 def _load(problem: Problem):
@@ -22,11 +25,12 @@ def _load(problem: Problem):
 
 
 def _losses(problem: Problem) -> dict:
-    """captum's quick way to gradients of single instances knows linear layers and convolutions only; elsewhere its default."""
-    quick = not any(
-        isinstance(module, (nn.Embedding, nn.LayerNorm))
-        for module in problem.fresh_model().modules()
-    )
+    """captum's quick gradients of single instances where the model allows them, else its default.
+
+    The quick way knows linear layers and convolutions only.
+    """
+    modules = problem.fresh_model().modules()
+    quick = not any(isinstance(module, (nn.Embedding, nn.LayerNorm)) for module in modules)
     return {
         "loss_fn": nn.CrossEntropyLoss(reduction="sum" if quick else "none"),
         "sample_wise_grads_per_batch": quick,
@@ -34,9 +38,10 @@ def _losses(problem: Problem) -> dict:
 
 
 def tracincp(problem: Problem, kind: str) -> np.ndarray:
+    """TracInCP over the checkpoints of all epochs."""
     paths = [str(path) for path in problem.checkpoints]
     explainer = TracInCP(
-        problem.trained(),
+        problem.load_trained(),
         TensorDataset(*problem.pair),
         paths,
         checkpoints_load_func=_load(problem),
@@ -44,18 +49,17 @@ def tracincp(problem: Problem, kind: str) -> np.ndarray:
         **_losses(problem),
     )
     if kind == "mean":
-        return explainer.influence(problem.validation, aggregate=True)[0].detach().numpy() / len(
-            problem.validation[1]
-        )
+        total = explainer.influence(problem.validation, aggregate=True)[0]
+        return total.detach().numpy() / len(problem.validation[1])
     return explainer.influence(problem.asked).detach().numpy()
 
 
 def arnoldi(problem: Problem, kind: str) -> np.ndarray:
-    rows = torch.randperm(len(problem.pair[1]), generator=torch.Generator().manual_seed(0))[
-        :HESSIAN_ROWS
-    ]
+    """The influence function by an Arnoldi iteration."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(problem.pair[1]), generator=generator)[:HESSIAN_ROWS]
     explainer = ArnoldiInfluenceFunction(
-        problem.trained(),
+        problem.load_trained(),
         TensorDataset(*problem.pair),
         str(problem.checkpoints[-1]),
         checkpoints_load_func=_load(problem),
@@ -63,9 +67,6 @@ def arnoldi(problem: Problem, kind: str) -> np.ndarray:
         hessian_dataset=TensorDataset(problem.pair[0][rows], problem.pair[1][rows]),
         **_losses(problem),
     )
-    scores = (
-        explainer.influence(problem.validation if kind == "mean" else problem.asked)
-        .detach()
-        .numpy()
-    )
+    asked = problem.validation if kind == "mean" else problem.asked
+    scores = explainer.influence(asked).detach().numpy()
     return scores.mean(0) if kind == "mean" else scores

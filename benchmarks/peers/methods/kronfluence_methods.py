@@ -1,4 +1,7 @@
-"""kronfluence: EK-FAC over linear layers and convolutions; scores positive for what lowers the measured loss: our sign."""
+"""kronfluence: EK-FAC over linear layers and convolutions.
+
+Scores are positive for what lowers the measured loss: our sign.
+"""
 
 import tempfile
 
@@ -17,9 +20,12 @@ BATCH = 250
 
 
 class Classification(Task):
+    """Cross entropy, both to train and to measure."""
+
     def compute_train_loss(
         self, batch: tuple[Tensor, Tensor], model: nn.Module, sample: bool = False
     ) -> Tensor:
+        """The summed loss, of sampled labels for the true Fisher."""
         x, y = batch
         logits = model(x)
         if sample:
@@ -28,28 +34,22 @@ class Classification(Task):
         return F.cross_entropy(logits, y, reduction="sum")
 
     def compute_measurement(self, batch: tuple[Tensor, Tensor], model: nn.Module) -> Tensor:
+        """The summed loss of the query."""
         return self.compute_train_loss(batch, model)
 
 
 def ekfac(problem: Problem, kind: str) -> np.ndarray:
+    """Scores with EK-FAC and kronfluence's heuristic damping."""
     torch.manual_seed(0)  # of the sampled labels
     task, train = Classification(), TensorDataset(*problem.pair)
     queries = TensorDataset(*(problem.validation if kind == "mean" else problem.asked))
     with tempfile.TemporaryDirectory(prefix="kronfluence-") as folder:
-        analyzer = Analyzer(
-            "peers",
-            prepare_model(problem.trained(), task),
-            task,
-            cpu=True,
-            disable_tqdm=True,
-            output_dir=folder,
-        )
-        analyzer.fit_all_factors(
-            "factors",
-            train,
-            per_device_batch_size=BATCH,
-            factor_args=FactorArguments(strategy="ekfac"),
-        )
+        model = prepare_model(problem.load_trained(), task)
+        options = {"cpu": True, "disable_tqdm": True, "output_dir": folder}
+        analyzer = Analyzer("peers", model, task, **options)
+        factors = FactorArguments(strategy="ekfac")
+        analyzer.fit_all_factors("factors", train, per_device_batch_size=BATCH, factor_args=factors)
+        averaged = kind == "mean"
         analyzer.compute_pairwise_scores(
             "scores",
             "factors",
@@ -57,9 +57,7 @@ def ekfac(problem: Problem, kind: str) -> np.ndarray:
             train,
             per_device_query_batch_size=len(queries),
             per_device_train_batch_size=BATCH,
-            score_args=ScoreArguments(
-                damping_factor=None, aggregate_query_gradients=kind == "mean"
-            ),
+            score_args=ScoreArguments(damping_factor=None, aggregate_query_gradients=averaged),
         )
         scores = analyzer.load_pairwise_scores("scores")["all_modules"].double().numpy()
     return scores[0] / len(queries) if kind == "mean" else scores

@@ -1,6 +1,7 @@
-"""traker: TRAK scores say how much an instance raises the margin of a target, hence lowers its loss: our sign.
+"""traker: TRAK scores say how much an instance raises the margin of a target.
 
-A loss falls by 1 - p per unit of margin: that turns margins of single targets into losses before they are averaged.
+That lowers its loss: our sign. A loss falls by 1 - p per unit of margin, which turns margins of
+single targets into losses before they are averaged.
 """
 
 import tempfile
@@ -16,7 +17,8 @@ DIMENSIONS, BATCH = 512, 250
 
 
 def trak(problem: Problem, kind: str) -> np.ndarray:
-    model, (x, y) = problem.trained(), problem.validation if kind == "mean" else problem.asked
+    """TRAK with one checkpoint."""
+    model, (x, y) = problem.load_trained(), problem.validation if kind == "mean" else problem.asked
     state = torch.load(problem.checkpoints[-1])
     with tempfile.TemporaryDirectory(prefix="traker-") as folder:
         traker = TRAKer(

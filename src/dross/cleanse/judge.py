@@ -199,7 +199,7 @@ class _Judgement:
         """What the models say of the test part: [seeds, 3, test, outputs]."""
         work, pieces, done = self._work, self._pieces, 0
         outputs: dict[int, Tensor] = {}
-        options = {"n_jobs": self.n_jobs, "kept": self._results, "progress": self.progress}
+        options = {"n_jobs": self.n_jobs, "store": self._results, "progress": self.progress}
         self._write_status(status, done, "training with and without them")
         for number, result in sweep(work, pieces, what="training", **options):
             outputs[number] = result["outputs"]

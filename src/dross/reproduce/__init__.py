@@ -1,1 +1,1 @@
-"""The paper's experiments, run again: `dross reproduce table1`. Imports dross; nothing of the core imports it."""
+"""The paper's experiments, run again: `dross reproduce table1`, `dross reproduce cleansing`."""

@@ -1,16 +1,20 @@
-"""Table 1 of the paper: how well the linear influence is estimated, against 200 counterfactual runs per repetition.
+"""Table 1 of the paper: how well the linear influence is estimated.
 
-Six cells: Adult, 20 Newsgroups and MNIST (one against seven), each with logistic regression and with a small network. A repetition
-draws 200 training and 200 validation instances, trains, and compares each estimate with the truth by Kendall's tau and by the
-Jaccard index of the ten largest and ten smallest. Repetitions are saved as they finish, and a run that was stopped goes on.
+Six cells: Adult, 20 Newsgroups and MNIST (one against seven), each with logistic regression and
+with a small network. A repetition draws 200 training and 200 validation instances, trains, and
+compares each estimate with the truth, 200 counterfactual runs, by Kendall's tau and by the Jaccard
+index of the ten largest and ten smallest. Repetitions are saved as they finish, and a run that was
+stopped goes on.
 """
 
 import tempfile
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +46,8 @@ SETTINGS = 1  # counts the settings below; results of other settings are not mix
 
 @dataclass(frozen=True)
 class Cell:
+    """A data set and a model of Table 1, with the paper's settings and results."""
+
     data: str
     network: bool  # two hidden layers of eight, or logistic regression
     epochs: int
@@ -54,6 +60,7 @@ class Cell:
     jaccard_kl: float
 
     def eta(self, t: int) -> float:
+        """The learning rate of step t."""
         return self.rate if self.network else self.rate / np.sqrt(t + 1)
 
 
@@ -68,6 +75,7 @@ CELLS = {
 
 
 def check_cells(names: Iterable[str]) -> list[str]:
+    """The names, all of them cells; raises BadInput and suggests the nearest one."""
     return [check_name("cell", name, CELLS) for name in names]
 
 
@@ -77,33 +85,30 @@ def _problem(data: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def penalty_weight(cell: Cell, sample: paper.Sample) -> float:
-    """alpha = 1/(C N) with C from 5-fold cross validation for logistic regression, 0.001 for the network."""
+    """alpha: 0.001 for the network; for logistic regression 1/(C N), C by cross validation."""
     if cell.network:
         return 0.001
     from sklearn.linear_model import LogisticRegressionCV
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # announcements of scikit-learn's next version, and folds that do not converge
-        search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False).fit(
-            sample.x_train, sample.y_train
-        )
+        # about scikit-learn's next version, and about folds that do not converge
+        warnings.simplefilter("ignore")
+        search = LogisticRegressionCV(Cs=10, cv=5, fit_intercept=False)
+        search.fit(sample.x_train, sample.y_train)
     return 1 / (paper.SAMPLE_SIZE * float(np.ravel(search.C_)[0]))
 
 
-def trained(
+def train_cell(
     cell: Cell, sample: paper.Sample, alpha: float, seed: int, folder: Path
 ) -> tuple[Run, Query]:
+    """Record a run of the cell's model, and ask for its validation loss."""
     torch.manual_seed(seed)
     model = dense(sample.x_train.shape[1], *([8, 8] if cell.network else []), 1)
+    count = paper.SAMPLE_SIZE
     orders = [
-        np.random.default_rng([seed, epoch]).permutation(paper.SAMPLE_SIZE)
-        for epoch in range(cell.epochs)
+        np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(cell.epochs)
     ]
-    batches = [
-        ids for order in orders for ids in np.split(order, paper.SAMPLE_SIZE // cell.batch_size)
-    ]
+    batches = [ids for order in orders for ids in np.split(order, count // cell.batch_size)]
     run = train(
         model,
         (sample.x_train, sample.y_train),
@@ -123,30 +128,18 @@ def trained(
     return run, mean_loss((sample.x_validation, sample.y_validation))
 
 
-def repetition(name: str, seed: int) -> dict:
-    """One repetition of one cell: estimates, both truths, and how well they agree."""
+def run_repetition(name: str, seed: int) -> dict:
+    """Run one repetition of one cell: estimates, both truths, and how well they agree."""
     cell = CELLS[name]
     torch.set_num_threads(1)
     sample = paper.draw(_problem(cell.data), seed)
     alpha = penalty_weight(cell, sample)
     with tempfile.TemporaryDirectory(prefix="dross-") as folder:
-        run, query = trained(cell, sample, alpha, seed, Path(folder) / "tape")
-        damping = 1.0 if cell.network else alpha
-        estimated = {
-            "retrace": run.influence(query).values,
-            "no-hessian": estimators.without_hessian(run, query).values,
-            "k&l": estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping)
-            .score(run, query)
-            .values,
-        }
-        try:
-            exact = estimators.InfluenceFunction(estimators.ConjugateGradients(500, 1e-6), damping)
-            estimated["k&l exact"] = exact.score(run, query).values
-        except NotFinite:  # a network's Hessian need not be positive definite, whatever the damping
-            pass
-        truth = _truths(run, query)
+        run, query = train_cell(cell, sample, alpha, seed, Path(folder) / "tape")
+        estimated = _estimate(run, query, damping=1.0 if cell.network else alpha)
+        truth = _compute_truths(run, query)
     agreement = {
-        method: {of: _agreement(values, true) for of, true in truth.items()}
+        method: {of: _measure_agreement(values, true) for of, true in truth.items()}
         for method, values in estimated.items()
     }
     return {
@@ -160,29 +153,41 @@ def repetition(name: str, seed: int) -> dict:
     }
 
 
-def _truths(run: Run, query: Query) -> dict[str, np.ndarray]:
-    """The change of the loss and <u, theta_-j - theta>, for every instance, from the same counterfactual runs."""
-    cf = run.counterfactual([[j] for j in range(len(run))])
+def _estimate(run: Run, query: Query, damping: float) -> dict[str, np.ndarray]:
+    """Each method's scores [N]; the exact K&L is missing where it has no solution."""
+    published = estimators.InfluenceFunction(estimators.MomentumSGD(100, 0.01, 0.9), damping)
+    estimated = {
+        "retrace": run.influence(query).values,
+        "no-hessian": estimators.without_hessian(run, query).values,
+        "k&l": published.score(run, query).values,
+    }
+    # A network's Hessian need not be positive definite, whatever the damping.
+    with suppress(NotFinite):
+        exact = estimators.InfluenceFunction(estimators.ConjugateGradients(500, 1e-6), damping)
+        estimated["k&l exact"] = exact.score(run, query).values
+    return estimated
+
+
+def _compute_truths(run: Run, query: Query) -> dict[str, np.ndarray]:
+    """The change of the loss and <u, theta_-j - theta> for every instance [N].
+
+    Both come from the same counterfactual runs.
+    """
+    runs = run.counterfactual([[j] for j in range(len(run))])
     seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
-    linear = np.concatenate(
-        [
-            ((chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0]).double().numpy()
-            for chunk in cf.chunks
-        ]
-    )
-    return {"change": cf.changes(query), "linear": linear}
+    parts = [(chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0] for chunk in runs.chunks]
+    linear = np.concatenate([part.double().numpy() for part in parts])
+    return {"change": runs.changes(query), "linear": linear}
 
 
-def _agreement(estimated: np.ndarray, true: np.ndarray) -> dict[str, float]:
+def _measure_agreement(estimated: np.ndarray, true: np.ndarray) -> dict[str, float]:
     from scipy.stats import kendalltau
 
-    return {
-        "tau": float(kendalltau(estimated, true)[0]),
-        "jaccard": jaccard_of_extremes(estimated, true),
-    }  # type: ignore[arg-type]
+    tau: Any = kendalltau(estimated, true)[0]
+    return {"tau": float(tau), "jaccard": jaccard_of_extremes(estimated, true)}
 
 
-# --- many repetitions --------------------------------------------------------------------------------------------------------------
+# --- many repetitions ---
 
 
 def run_all(
@@ -204,10 +209,10 @@ def run_all(
 
 
 def _compute(folder: Path, piece: tuple[str, int]) -> None:
-    """Written where it is computed: a repetition that is done is not lost with its worker, nor done twice."""
+    """Compute a repetition and write it at once, so that it is not lost with its worker."""
     name, seed = piece
     if _load(folder, name, seed) is None:
-        write_json(_path(folder, name, seed), repetition(name, seed))
+        write_json(_path(folder, name, seed), run_repetition(name, seed))
 
 
 def _path(folder: Path, name: str, seed: int) -> Path:
@@ -218,10 +223,10 @@ def _load(folder: Path, name: str, seed: int) -> dict | None:
     return result_store.load(_path(folder, name, seed), SETTINGS)
 
 
-# --- what is shown --------------------------------------------------------------------------------------------------------------------
+# --- the report ---
 
 
-def summarized(results: list[dict]) -> list[dict]:
+def summarize(results: list[dict]) -> list[dict]:
     """One row per cell, method and truth: mean and standard deviation of tau and Jaccard."""
     rows = []
     for name in dict.fromkeys(result["cell"] for result in results):
@@ -240,69 +245,64 @@ def summarized(results: list[dict]) -> list[dict]:
 
 
 def paper_value(cell: str, method: str, metric: str) -> float | None:
+    """The paper's mean of "tau" or "jaccard", for the two methods that it has."""
     if method not in ("retrace", "k&l"):
         return None
     return getattr(CELLS[cell], metric + ("_kl" if method == "k&l" else ""))
 
 
+_COLUMNS = (
+    "cell",
+    "estimate",
+    "repetitions",
+    "tau",
+    "tau in the paper",
+    "Jaccard",
+    "Jaccard in the paper",
+    "tau, linear truth",
+    "Jaccard, linear truth",
+)
+
+
 def as_markdown(rows: list[dict]) -> str:
-    lines = [
-        "| cell | estimate | repetitions | tau | tau in the paper | Jaccard | Jaccard in the paper | tau, linear truth | Jaccard, linear truth |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """The summary as a table, one line per cell and method."""
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + " --- |" * len(_COLUMNS)]
+    by_place = {(row["cell"], row["method"], row["truth"]): row for row in rows}
     for row in rows:
         if row["truth"] != "change":
             continue
-        linear = next(
-            r
-            for r in rows
-            if (r["cell"], r["method"], r["truth"]) == (row["cell"], row["method"], "linear")
-        )
-        shown = [
-            f"{r[m]:.2f} ({r[m + '_std']:.2f})" for r in (row, linear) for m in ("tau", "jaccard")
-        ]
-        known = [
-            "" if (value := paper_value(row["cell"], row["method"], m)) is None else f"{value:.2f}"
-            for m in ("tau", "jaccard")
-        ]
-        cells = [
-            row["cell"],
-            METHODS[row["method"]],
-            str(row["repetitions"]),
-            shown[0],
-            known[0],
-            shown[1],
-            known[1],
-            *shown[2:],
-        ]
+        cell, method = row["cell"], row["method"]
+        cells = [cell, METHODS[method], str(row["repetitions"])]
+        for metric in ("tau", "jaccard"):
+            known = paper_value(cell, method, metric)
+            cells += [_mean_and_std(row, metric), "" if known is None else f"{known:.2f}"]
+        linear = by_place[cell, method, "linear"]
+        cells += [_mean_and_std(linear, metric) for metric in ("tau", "jaccard")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def write(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
-    """The summary as Markdown and as CSV, and the scatter plots."""
+def _mean_and_std(row: dict, metric: str) -> str:
+    return f"{row[metric]:.2f} ({row[metric + '_std']:.2f})"
+
+
+def write_report(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
+    """Write the summary as Markdown and as CSV, and the scatter plots; returns the paths."""
     (folder / "summary.md").write_text(as_markdown(rows) + "\n")
     write_table(folder / "summary.csv", rows)
-    figure(results, folder / "scatter.svg")
+    draw_scatter(results, folder / "scatter.svg")
     return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]
 
 
-def figure(results: list[dict], path: Path, seed: int = 0) -> None:
-    """Estimated against true for every cell, one repetition: the paper's scatter plots."""
+def draw_scatter(results: list[dict], path: Path, seed: int = 0) -> None:
+    """Draw estimated against true for every cell, one repetition: the paper's scatter plots."""
     chosen = [result for result in results if result["seed"] == seed]
     canvas, panels = charts.panels(len(chosen), 3, height=2.6)
     for panel, result in zip(panels, chosen):
         true = np.array(result["truth"]["change"])
         for method, colour in (("k&l", charts.ORANGE), ("retrace", charts.BLUE)):
-            panel.scatter(
-                true,
-                result["estimated"][method],
-                s=6,
-                color=colour,
-                alpha=0.7,
-                linewidths=0,
-                label=METHODS[method],
-            )
+            style = {"s": 6, "color": colour, "alpha": 0.7, "linewidths": 0}
+            panel.scatter(true, result["estimated"][method], label=METHODS[method], **style)
         low, high = true.min(), true.max()
         panel.plot([low, high], [low, high], color="0.6", linewidth=0.7, zorder=0)
         tau = result["agreement"]["retrace"]["change"]["tau"]

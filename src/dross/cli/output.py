@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .cleanse.findings import list_findings
-from .cleanse.project import Project
-from .cleanse.verdict import Verdict
-from .tape.reader import Tape
+from ..cleanse.findings import list_findings
+from ..cleanse.project import Project
+from ..cleanse.verdict import Verdict
+from ..tape.reader import Tape
 
 console = Console()
 
@@ -77,7 +77,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def print_table1(rows: list[dict], repetitions: int) -> None:
     """Print our means beside the paper's."""
-    from .reproduce import table1
+    from ..reproduce import table1
 
     lines = []
     for row in rows:

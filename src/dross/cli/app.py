@@ -1,0 +1,72 @@
+"""The `dross` command itself: its options, how a function becomes a command, how errors end."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from typer import Option
+
+from .._version import __version__
+from ..errors import DrossError
+from .output import console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
+    "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
+)
+Command = Callable[..., None]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"dross {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The options that every command has; the help of `dross` itself is in `app`."""
+
+
+def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Command], Command]:
+    """Make a function a command. Its docstring is the help, broken where the terminal ends."""
+
+    def register(function: Command) -> Command:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        paragraphs = [paragraph.replace("\n", " ") for paragraph in paragraphs]
+        if examples:
+            paragraphs += ["[bold]Examples[/bold]", *examples]
+        return group.command(help="\n\n".join(paragraphs))(function)
+
+    return register
+
+
+def main() -> None:
+    """Run the `dross` command; an error that the user can mend is a message, not a traceback."""
+    try:
+        app()
+    except DrossError as error:
+        if "--debug" in sys.argv:
+            raise
+        name = type(error).__name__
+        Console(stderr=True).print(f"[bold red]{name}:[/bold red] {error}", highlight=False)
+        sys.exit(1)
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
+        if isinstance(ended, SystemExit) and ended.code != 130:
+            raise
+        Console(stderr=True).print(
+            "Stopped. What was done is kept: give the same command again to go on."
+        )
+        sys.exit(130)

@@ -1,0 +1,169 @@
+"""`dross clean`, `review`, `judge` and `export`: from a file to a better model."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from ..cleanse.export import export as export_project
+from ..cleanse.judge import judge as judge_project
+from ..cleanse.pipeline.clean import clean as clean_data
+from ..errors import BadInput
+from . import options as option
+from .app import app, command
+from .output import console, print_findings, print_verdict, say
+
+
+@command(app, examples=option.CLEAN_EXAMPLES)
+def clean(
+    data: option.Data,
+    label: option.Label = None,
+    text: option.Text = None,
+    images: option.Images = None,
+    validation: option.Validation = None,
+    test: option.Test = None,
+    task: option.Task = None,
+    column: option.Column = None,
+    model: option.Model = None,
+    runs: option.Runs = 4,
+    rounds: option.Rounds = 1,
+    rate: option.Rate = None,
+    epochs: option.Epochs = None,
+    batch_size: option.BatchSize = None,
+    verified: option.Verified = 16,
+    seed: option.Seed = 0,
+    out: option.Out = None,
+    overwrite: option.Overwrite = False,
+) -> None:
+    """Find the training instances that make a model worse.
+
+    Reads the data, splits them into training, validation and test parts, trains several runs and
+    records them, scores every training instance by how much worse it makes the validation loss,
+    checks the scores by retraining, suggests how many to remove, and writes a report. The input is
+    never touched. A run that was stopped goes on where it was: give the same command again.
+    """
+    columns = dict(_read_column_kind(given) for given in column or [])
+    is_function = model is not None and ":" in model
+    project = clean_data(
+        data,
+        label,
+        out=out,
+        text=text,
+        images=images,
+        validation=validation,
+        test=test,
+        task=task,
+        columns=columns,
+        model=None if is_function else model,
+        make=model if is_function else None,
+        runs=runs,
+        rounds=rounds,
+        rate=rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        verified=verified,
+        seed=seed,
+        overwrite=overwrite,
+        say=say,
+    )
+    print_findings(project)
+
+
+def _read_column_kind(given: str) -> tuple[str, str]:
+    name, equals, kind = given.rpartition("=")
+    if not equals:
+        raise BadInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
+    return name, kind
+
+
+@command(app)
+def review(
+    run: option.ProjectFolder,
+    port: Annotated[int | None, Option(help="The port to serve on. Default: a free one.")] = None,
+    host: Annotated[
+        str,
+        Option(
+            help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link."
+        ),
+    ] = "127.0.0.1",
+    browser: Annotated[bool, Option(help="Open the browser.")] = True,
+) -> None:
+    """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision
+    is saved at once and can be undone.
+    """
+    from ..review.server import serve
+
+    serve(run, port=port, host=host, open_browser=browser)
+
+
+@command(app)
+def judge(
+    run: option.ProjectFolder,
+    remove: Annotated[
+        int | None, Option(help="Judge the removal of the so many most harmful.")
+    ] = None,
+    relabel: Annotated[
+        int | None,
+        Option(
+            help="Judge relabelling the so many most probably mislabelled as the models predict."
+        ),
+    ] = None,
+    decisions: Annotated[
+        bool, Option("--decisions", help="Judge what was decided on the page.")
+    ] = False,
+    seeds: Annotated[int | None, Option(help="Fresh seeds to train with. Default: 10.")] = None,
+    quick: Annotated[
+        bool,
+        Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
+    ] = False,
+    jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
+) -> None:
+    """Does it help? Train new models with and without the removed instances and compare them on
+    the test part.
+
+    For every seed three models start from the same weights: with everything, without the removed,
+    and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
+    options it judges the decisions made on the page, or else the suggestion.
+    """
+    verdict = judge_project(
+        run,
+        remove=remove,
+        relabel=relabel,
+        decisions=decisions,
+        seeds=seeds,
+        quick=quick,
+        n_jobs=jobs,
+    )
+    print_verdict(verdict)
+    console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
+
+
+@command(app)
+def export(
+    run: option.ProjectFolder,
+    to: Annotated[
+        Path,
+        Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."),
+    ],
+    remove: Annotated[
+        int | None,
+        Option(help="Leave out the so many most harmful instead of what was decided on the page."),
+    ] = None,
+    relabel: Annotated[
+        int | None,
+        Option(help="Relabel the so many most probably mislabelled as the models predict."),
+    ] = None,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Replace the copy if it is there.")
+    ] = False,
+) -> None:
+    """Write a cleaned copy of the data and the list of decisions. The input is never touched.
+
+    Without options the decisions made on the page are applied, or else the suggestion.
+    """
+    done = export_project(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
+    console.print(
+        f"{done.cleaned}: {done.written:,} instances; "
+        f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,27 @@
+"""`dross info`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from ..errors import BadInput
+from ..tape.reader import MANIFEST, Tape
+from ..tape.storage import is_url
+from .app import app, command
+from .output import print_tape
+
+
+@command(app)
+def info(
+    tape: Annotated[
+        str, Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")
+    ],
+) -> None:
+    """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    folder = Path(tape)
+    if not is_url(tape) and not (folder / MANIFEST).exists():
+        inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
+        if inside:
+            raise BadInput(f"{tape} is a folder of dross clean; its recorded runs are {inside}.")
+    print_tape(Tape(tape))
