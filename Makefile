@@ -1,11 +1,15 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
-# make check    style and types
+# make check    style, types, and which folder may import which
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
 BIN := $(VENV)/bin
+endif
 
 .PHONY: demo test check clusters browser clean
 
@@ -21,13 +25,15 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
 check: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks experiments
-	$(BIN)/ruff format --check src tests benchmarks experiments
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/python docs/draw_map.py --check
 	$(BIN)/pyright
 
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
-	$(BIN)/python -m pytest -n 0 tests/test_clusters.py
+	$(BIN)/python -m pytest -n 0 tests/parallel/test_clusters.py
 
 browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \

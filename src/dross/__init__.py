@@ -16,10 +16,25 @@ from .cleanse.judge import judge
 from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
 from .data.dataset import indexed
-from .errors import DrossError, DrossWarning
+from .errors import (
+    BadInput,
+    DataUnavailable,
+    DrossError,
+    DrossWarning,
+    NotFinite,
+    NotReplayable,
+    NotSupported,
+    RankLost,
+    StorageFailed,
+    TapeDamaged,
+    TapeError,
+    TapeExists,
+    TapeMismatch,
+    WorkerLost,
+)
 from .influence import bounds
 from .influence.counterfactual import Counterfactual
-from .influence.query import losses, mean_loss, outputs, query
+from .influence.query import Query, losses, mean_loss, outputs, query
 from .influence.run import Run
 from .influence.scores import Scores
 from .influence.verification import Verification
@@ -29,20 +44,33 @@ from .step.clipping import ClipNorm, ClipValue
 from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
+    "BadInput",
     "Budget",
     "Checkpoints",
     "ClipNorm",
     "ClipValue",
     "Counterfactual",
+    "DataUnavailable",
     "DrossError",
     "DrossWarning",
     "EveryStep",
     "LastEpochs",
+    "NotFinite",
+    "NotReplayable",
+    "NotSupported",
     "Project",
+    "Query",
+    "RankLost",
     "Recorder",
     "Run",
     "Scores",
+    "StorageFailed",
+    "TapeDamaged",
+    "TapeError",
+    "TapeExists",
+    "TapeMismatch",
     "Verification",
+    "WorkerLost",
     "bounds",
     "clean",
     "estimators",
