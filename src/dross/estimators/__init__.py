@@ -32,7 +32,7 @@ from .simple import Random, TrainingLoss
 
 
 class Estimator(Protocol):
-    """What every estimator offers."""
+    """What every estimator offers. The classes say what is their own."""
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance of a run.
@@ -44,6 +44,11 @@ class Estimator(Protocol):
         Returns:
             Scores with `values` float64 [N], or [Q, N] for a query with Q numbers; the lowest are
             the ones to remove first.
+
+        Raises:
+            BadInput: for a query without data, where the estimator compares with the query's data.
+            NotSupported: for a model or an optimizer that the estimator cannot use.
+            DrossError: as `Run.influence` does.
         """
         ...
 

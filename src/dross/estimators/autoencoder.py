@@ -52,19 +52,7 @@ class Autoencoder:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by minus its squared reconstruction error.
-
-        Arguments:
-            run: the recorded run.
-            query: one that is about data, whose inputs the autoencoder learns.
-
-        Returns:
-            Scores with `values` float64 [N].
-
-        Raises:
-            BadInput: the query has no data.
-            NotSupported: there is no autoencoder for inputs of this shape.
-        """
+        """Score every training instance by minus its squared reconstruction error."""
         model = self._train(run, query_instances(run, query))
         with torch.no_grad():
             errors = [

@@ -141,20 +141,7 @@ class InfluenceFunction:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Solve for H^-1 u and score every training instance.
-
-        Arguments:
-            run: the recorded run.
-            query: what is asked.
-
-        Returns:
-            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers. Their `details`
-            say how far the solver got: `residual`, `converged` and `solver`.
-
-        Raises:
-            BadInput: the damping is negative.
-            NotFinite: the solver diverged, or met negative curvature.
-        """
+        """Solve for H^-1 u and score every training instance."""
         if self.damping < 0:
             raise BadInput(f"damping must not be negative, but it is {self.damping}.")
         recording, query = run.recording, as_query(query)

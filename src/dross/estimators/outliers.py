@@ -93,19 +93,7 @@ class IsolationForest:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by how normal it is among the query's data.
-
-        Arguments:
-            run: the recorded run.
-            query: one that is about data, which the forest is fitted on.
-
-        Returns:
-            Scores with `values` float64 [N].
-
-        Raises:
-            BadInput: the query has no data.
-            NotSupported: the model has no linear layer.
-        """
+        """Score every training instance by how normal it is among the query's data."""
         from sklearn import ensemble
 
         return _score_outliers(ensemble.IsolationForest(random_state=self.seed), run, query)
@@ -122,19 +110,7 @@ class LocalOutlierFactor:
     neighbours: int = 20
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by minus its local outlier factor.
-
-        Arguments:
-            run: the recorded run.
-            query: one that is about data, which the densities are taken from.
-
-        Returns:
-            Scores with `values` float64 [N].
-
-        Raises:
-            BadInput: the query has no data.
-            NotSupported: the model has no linear layer.
-        """
+        """Score every training instance by minus its local outlier factor."""
         from sklearn import neighbors
 
         detector = neighbors.LocalOutlierFactor(self.neighbours, novelty=True)
@@ -152,19 +128,7 @@ class OneClassSVM:
     nu: float = 0.5
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by its place inside or outside of the region.
-
-        Arguments:
-            run: the recorded run.
-            query: one that is about data, which the region is drawn around.
-
-        Returns:
-            Scores with `values` float64 [N].
-
-        Raises:
-            BadInput: the query has no data.
-            NotSupported: the model has no linear layer.
-        """
+        """Score every training instance by its place inside or outside of the region."""
         from sklearn import svm
 
         return _score_outliers(svm.OneClassSVM(nu=self.nu), run, query)

@@ -25,18 +25,7 @@ class Retrace:
     epochs: int | None = None
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Retrace the run and score every training instance.
-
-        Arguments:
-            run: the recorded run.
-            query: what is asked.
-
-        Returns:
-            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
-
-        Raises:
-            DrossError: as `Run.influence` does.
-        """
+        """Retrace the run and score every training instance."""
         return run.influence(query, epochs=self.epochs)
 
 
@@ -53,18 +42,7 @@ class WithoutHessian:
     epochs: int | None = None
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Walk through the run and score every training instance.
-
-        Arguments:
-            run: the recorded run.
-            query: what is asked.
-
-        Returns:
-            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
-
-        Raises:
-            DrossError: as `Run.influence` does.
-        """
+        """Walk through the run and score every training instance."""
         return retrace(
             run.recording, as_query(query), epochs=self.epochs, hessian=False, progress=run.progress
         )
@@ -95,18 +73,7 @@ class TracIn:
     """
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Sum the products of gradients over the ends of all recorded epochs.
-
-        Arguments:
-            run: the recorded run.
-            query: what is asked.
-
-        Returns:
-            Scores with `values` float64 [N], or [Q, N] for a query with Q numbers.
-
-        Raises:
-            NotSupported: the optimizer has no learning rate.
-        """
+        """Sum the products of gradients over the ends of all recorded epochs."""
         recording, query = run.recording, as_query(query)
         if "lr" not in recording.optimizer.columns:
             raise NotSupported("TracIn needs an optimizer with a rate.")

@@ -19,15 +19,7 @@ class TrainingLoss:
     """
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by minus its loss at the final model.
-
-        Arguments:
-            run: the recorded run.
-            query: only its name is used.
-
-        Returns:
-            Scores with `values` float64 [N].
-        """
+        """Score every training instance by minus its loss at the final model."""
         state = run.recording.state_at(run.steps)
         gradients = InstanceGradients(run.recording, state, penalty=False)
         return as_scores(run, as_query(query), -gradients.losses())
@@ -44,14 +36,6 @@ class Random:
     seed: int = 0
 
     def score(self, run: Run, query: Query) -> Scores:
-        """Score every training instance by a normal random number.
-
-        Arguments:
-            run: the recorded run.
-            query: only its name is used.
-
-        Returns:
-            Scores with `values` float64 [N].
-        """
+        """Score every training instance by a normal random number."""
         values = np.random.default_rng(self.seed).standard_normal(len(run))
         return as_scores(run, as_query(query), values)
