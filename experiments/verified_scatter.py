@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.demo import flipped_digits
+from dross.demo import load_flipped_digits
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -61,7 +61,7 @@ def draw(panel, check: dross.Verification, flipped: np.ndarray) -> None:
 def main(path: str) -> None:
     """Write the picture."""
     matplotlib.rcParams.update(STYLE)
-    digits = flipped_digits()
+    digits = load_flipped_digits()
     figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.2), constrained_layout=True)
     for panel, activation in zip(panels, (nn.GELU, nn.ReLU)):
         name, check = activation.__name__, verify(digits, activation)

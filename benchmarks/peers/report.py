@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dross.support.atomic_files import write_table
-from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save
+from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
 
 from .measures import COLUMNS, load_scores, measure_agreement
 from .methods import METHODS
@@ -46,7 +46,7 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
     duels = [(problem, load_result(problem, "duel")) for problem in models]
     costs = [row for problem, result in duels for row in duel_rows(problem, result)]
     write_table(target / "peers-magic.csv", costs or [{"model": ""}])
-    save(figure(models, rows), target / "peers.svg")
+    save_svg(figure(models, rows), target / "peers.svg")
     tables = [line for problem in models for line in model_table(problem, rows)]
     written = "\n".join([BEGIN, "", *duel_table(duels), *tables, *method_table(), END])
     page = target / "peers.md"

@@ -99,14 +99,10 @@ def review(
 @command(app)
 def judge(
     run: option.ProjectFolder,
-    remove: Annotated[
-        int | None, Option(help="Judge the removal of the so many most harmful.")
-    ] = None,
+    remove: Annotated[int | None, Option(help="Judge the removal of the N most harmful.")] = None,
     relabel: Annotated[
         int | None,
-        Option(
-            help="Judge relabelling the so many most probably mislabelled as the models predict."
-        ),
+        Option(help="Judge relabelling the N most probably mislabelled as the models predict."),
     ] = None,
     decisions: Annotated[
         bool, Option("--decisions", help="Judge what was decided on the page.")
@@ -147,11 +143,11 @@ def export(
     ],
     remove: Annotated[
         int | None,
-        Option(help="Leave out the so many most harmful instead of what was decided on the page."),
+        Option(help="Leave out the N most harmful instead of what was decided on the page."),
     ] = None,
     relabel: Annotated[
         int | None,
-        Option(help="Relabel the so many most probably mislabelled as the models predict."),
+        Option(help="Relabel the N most probably mislabelled as the models predict."),
     ] = None,
     overwrite: Annotated[
         bool, Option("--overwrite", help="Replace the copy if it is there.")
