@@ -146,7 +146,7 @@ def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> int:
     kept: Any = frame[np.array([row not in edits.removed for row in rows])]
     kind = to.suffix.lower()
     if kind in _PARQUET:
-        kept.to_parquet(to, index=False)
+        write_bytes(to, kept.to_parquet(index=False))
     else:
         separator = "\t" if kind == ".tsv" else ","
         write_bytes(to, kept.to_csv(index=False, sep=separator).encode())

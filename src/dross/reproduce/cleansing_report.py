@@ -8,7 +8,7 @@ import numpy as np
 from ..datasets import load
 from ..errors import DataUnavailable
 from ..support import charts
-from ..support.atomic_files import write_table
+from ..support.atomic_files import write_table, write_text
 from ..support.html import render, safe
 from ..support.png import encode_data_url
 from .cleansing import PICTURES_PER_METHOD, summarize
@@ -61,7 +61,7 @@ def write_report(folder: Path, results: list[dict], settings: Settings, command:
         write_table(folder / f"{name}-summary.csv", table),
     ]
     paths.append(folder / f"{name}-summary.md")
-    paths[-1].write_text(as_markdown(table))
+    write_text(paths[-1], as_markdown(table))
     ways = []
     for way in [way for way in RETRAIN_WAYS if any(row["retrain"] == way for row in table)]:
         summary = [row for row in table if row["retrain"] == way]
@@ -93,7 +93,7 @@ def write_report(folder: Path, results: list[dict], settings: Settings, command:
         command=command,
         versions="; ".join(dict.fromkeys(result["made_on"] for result in results)),
     )
-    page.write_text(content)
+    write_text(page, content)
     return [*paths, page]
 
 

@@ -30,7 +30,7 @@ from ..parallel import result_store
 from ..parallel.job_pool import sweep
 from ..record.train import train
 from ..support import charts
-from ..support.atomic_files import write_json, write_table
+from ..support.atomic_files import write_json, write_table, write_text
 from ..support.name_hints import check_name
 from ..support.progress import progress_bar
 
@@ -288,7 +288,7 @@ def _mean_and_std(row: dict, metric: str) -> str:
 
 def write_report(folder: Path, rows: list[dict], results: list[dict]) -> list[Path]:
     """Write the summary as Markdown and as CSV, and the scatter plots; returns the paths."""
-    (folder / "summary.md").write_text(as_markdown(rows) + "\n")
+    write_text(folder / "summary.md", as_markdown(rows) + "\n")
     write_table(folder / "summary.csv", rows)
     draw_scatter(results, folder / "scatter.svg")
     return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]

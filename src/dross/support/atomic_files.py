@@ -39,11 +39,11 @@ def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
         raise
 
 
-def write_bytes(path: Path, raw: bytes) -> None:
+def write_bytes(path: Path, raw: bytes, *, sync: bool = True) -> None:
     """Replace a file, and make its folder if there is none; failures become StorageFailed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, raw)
+        replace_file(path, raw, sync=sync)
     except OSError as error:
         raise StorageFailed(f"{path} cannot be written: {error.strerror}.") from error
 

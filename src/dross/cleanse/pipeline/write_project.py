@@ -26,13 +26,13 @@ def write_project(
     why: the content of why.json; seconds: how long everything took.
     """
     folder = job.folder
-    outcome.instances.to_parquet(folder / "instances.parquet")
+    write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
     _write_pictures(folder / "pictures", job.prepared, why)
     write_json(folder / "why.json", why)
     write_json(folder / ABOUT, _describe_project(job, searched, outcome, seconds))
     scores = outcome.instances.reset_index()
-    scores.to_parquet(folder / "scores.parquet")
+    write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", scores.to_csv(index=False).encode())
     project = Project.open(folder)
     write_report(project)
@@ -83,11 +83,11 @@ def _describe_project(
 def _write_content(folder: Path, prepared: PreparedData) -> None:
     train, validation = prepared.part("train"), prepared.part("validation")
     content = train.content.reset_index(drop=True).astype(object)
-    content.to_parquet(folder / "content.parquet")
+    write_bytes(folder / "content.parquet", content.to_parquet())
     content = validation.content.reset_index(drop=True).astype(object)
     content[" source"] = validation.names
     content[" label"] = [str(label) for label in validation.labels]
-    content.to_parquet(folder / "validation.parquet")
+    write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
 def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -> None:
@@ -101,4 +101,4 @@ def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -
         paths = prepared.part(part).content["path"].tolist()
         for id in ids:
             small = encode_png(load_thumbnail(prepared.root / paths[id]))
-            (folder / f"{part}-{id:06d}.png").write_bytes(small)
+            write_bytes(folder / f"{part}-{id:06d}.png", small, sync=False)
