@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dross.data.seeds import mixed
+from dross.data.seeds import mix_seeds
 
 
 @dataclass
@@ -52,7 +52,7 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
             for group in optimizer.param_groups:
                 group["lr"] = problem.rate(t)
         ids = torch.as_tensor(ids)
-        torch.manual_seed(mixed(problem.seed, t, 0, 0))
+        torch.manual_seed(mix_seeds(problem.seed, t, 0, 0))
         optimizer.zero_grad()
         losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
         if problem.penalty is not None:

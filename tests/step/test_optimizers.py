@@ -6,7 +6,7 @@ import torch
 
 from dross.errors import NotSupported
 from dross.step.clipping import ClipNorm, ClipValue
-from dross.step.optimizers import SUPPORTED, current_numbers, understand
+from dross.step.optimizers import SUPPORTED, current_numbers, read_optimizer
 from dross.step.state import Derivative, State
 from dross.step.step import Step, advance, pull, push
 from zoo import OPTIMIZERS
@@ -22,7 +22,7 @@ def setting(name: str, steps: int, clip=None):
         for _ in range(2)
     ]
     optimizer = OPTIMIZERS[name]([{"params": [halves[0]], "lr": 0.03}, {"params": [halves[1]]}])
-    pure = understand(optimizer, (SIZE // 2, SIZE // 2), optimizer.param_groups)
+    pure = read_optimizer(optimizer, (SIZE // 2, SIZE // 2), optimizer.param_groups)
     row = current_numbers(pure, optimizer.param_groups)
     theta = torch.cat([half.detach() for half in halves])
     slots, clock = pure.initial(theta, row)
@@ -119,7 +119,7 @@ def test_groups_that_differ_in_more_than_numbers():
         [{"params": parameters[:1], "amsgrad": True}, {"params": parameters[1:]}]
     )
     with pytest.raises(NotSupported, match="differ in more than their numbers"):
-        understand(optimizer, (2, 2), optimizer.param_groups)
+        read_optimizer(optimizer, (2, 2), optimizer.param_groups)
 
 
 def test_a_subclass_is_not_taken_for_its_parent():
@@ -128,7 +128,7 @@ def test_a_subclass_is_not_taken_for_its_parent():
 
     optimizer = SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.raises(NotSupported, match=r"torch\.optim's own classes"):
-        understand(optimizer, (2,), optimizer.param_groups)
+        read_optimizer(optimizer, (2,), optimizer.param_groups)
 
 
 def test_clipping_is_torchs():

@@ -17,7 +17,7 @@ from .batch import Augment, Batch, MicroBatch
 from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
-from .seeds import generator, mixed
+from .seeds import make_generator, mix_seeds
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
@@ -93,7 +93,7 @@ class Instances:
         def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
             ids, fetch = next(coming)
             own, augment_seed = (
-                mixed(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM)
+                mix_seeds(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM)
             )
             return LazyBatch(source, ids, self._weights(micro), own, augment_seed, fetch=fetch)
 
@@ -204,9 +204,9 @@ def make_batch(
     dtype: torch.dtype,
 ) -> Batch:
     if augment is not None:
-        x = augment(x, generator(device, seed, *position, _AUGMENT_STREAM))
+        x = augment(x, make_generator(device, seed, *position, _AUGMENT_STREAM))
     c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
-    return Batch(x, y, c, mixed(seed, *position, _MODEL_STREAM))
+    return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
 
 
 def _same(one: Any, other: Any) -> bool:

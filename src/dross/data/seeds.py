@@ -8,7 +8,7 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def mixed(*parts: int) -> int:
+def mix_seeds(*parts: int) -> int:
     """One 63-bit seed from several integers (splitmix64 over each), so that near inputs give unrelated streams."""
     value = 0
     for part in parts:
@@ -19,8 +19,8 @@ def mixed(*parts: int) -> int:
     return value >> 1
 
 
-def generator(device: torch.device, *parts: int) -> torch.Generator:
-    return torch.Generator(device).manual_seed(mixed(*parts))
+def make_generator(device: torch.device, *parts: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(mix_seeds(*parts))
 
 
 def global_generators(device: torch.device) -> list[torch.Generator]:
@@ -30,7 +30,7 @@ def global_generators(device: torch.device) -> list[torch.Generator]:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
+def use_seed(device: torch.device, seed: int) -> Iterator[None]:
     """Inside: torch's global generators start from `seed`. Afterwards they are where they were."""
     generators = global_generators(device)
     before = [g.get_state() for g in generators]

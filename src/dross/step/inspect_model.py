@@ -10,15 +10,15 @@ from ..autodiff.batchnorm import statistics_of
 from ..autodiff.functional import call_model
 from ..autodiff.precision import use_arithmetic
 from ..data.batch import Batch
-from ..data.seeds import global_generators, seeded
+from ..data.seeds import global_generators, use_seed
 from ..errors import BadInput, NotSupported, first_line
 from .layout import Layout
-from .loss import check_labels, check_per_instance, resolve
+from .loss import check_labels, check_per_instance, find_loss
 from .objective import Objective, Penalty, random_direction
-from .optimizers import Optimizer, understand
+from .optimizers import Optimizer, read_optimizer
 
 
-def unwrapped(model: Any) -> nn.Module:
+def unwrap_model(model: Any) -> nn.Module:
     """The module that can be differentiated twice: a compiled one gives its original back."""
     if not isinstance(model, nn.Module):
         raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
@@ -68,7 +68,7 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return device, dtype
 
 
-def discover(
+def inspect_run(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss: Any,
@@ -81,7 +81,7 @@ def discover(
         raise BadInput(
             f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
         )
-    loss_name, loss_function = resolve(loss)
+    loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
     name_of: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     candidates = [
@@ -101,7 +101,7 @@ def discover(
     objective = Objective(
         model, layout, loss_function, loss_name, penalty, stochastic, evaluated, unused
     )
-    pure = understand(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
     _check_second_derivative(objective, x, y)
     return objective, pure
 
@@ -155,7 +155,7 @@ def _look(model, loss, loss_name, penalty, x, y) -> tuple[set[str], list[str], b
     device = next(iter(parameters.values())).device
     named = {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
     given = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
-    with seeded(device, 0), use_arithmetic(model), torch.enable_grad():
+    with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
         try:

@@ -24,22 +24,22 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return _per_instance((outputs - _aligned(outputs, targets)) ** 2)
 
 
-NAMED: dict[str, Loss] = {
+NAMED_LOSSES: dict[str, Loss] = {
     f.__name__: f for f in (cross_entropy, binary_cross_entropy, squared_error)
 }
 
 
-def resolve(loss: str | Loss) -> tuple[str, Loss]:
+def find_loss(loss: str | Loss) -> tuple[str, Loss]:
     """The name under which a tape remembers a loss, and the function."""
     if isinstance(loss, str):
-        if loss not in NAMED:
+        if loss not in NAMED_LOSSES:
             raise BadInput(
-                f"There is no loss named '{loss}'. Choose one of {', '.join(NAMED)}, or pass a function."
+                f"There is no loss named '{loss}'. Choose one of {', '.join(NAMED_LOSSES)}, or pass a function."
             )
-        return loss, NAMED[loss]
+        return loss, NAMED_LOSSES[loss]
     if not callable(loss):
         raise BadInput(
-            f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED)}, not {loss!r}."
+            f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED_LOSSES)}, not {loss!r}."
         )
     # the module is left out: the same function is __main__.f in a script and train.f when imported
     return f"function {getattr(loss, '__name__', type(loss).__name__)}", loss

@@ -27,7 +27,7 @@ from ..autodiff.functional import call_model, use_modes
 from ..autodiff.norms import ElementaryNorms, PresentRows
 from ..autodiff.vjp import batched_vjp, vjp
 from ..data.batch import Batch
-from ..data.seeds import seeded
+from ..data.seeds import use_seed
 from ..errors import BadInput, NotSupported
 from .layout import Layout
 from .loss import Loss, check_per_instance
@@ -92,7 +92,7 @@ class Objective:
         device = batch.c.device
         with rules or nullcontext():
             with (
-                seeded(device, batch.seed) if self.stochastic else nullcontext(),
+                use_seed(device, batch.seed) if self.stochastic else nullcontext(),
                 precision.autocast(self.arithmetic, device),
             ):
                 outputs = call_model(self.model, {**parameters, **buffers}, batch.x)

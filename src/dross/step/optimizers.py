@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import NotReplayable, NotSupported
 from .update_rules import (
-    FRESH,
+    INITIAL_STATES,
     SGD,
     Adam,
     Clock,
@@ -23,10 +23,10 @@ from .update_rules import (
 )
 
 _IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
-SUPPORTED = ("SGD", "Adam", "AdamW", *FRESH)
+SUPPORTED = ("SGD", "Adam", "AdamW", *INITIAL_STATES)
 
 
-def flat_numbers(group: dict[str, Any], known: Iterable[str]) -> Numbers:
+def flatten_numbers(group: dict[str, Any], known: Iterable[str]) -> Numbers:
     """The numbers among a parameter group's own options; betas=(a, b) becomes betas.0 and betas.1."""
     numbers: Numbers = {}
     for key in known:
@@ -129,7 +129,7 @@ def _joined(parts: list[Slots]) -> Slots:
     return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
 
 
-def understand(
+def read_optimizer(
     optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], groups: list[dict]
 ) -> Optimizer:
     """The pure form of a torch optimizer, or a refusal by name. `groups`: the parameter groups that have moving parameters."""
@@ -140,7 +140,7 @@ def understand(
         )
     own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
     flags = [{k: g[k] for k in own if isinstance(g[k], bool) and k not in _IGNORED} for g in groups]
-    columns = [tuple(flat_numbers(g, own)) for g in groups]
+    columns = [tuple(flatten_numbers(g, own)) for g in groups]
     momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
     mixed = name == "RMSprop" and len(momenta) > 1  # it keeps a buffer only where there is momentum
     if (
@@ -167,7 +167,7 @@ def check_same_structure(began: Optimizer, now: Optimizer) -> None:
 def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
     """[G, H]: the options as they are now, in the order of the tape's columns."""
     known = dict.fromkeys(column.partition(".")[0] for column in optimizer.columns)
-    flat = [flat_numbers(group, known) for group in groups]
+    flat = [flatten_numbers(group, known) for group in groups]
     return np.array([[numbers[column] for column in optimizer.columns] for numbers in flat])
 
 

@@ -192,7 +192,7 @@ def _rmsprop(theta, h, flags):
 
 
 #: the state that torch.optim gives a parameter it has not stepped yet: slots, and counters beside "step"
-FRESH = {
+INITIAL_STATES = {
     "RMSprop": (_rmsprop, {}),
     "Adagrad": (
         lambda theta, h, _: {"sum": torch.full_like(theta, h["initial_accumulator_value"])},
@@ -224,7 +224,7 @@ class TorchStep:
     needs_gradient: bool = True
 
     def initial(self, theta, h):
-        fresh, counters = FRESH[self.name]
+        fresh, counters = INITIAL_STATES[self.name]
         return fresh(theta, h, self.flags), {"step": 0.0} | {
             name: start(h) for name, start in counters.items()
         }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
 from ...autodiff.functional import call_model
-from ...data.seeds import mixed
+from ...data.seeds import mix_seeds
 from ...errors import NotFinite
 from ...execution import threads
 from ...support.progress import Advance, progress_bar
@@ -198,10 +198,10 @@ class _Trainer:
         return _snapshot(model)
 
     def _build(self, spec: ModelSpec) -> nn.Module:
-        return self.recipe.build(mixed(spec.seed, 1))
+        return self.recipe.build(mix_seeds(spec.seed, 1))
 
     def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
-        return _BatchOrder(spec.ids, mixed(spec.seed, 2), self.recipe.batch_size)
+        return _BatchOrder(spec.ids, mix_seeds(spec.seed, 2), self.recipe.batch_size)
 
     def _targets(self, spec: ModelSpec) -> Tensor:
         return self.y if spec.labels is None else spec.labels
