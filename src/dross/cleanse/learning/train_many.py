@@ -18,6 +18,7 @@ from ...autodiff.functional import call_model
 from ...data.seeds import mix_seeds
 from ...errors import NotFinite
 from ...execution import threads
+from ...step.update_rules import SGD
 from ...support.progress import Advance, progress_bar
 from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
 
@@ -173,10 +174,10 @@ class _Trainer:
         for step in range(self.steps):
             ids = torch.from_numpy(np.stack([order.next() for order in orders]))  # [K, batch]
             g = gradient(parameters, self.x[ids], targets[rows, ids])
-            # Not step.update_rules.SGD: it takes one rate for all, and fuses the product into the
-            # sum, which rounds otherwise.
+            # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
+            # rounds otherwise.
             for name, p in parameters.items():
-                velocity[name].mul_(MOMENTUM).add_(g[name])
+                velocity[name] = SGD.next_velocity(velocity[name], g[name], MOMENTUM)
                 p.sub_(shaped[name] * velocity[name])
             self._finish_step(step, specs, lambda: trained)
         return trained
