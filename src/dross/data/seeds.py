@@ -1,4 +1,4 @@
-"""Random numbers that can be drawn again: every micro-batch of every step has a seed of its own."""
+"""Random numbers that can be drawn again: each micro-batch of each step has a seed of its own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,10 @@ _MASK = (1 << 64) - 1
 
 
 def mix_seeds(*parts: int) -> int:
-    """One 63-bit seed from several integers (splitmix64 over each), so that near inputs give unrelated streams."""
+    """One 63-bit seed from several integers, by splitmix64 over each.
+
+    Near inputs give unrelated streams.
+    """
     value = 0
     for part in parts:
         value = (value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -20,6 +23,7 @@ def mix_seeds(*parts: int) -> int:
 
 
 def make_generator(device: torch.device, *parts: int) -> torch.Generator:
+    """A generator on this device that starts from the seed of these integers."""
     return torch.Generator(device).manual_seed(mix_seeds(*parts))
 
 
