@@ -206,7 +206,7 @@ def test_directions_share_what_goes_backwards_through_the_tangents(loss):
 
 
 @pytest.mark.parametrize("relu", [nn.ReLU(), torch.relu, Tensor.relu])
-def test_nobody_asks_where_a_relu_would_change(relu):
+def test_the_mask_of_a_relu_is_not_differentiated(relu):
     """One product of the second layer is spared, on the way back to the tangent of the first.
 
     That tangent is the same for all parameters while no ReLU switches.

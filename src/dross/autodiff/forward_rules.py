@@ -100,7 +100,7 @@ def _cross_entropy(
 
 
 def _relu(input, inplace=False):
-    """Where it is on is read from the detached output, so that nobody differentiates it."""
+    """Its mask is read from the detached output, so that it is not differentiated."""
     x, x_dot = unpack_dual(input)
     if x_dot is None or inplace:
         return F.relu(input, inplace)
