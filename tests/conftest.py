@@ -1,3 +1,5 @@
+"""Fixtures that tests of several folders use."""
+
 import os
 from pathlib import Path
 
@@ -43,6 +45,7 @@ def shared_oracle():
     folder = Path(data).parent / "oracle" if data else None
     if folder is None or not folder.exists():
         pytest.skip(
-            "the oracle files are not on this machine (DROSS_DATA names the data folder beside them)"
+            "the oracle files are not on this machine (DROSS_DATA names the data folder beside "
+            "them)"
         )
     return folder

@@ -1,4 +1,7 @@
-"""The reference: obviously right, and slow. Nothing here uses the code that it checks, but for the seeds of random numbers."""
+"""The reference: obviously right, and slow.
+
+Nothing here uses the code that it checks, but for the seeds of random numbers.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dross.data.seeds import mixed
+from dross.data.seeds import mix_seeds
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """One loss per instance."""
+    return F.cross_entropy(outputs, labels, reduction="none")
 
 
 @dataclass
@@ -23,20 +31,17 @@ class Problem:
     Y_val: Tensor
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     batches: list[np.ndarray]
-    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.cross_entropy(
-        out, y, reduction="none"
-    )
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     penalty: Callable[[dict[str, Tensor]], Tensor] | None = None
     rate: Callable[[int], float] | None = None
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
     clip_norm: float | None = None
     seed: int = 0
     epochs: int = 1
-    used: list[int] = field(
-        default_factory=lambda: [0, 3]
-    )  # the instances whose derivative is checked
+    used: list[int] = field(default_factory=lambda: [0, 3])  # whose derivative is checked
 
     def start(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model with its initial weights, and its optimizer."""
         torch.manual_seed(1)
         model = self.model()
         return model, self.optimizer(self.groups(model))
@@ -52,7 +57,7 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
             for group in optimizer.param_groups:
                 group["lr"] = problem.rate(t)
         ids = torch.as_tensor(ids)
-        torch.manual_seed(mixed(problem.seed, t, 0, 0))
+        torch.manual_seed(mix_seeds(problem.seed, t, 0, 0))
         optimizer.zero_grad()
         losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
         if problem.penalty is not None:
@@ -65,12 +70,16 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
 
 
 def validation_loss(problem: Problem, model: nn.Module) -> float:
+    """The mean loss on the validation set."""
     with torch.no_grad():
         return float(problem.loss(model(problem.X_val), problem.Y_val).mean())
 
 
 def derivative(problem: Problem, j: int, h: float = 2e-5) -> float:
-    """d validation loss / d w_j at w = 1, by a five-point stencil over literal runs. Its error is O(h^4)."""
+    """d validation loss / d w_j at w = 1, by a five-point stencil over literal runs.
+
+    Its error is O(h^4).
+    """
 
     def at(offset: float) -> float:
         weights = torch.ones(len(problem.X), dtype=torch.float64)
@@ -81,29 +90,30 @@ def derivative(problem: Problem, j: int, h: float = 2e-5) -> float:
 
 
 def literal_leave_one_out(problem: Problem, j: int) -> float:
+    """How the validation loss changes when z_j is left out."""
     weights = torch.ones(len(problem.X), dtype=torch.float64)
     weights[j] = 0
-    return validation_loss(problem, literal_run(problem, weights)) - validation_loss(
-        problem, literal_run(problem)
-    )
+    without, whole = literal_run(problem, weights), literal_run(problem)
+    return validation_loss(problem, without) - validation_loss(problem, whole)
 
 
 def unrolled_scores(problem: Problem, options: dict) -> Tensor:
-    """- d validation loss / d w by autograd through the whole run: SGD (any option) or Adam, no BatchNorm, no dropout."""
+    """- d validation loss / d w by autograd through the whole run.
+
+    For SGD (any option) and Adam, without BatchNorm and dropout.
+    """
     model, _ = problem.start()
     params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     w = torch.ones(len(problem.X), dtype=torch.float64, requires_grad=True)
     memory: dict[str, dict[str, Tensor]] = {name: {} for name in params}
     for t, ids in enumerate(problem.batches):
         ids = torch.as_tensor(ids)
-        losses = problem.loss(
-            torch.func.functional_call(model, params, (problem.X[ids],)), problem.Y[ids]
-        )
+        outputs = torch.func.functional_call(model, params, (problem.X[ids],))
+        losses = problem.loss(outputs, problem.Y[ids])
         if problem.penalty is not None:
             losses = losses + problem.penalty(params)
-        grads = torch.autograd.grad(
-            (losses * w[ids]).sum() / len(ids), list(params.values()), create_graph=True
-        )
+        mean = (losses * w[ids]).sum() / len(ids)
+        grads = torch.autograd.grad(mean, list(params.values()), create_graph=True)
         rate = options["lr"] if problem.rate is None else problem.rate(t)
         rule = _adam if "betas" in options else _sgd
         params = {
@@ -131,6 +141,5 @@ def _adam(p, g, memory, t, rate, o):
     v = memory["v"] = b2 * memory.get("v", 0) + (1 - b2) * g**2
     if o.get("amsgrad"):
         v = memory["x"] = torch.maximum(memory["x"], v) if "x" in memory else v
-    return p - rate * (m / (1 - b1 ** (t + 1))) / (
-        (v / (1 - b2 ** (t + 1))).sqrt() + o.get("eps", 1e-8)
-    )
+    m_hat, v_hat = m / (1 - b1 ** (t + 1)), v / (1 - b2 ** (t + 1))
+    return p - rate * m_hat / (v_hat.sqrt() + o.get("eps", 1e-8))

@@ -1,11 +1,16 @@
-"""Small problems of every kind that dross promises to handle. All smooth, so that derivatives can be checked to the last digits."""
+"""Small problems of every kind that dross promises to handle.
+
+All are smooth, so that derivatives can be checked to the last digits.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
 
 from oracles import Problem
 
@@ -13,6 +18,8 @@ F64 = torch.float64
 
 
 class Tied(nn.Module):
+    """Two layers share one weight."""
+
     def __init__(self):
         super().__init__()
         self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -41,11 +48,9 @@ class Words(nn.Module):
     def __init__(self, attention: bool):
         super().__init__()
         self.embed, self.norm, self.head = nn.Embedding(12, 8), nn.LayerNorm(8), nn.Linear(8, 3)
-        self.block = (
-            nn.TransformerEncoderLayer(8, 2, 16, 0.1, "gelu", batch_first=True)
-            if attention
-            else nn.Identity()
-        )
+        self.block = nn.Identity()
+        if attention:
+            self.block = nn.TransformerEncoderLayer(8, 2, 16, 0.1, "gelu", batch_first=True)
 
     def forward(self, x):
         return self.head(self.norm(self.block(self.embed(x))).mean(1))
@@ -60,9 +65,8 @@ def linear():
 
 
 def cnn():
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 3)
-    )
+    layers = [nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3))
 
 
 def batchnorm():
@@ -81,9 +85,8 @@ def shared():
 
 
 def groupnorm():
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(64, 3)
-    )
+    layers = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.GELU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 3))
 
 
 def dropout():
@@ -105,45 +108,41 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Words(True),
 }
 
-# eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is nearly 0, and a finite difference
-# would measure its own step width. Autograd through the unrolled run checks the defaults.
+# eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is
+# nearly 0, and a finite difference would measure its own step width. Autograd through the unrolled
+# run checks the defaults.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(
-        p, lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01
+    "sgd": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "nesterov": partial(SGD, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
+    "maximize": partial(SGD, lr=0.05, momentum=0.5, maximize=True),
+    "adam": partial(Adam, lr=0.02, weight_decay=0.01, eps=1e-4),
+    "amsgrad": partial(Adam, lr=0.02, amsgrad=True, eps=1e-4),
+    "adamw": partial(AdamW, lr=0.02, weight_decay=0.1),
+    "adamw_maximize": partial(
+        AdamW, lr=0.02, weight_decay=0.1, amsgrad=True, maximize=True, eps=1e-4
     ),
-    "nesterov": lambda p: torch.optim.SGD(
-        p, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01
-    ),
-    "maximize": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5, maximize=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.01, eps=1e-4),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.02, amsgrad=True, eps=1e-4),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
-    "adamw_maximize": lambda p: torch.optim.AdamW(
-        p, lr=0.02, weight_decay=0.1, amsgrad=True, maximize=True, eps=1e-4
-    ),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.01),
-    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.02, eps=1e-4),
-    "radam": lambda p: torch.optim.RAdam(p, lr=0.02),
-    "adamax": lambda p: torch.optim.Adamax(p, lr=0.02),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05, lr_decay=0.01),
+    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
+    "nadam": partial(torch.optim.NAdam, lr=0.02, eps=1e-4),
+    "radam": partial(torch.optim.RAdam, lr=0.02),
+    "adamax": partial(torch.optim.Adamax, lr=0.02),
+    "asgd": partial(torch.optim.ASGD, lr=0.1),
+    "rprop": partial(torch.optim.Rprop, lr=0.01),
 }
 
 
 def inputs(model: str, count: int, generator: torch.Generator) -> Tensor:
-    if model in ("embedding", "attention"):
-        return torch.randint(
-            0, 10, (count, 4), generator=generator
-        )  # rows 10 and 11 are never used
+    """Random inputs that the model takes, [count, ...]."""
+    if model in ("embedding", "attention"):  # words 10 and 11 are never used
+        return torch.randint(0, 10, (count, 4), generator=generator)
     shape = (count, 1, 6, 6) if "cnn" in model or model == "groupnorm" else (count, 6)
     return torch.randn(shape, dtype=F64, generator=generator)
 
 
 def ragged_batches(count: int, epochs: int, seed: int = 0) -> list[np.ndarray]:
-    """Batches of 4 with a ragged last one, an instance that stands in one batch twice, and one that is never used."""
+    """Batches of 4, the last one smaller. One instance is in a batch twice, one is never used."""
     rng = np.random.default_rng(seed)
     batches = []
     for _ in range(epochs):
@@ -156,6 +155,7 @@ def ragged_batches(count: int, epochs: int, seed: int = 0) -> list[np.ndarray]:
 def problem(
     model: str = "mlp", optimizer: str = "sgd", *, count: int = 15, epochs: int = 2, **changes: Any
 ) -> Problem:
+    """A training run of these kinds; changes: other values for the fields of `Problem`."""
     generator = torch.Generator().manual_seed(7)
     X, X_val = inputs(model, count, generator), inputs(model, 9, generator)
     Y, Y_val = (torch.randint(0, 3, (n,), generator=generator) for n in (count, 9))

@@ -1,10 +1,11 @@
-"""Digests of scores, counterfactual runs and cleaned sets, to show that a change of the code changes no bit.
+"""Digests of scores, counterfactual runs and cleaned sets: a change of the code changes no bit.
 
     python tests/regression/digests.py            compare with digests.json
     python tests/regression/digests.py --write    replace digests.json by what this code computes
 
-The same bits can be asked for only where the same kernels run: same processor, same versions. The list names the machine that
-it was written on. Elsewhere the sizes of the float64 results are compared, up to rounding.
+The same bits can be asked for only where the same kernels run: same processor, same versions. The
+list names the machine that it was written on. Elsewhere the sizes of the float64 results are
+compared, up to rounding.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,8 @@ def machine() -> dict[str, str]:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(names)
     except (OSError, StopIteration):
         return platform.processor()
 
@@ -69,19 +70,12 @@ def _train(problem: Any, folder: Path, keep: Any, **options: Any) -> dross.Run:
         "batches": problem.batches,
         "epochs": problem.epochs,
         "penalty": problem.penalty,
+        "eta": problem.rate,
+        "tape": folder / "tape",
+        "keep": keep,
+        "progress": False,
     } | options
-    data = (problem.X, problem.Y)
-    return dross.train(
-        model,
-        data,
-        problem.loss,
-        optimizer,
-        tape=folder / "tape",
-        keep=keep,
-        eta=problem.rate,
-        progress=False,
-        **options,
-    )
+    return dross.train(model, (problem.X, problem.Y), problem.loss, optimizer, **options)
 
 
 def _everything(run: dross.Run, problem: Any, forward: bool = True) -> dict[str, np.ndarray]:
@@ -97,15 +91,13 @@ def _everything(run: dross.Run, problem: Any, forward: bool = True) -> dict[str,
 
 
 def zoo_case(model: str, optimizer: str, keep: str, *, eager: bool = False) -> Case:
+    """A small problem, in float64."""
+
     def compute(folder: Path) -> dict[str, np.ndarray]:
         problem = zoo.problem(model, optimizer, epochs=6)
-        with _executor("eager" if eager else "auto"):
-            run = _train(
-                problem,
-                folder,
-                KEEP[keep],
-                clip=dross.ClipNorm(0.8) if optimizer == "adam" else None,
-            )
+        clip = dross.ClipNorm(0.8) if optimizer == "adam" else None
+        with _use_eager_executor() if eager else nullcontext():
+            run = _train(problem, folder, KEEP[keep], clip=clip)
             return _everything(run, problem, forward=keep != "last")
 
     return compute
@@ -116,29 +108,15 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
 
     def compute(folder: Path) -> dict[str, np.ndarray]:
         torch.manual_seed(0)
-        layers = [
-            nn.Conv2d(1, 16, 3, padding=1),
-            norm(),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 16, 3),
-            nn.ReLU(),
-        ]
-        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 25, 10))
-        X, y = torch.randn(64, 1, 14, 14), torch.randint(0, 10, (64,))
+        first = [nn.Conv2d(1, 16, 3, padding=1), norm(), nn.ReLU(), nn.MaxPool2d(2)]
+        second = [nn.Conv2d(16, 16, 3), nn.ReLU()]
+        model = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16 * 25, 10))
+        train_set = (torch.randn(64, 1, 14, 14), torch.randint(0, 10, (64,)))
         data = (torch.randn(24, 1, 14, 14), torch.randint(0, 10, (24,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        run = dross.train(
-            model,
-            (X, y),
-            "cross_entropy",
-            optimizer,
-            tape=folder / "tape",
-            epochs=3,
-            batch_size=16,
-            progress=False,
-            keep=dross.Checkpoints(every=4),
-        )
+        options = {"epochs": 3, "batch_size": 16, "keep": dross.Checkpoints(every=4)}
+        options |= {"tape": folder / "tape", "progress": False}
+        run = dross.train(model, train_set, "cross_entropy", optimizer, **options)
         query = dross.mean_loss(data) if queries == 1 else dross.losses(data)
         groups = [[0], [1, 2, 3]]
         without = run.counterfactual(groups, absent="batch").evaluate(dross.mean_loss(data))
@@ -147,24 +125,24 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
     return compute
 
 
-def recorder_case(optimizer: str, dropout: bool) -> Case:
+def recorder_case(optimizer_name: str, dropout: bool) -> Case:
     """Somebody else's loop: accumulation, clipping, a schedule, weights of their own."""
 
     def compute(folder: Path) -> dict[str, np.ndarray]:
-        problem = zoo.problem("dropout" if dropout else "batchnorm", optimizer, epochs=4)
-        model, torch_optimizer = problem.start()
-        schedule = torch.optim.lr_scheduler.StepLR(torch_optimizer, 2, 0.9)
-        recorder = dross.Recorder(model, torch_optimizer, "cross_entropy", folder / "tape")
+        problem = zoo.problem("dropout" if dropout else "batchnorm", optimizer_name, epochs=4)
+        model, optimizer = problem.start()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        recorder = dross.Recorder(model, optimizer, "cross_entropy", folder / "tape")
+        weights = torch.tensor([0.5, 0.2, 0.3])
         for epoch in range(4):
-            for start in range(0, 12, 6):
-                for part in range(2):
-                    ids = torch.arange(start + 3 * part, start + 3 * part + 3)
-                    with recorder.step(ids, problem.X[ids], problem.Y[ids], epoch=epoch) as losses:
-                        (losses * torch.tensor([0.5, 0.2, 0.3])).sum().backward()
-                        if part == 1:
-                            recorder.clip_grad_norm_(0.7)
-                            torch_optimizer.step()
-                            torch_optimizer.zero_grad()
+            for first in range(0, 12, 3):
+                ids = torch.arange(first, first + 3)
+                with recorder.step(ids, problem.X[ids], problem.Y[ids], epoch=epoch) as losses:
+                    (losses * weights).sum().backward()
+                    if first % 6 == 3:  # every second batch ends a step
+                        recorder.clip_grad_norm_(0.7)
+                        optimizer.step()
+                        optimizer.zero_grad()
             schedule.step()
         return _everything(recorder.run((problem.X, problem.Y)), problem)
 
@@ -175,6 +153,8 @@ QUICK = {"runs": 2, "epochs": 6, "rate": 0.05, "verified": 3, "progress": False}
 
 
 def clean_case(write: Callable[[Path], dict[str, Any]], **options: Any) -> Case:
+    """`dross.clean`. write: puts the data into a folder and gives the arguments that name them."""
+
     def compute(folder: Path) -> dict[str, np.ndarray]:
         given = write(folder)
         dross.clean(out=folder / "run", **given, **(QUICK | options))
@@ -218,9 +198,8 @@ def cases() -> dict[str, Case]:
     for model, optimizer in (("mlp", "momentum"), ("batchnorm", "adamw"), ("attention", "adam")):
         for keep in KEEP:
             every[f"{model}, {optimizer}, {keep}"] = zoo_case(model, optimizer, keep)
-            every[f"{model}, {optimizer}, {keep}, eager"] = zoo_case(
-                model, optimizer, keep, eager=True
-            )
+            eager = zoo_case(model, optimizer, keep, eager=True)
+            every[f"{model}, {optimizer}, {keep}, eager"] = eager
     every["forward mode, batch norm"] = wide_case(lambda: nn.BatchNorm2d(16), 1)
     every["forward mode, group norm, many queries"] = wide_case(lambda: nn.GroupNorm(4, 16), 24)
     every["recorder, adamw"] = recorder_case("adamw", dropout=False)
@@ -231,38 +210,35 @@ def cases() -> dict[str, Case]:
     return every
 
 
-class _executor:
-    """Inside, runs are computed by this executor."""
-
-    def __init__(self, kind: str):
-        self.wanted = {"DROSS_EXECUTOR": kind, "DROSS_PROGRAMS": "0"} if kind == "eager" else {}
-
-    def __enter__(self) -> None:
-        self.before = {name: os.environ.get(name) for name in self.wanted}
-        os.environ.update(self.wanted)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self.before.items():
+@contextmanager
+def _use_eager_executor() -> Iterator[None]:
+    """Inside, runs are computed as the mathematics stand."""
+    wanted = {"DROSS_EXECUTOR": "eager", "DROSS_PROGRAMS": "0"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
 
 
-# --- their digests ---------------------------------------------------------------------------------
+# --- their digests --------------------------------------------------------------------------------
 
 
 def digest(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """For each array: a digest of its bits, and its size, which survives rounding."""
-    return {
-        name: {
-            "sha256": hashlib.sha256(
-                f"{array.shape} {array.dtype}".encode() + np.ascontiguousarray(array).tobytes()
-            ).hexdigest(),
-            "norm": float(np.linalg.norm(array.astype(np.float64))),
-        }
-        for name, array in arrays.items()
-    }
+    return {name: _digest_one(array) for name, array in arrays.items()}
+
+
+def _digest_one(array: np.ndarray) -> dict[str, Any]:
+    kind = f"{array.shape} {array.dtype}".encode()
+    raw = np.ascontiguousarray(array).tobytes()
+    norm = float(np.linalg.norm(array.astype(np.float64)))
+    return {"sha256": hashlib.sha256(kind + raw).hexdigest(), "norm": norm}
 
 
 def compute(name: str, case: Case) -> dict[str, dict[str, Any]]:
@@ -278,19 +254,21 @@ def compute(name: str, case: Case) -> dict[str, dict[str, Any]]:
 
 def differences(name: str, found: dict, listed: dict, same_machine: bool) -> Iterator[str]:
     """What is not as the list has it."""
+    tolerance = 1e-3 if "forward" in name else 1e-6
     for what, entry in listed.items():
         own = found.get(what)
         if own is None:
             yield f"{name}: there is no {what}"
-        elif same_machine and own["sha256"] != entry["sha256"]:
-            yield f"{name}: {what} has other bits (size {own['norm']:.17g}, listed {entry['norm']:.17g})"
-        elif what != "scores.csv" and not np.isclose(
-            own["norm"], entry["norm"], rtol=1e-3 if "forward" in name else 1e-6
-        ):
-            yield f"{name}: {what} has another size ({own['norm']:.9g}, listed {entry['norm']:.9g})"
+            continue
+        norms = f"{own['norm']:.17g}, listed {entry['norm']:.17g}"
+        if same_machine and own["sha256"] != entry["sha256"]:
+            yield f"{name}: {what} has other bits (size {norms})"
+        elif what != "scores.csv" and not np.isclose(own["norm"], entry["norm"], rtol=tolerance):
+            yield f"{name}: {what} has another size ({norms})"
 
 
 def main() -> None:
+    """Compare with the list, or replace it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -309,9 +287,8 @@ def main() -> None:
         for line in differences(name, compute(name, every[name]), entry, same)
     ]
     print(*wrong, sep="\n")
-    print(
-        f"{len(listed['cases'])} cases compared {'bit for bit' if same else 'up to rounding'}, {len(wrong)} differences"
-    )
+    how = "bit for bit" if same else "up to rounding"
+    print(f"{len(listed['cases'])} cases compared {how}, {len(wrong)} differences")
     sys.exit(bool(wrong))
 
 

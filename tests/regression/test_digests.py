@@ -1,4 +1,4 @@
-"""No bit of any result changes unless somebody means it to: digests.json says what was computed before."""
+"""No bit of any result changes by accident: digests.json says what was computed before."""
 
 import json
 

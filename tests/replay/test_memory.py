@@ -1,7 +1,6 @@
 """What does not fit: many queries, many states, data that stay on the host or on the disk."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,8 +8,6 @@ import torch
 from torch import nn
 
 import dross
-from dross.data.dataset import Instances
-from dross.data.prefetch import Prefetcher
 from dross.errors import NotSupported
 from dross.replay.segment_replay import SegmentReplay
 from dross.step.objective import Objective
@@ -115,46 +112,6 @@ def test_segments_are_read_ahead_unless_memory_is_bounded(record, monkeypatch, m
     run.counterfactual([[0]], epochs=2)
     assert bool(by_others) == ahead
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dross-tape")]
-
-
-def test_batches_are_looked_up_ahead_in_the_direction_of_travel():
-    looked_up = []
-
-    def look_up(ids):
-        looked_up.append(int(ids[0]))
-        return ids.float(), ids
-
-    ids = [torch.tensor([k]) for k in range(10)]
-    with ThreadPoolExecutor(1) as reader:
-        ahead = Prefetcher(look_up, ids, torch.device("cpu"), reader)
-        for k in [0, 1, 2, 3, 9, 8, 7, 6, 2]:
-            x, y = ahead(k)
-            assert float(x) == int(y) == k
-    assert looked_up[:6] == [0, 1, 2, 3, 4, 5]
-    assert len(looked_up) < 20
-
-
-def test_what_goes_wrong_while_looking_ahead_is_told():
-    def look_up(ids):
-        if int(ids[0]) == 2:
-            raise OSError("the disk is gone")
-        return ids, ids
-
-    with ThreadPoolExecutor(1) as reader:
-        ahead = Prefetcher(
-            look_up, [torch.tensor([k]) for k in range(4)], torch.device("cpu"), reader
-        )
-        ahead(0), ahead(1)
-        with pytest.raises(OSError, match="the disk is gone"):
-            ahead(2)
-
-
-def test_data_that_travel_to_the_device_give_the_same_scores(record, monkeypatch):
-    p = problem("mlp", "momentum")
-    query = dross.mean_loss((p.X_val, p.Y_val))
-    expected = record(p).influence(query).values
-    monkeypatch.setattr(Instances, "_must_travel", lambda self: self.stored is not None)
-    np.testing.assert_array_equal(record(p).influence(query).values, expected)
 
 
 def test_a_model_on_two_devices_is_told(tmp_path):

@@ -1,1 +1,1 @@
-"""Derivatives: rules where torch has none or wrong ones, BatchNorm, and calling a model as a pure function."""
+"""Derivatives: rules where torch has none or wrong ones, and a model as a pure function."""

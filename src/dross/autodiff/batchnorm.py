@@ -47,7 +47,7 @@ def watch_statistics(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]
     layers = {name: layer for name, layer in tracking_layers(model).items() if layer.training}
 
     def note(name: str, layer: _BatchNorm):
-        # nobody asks for the tangent of the statistics
+        # without its tangent: the statistics need none
         return lambda _module, args: inputs.append((name, layer, primal(args[0])))
 
     hooks = [layer.register_forward_pre_hook(note(name, layer)) for name, layer in layers.items()]

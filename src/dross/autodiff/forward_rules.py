@@ -1,14 +1,19 @@
 """Forward-mode rules where torch's own are slow or, differentiated once more, wrong.
 
-A retrace differentiates the directional losses `jvp(losses)` in reverse. For that torch's forward rules fall short twice:
+A retrace differentiates the directional losses `jvp(losses)` in reverse. There torch's forward
+rules fall short in five places:
 
-- batch norm and layer norm take the saved mean and deviation for constants, so the derivative of their jvp is silently wrong
-  (torch 2.11 and 2.13). Written out in elementary operations, they are right.
-- a convolution or a linear layer whose input is plain data is convolved once more with a tangent of zeros;
-- cross entropy goes through the derivative of a maximum, which cancels: forty small operations where a dozen do;
-- where a ReLU is on does not change with its input, but torch goes back as far as the second layer to find a derivative of 0;
-- what goes backwards through the tangents is the same for all directions, until torch's rule for the likelihood makes a copy for each of them: from there on
-  every layer is gone through once per direction instead of once.
+- Batch norm and layer norm take the saved mean and deviation for constants, so the derivative of
+  their jvp is silently wrong (torch 2.11 and 2.13). norms.py writes them out.
+- A convolution or a linear layer whose input is plain data is applied once more to a tangent of
+  zeros.
+- Cross entropy goes through the derivative of a maximum, which cancels: forty small operations
+  where a dozen do.
+- Where a ReLU is on does not change with its input, but torch goes back as far as the second layer
+  to find a derivative of 0.
+- What goes backwards through the tangents is the same for all directions, until torch's rule for
+  the likelihood makes a copy for each of them. From there on every layer is gone through once per
+  direction instead of once.
 """
 
 from functools import partial
@@ -26,22 +31,25 @@ from .norms import NORM_RULES
 
 
 class ForwardRules(TorchFunctionMode):
-    """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`.
-
-    joined: a layer's input and its tangent go through the layer as one batch. For a single direction: with several, the input would go along with each.
-    several: for several directions at once."""
+    """Inside, all the rules of this file hold. Only for use within `torch.func.jvp`."""
 
     def __init__(self, joined: bool = False, several: bool = False):
+        """Choose the rules.
+
+        Arguments:
+            joined: a layer's input and its tangent go through the layer as one batch. Only for a
+                single direction: with several, the input would go along with each.
+            several: the rules are for several directions at once.
+        """
         super().__init__()
-        self.joined, self.rules = joined, _RULES | (_FOR_SEVERAL if several else {})
+        self.joined, self.rules = joined, _RULES | (_RULES_FOR_SEVERAL if several else {})
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if any(isinstance(t, Tensor) and is_batchedtensor(t) for t in args):
-            return func(
-                *args, **kwargs
-            )  # a model with a vmap of its own: there a tensor cannot be taken apart
-        if func in _PIXELS and len(args) > 1:
+            # a model with a vmap of its own: there a tensor cannot be taken apart
+            return func(*args, **kwargs)
+        if func in _PIXEL_AXES and len(args) > 1:
             return _bilinear(func, self.joined, args, kwargs)
         return self.rules.get(func, func)(*args, **kwargs)
 
@@ -53,9 +61,10 @@ def _bilinear(func, joined: bool, args, kwargs):
     (x, x_dot), (weight, weight_dot), (bias, bias_dot) = map(unpack_dual, (x, weight, bias))
     apply = lambda x, weight, bias=None: func(x, weight, bias, *rest, **kwargs)
     tangents = []
-    if x_dot is not None and joined and x.dim() >= _PIXELS[func] + 2:
+    axes = _PIXEL_AXES[func]
+    if x_dot is not None and joined and x.dim() >= axes + 2:
         out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
-        out = out if bias is None else out + channel_sums.of_channels(bias, out, _PIXELS[func])
+        out = out if bias is None else out + channel_sums.of_channels(bias, out, axes)
         tangents.append(through_x)
     else:
         out = apply(x, weight, bias)
@@ -63,7 +72,7 @@ def _bilinear(func, joined: bool, args, kwargs):
     if weight_dot is not None:
         tangents.append(apply(x, weight_dot, bias_dot))
     elif bias_dot is not None:
-        tangents.append(channel_sums.of_channels(bias_dot, out, _PIXELS[func]).expand_as(out))
+        tangents.append(channel_sums.of_channels(bias_dot, out, axes).expand_as(out))
     return forward_ad.make_dual(out, sum_tensors(tangents)) if tangents else out
 
 
@@ -79,6 +88,7 @@ def _cross_entropy(
     *,
     likelihood=F.nll_loss,
 ):
+    """Log softmax, then the likelihood: without torch's derivative of the maximum."""
     if target.is_floating_point() or label_smoothing:
         return F.cross_entropy(
             input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
@@ -90,6 +100,7 @@ def _cross_entropy(
 
 
 def _relu(input, inplace=False):
+    """Its mask is read from the detached output, so that it is not differentiated."""
     x, x_dot = unpack_dual(input)
     if x_dot is None or inplace:
         return F.relu(input, inplace)
@@ -100,6 +111,7 @@ def _relu(input, inplace=False):
 def _nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
 ):
+    """By a gather, whose derivative is the same for all directions."""
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
     classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
@@ -109,6 +121,7 @@ def _nll_loss(
 
 
 def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
+    """Its tangent is x_dot - sum(softmax x_dot)."""
     x, x_dot = unpack_dual(input)
     if x_dot is None or dim is None or dtype is not None:
         return F.log_softmax(input, dim, _stacklevel, dtype)
@@ -124,13 +137,9 @@ _RULES = {
     F.cross_entropy: _cross_entropy,
     F.log_softmax: _log_softmax,
 }
-_FOR_SEVERAL = {
+_RULES_FOR_SEVERAL = {
     F.nll_loss: _nll_loss,
     F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss),
 }
-_PIXELS = {
-    F.linear: 0,
-    F.conv1d: 1,
-    F.conv2d: 2,
-    F.conv3d: 3,
-}  # the bilinear ones, and the axes behind the channels
+# The bilinear layers, and how many axes of pixels stand behind the channels
+_PIXEL_AXES = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

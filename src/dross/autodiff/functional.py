@@ -1,8 +1,8 @@
 """A model as a pure function: called with other tensors, in a given mode.
 
-`torch.func.functional_call` exchanges a model's tensors, tied weights included, except where one
-module stands in two places of a model: its tensors are exchanged once per place, and the second
-time those of the first are taken for its own and left behind (torch 2.11 and 2.13). So ties are
+`torch.func.functional_call` exchanges a model's tensors, tied weights included. It fails where one
+module is in two places of a model: it exchanges the tensors once per place, takes the first ones
+for the module's own the second time, and leaves them behind (torch 2.11 and 2.13). So ties are
 found here, one name for each module that has the tensor.
 """
 
@@ -35,7 +35,7 @@ def call_model(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
 def _ties(model: nn.Module) -> Iterator[tuple[str, str]]:
     """The name of a tensor in named_parameters or named_buffers, and each name elsewhere."""
     names: dict[int, str] = {}
-    for place, module in model.named_modules():  # each module once, wherever it stands
+    for place, module in model.named_modules():  # each module once, wherever it is
         for kind in (module._parameters, module._buffers):
             for own, tensor in kind.items():
                 if tensor is not None:
@@ -58,6 +58,6 @@ def use_modes(wanted: dict[nn.Module, bool]) -> Iterator[None]:
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether somebody's hooks must be called in every pass."""
+    """Whether a module has hooks, which must be called in every pass."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind, None) for module in model.modules() for kind in kinds)

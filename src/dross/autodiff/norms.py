@@ -59,11 +59,18 @@ def normalize(
 
     Both are written with few sums over the batch, which are what a norm costs: factors of the
     whole batch are multiplied together first.
+
+    Arguments:
+        x: what is normalized.
+        across: the axes that mean and deviation are taken over.
+        eps: what is added to the variance.
+        weight: the scale, or None for 1.
+        bias: the shift, or None for 0.
+        shape: the shape in which weight and bias meet x.
     """
     x, x_dot = unpack_dual(x)
-    (weight, weight_dot), (bias, bias_dot) = (
-        [v if v is None else v.reshape(shape) for v in unpack_dual(t)] for t in (weight, bias)
-    )
+    shaped = lambda t: [v if v is None else v.reshape(shape) for v in unpack_dual(t)]
+    (weight, weight_dot), (bias, bias_dot) = shaped(weight), shaped(bias)
     mean = lambda t: channel_sums.mean(t, across)
     like = lambda v: channel_sums.like(v, x)
     centred = x - like(mean(x))
@@ -97,7 +104,7 @@ def update_running(running: Tensor, seen: Tensor, rate: Rate) -> Tensor:
     return (1 - rate) * running + rate * seen
 
 
-# --- the norms of torch.nn.functional -----------------------------------------------------------------
+# --- the norms of torch.nn.functional -------------------------------------------------------------
 
 
 def _batch_norm(

@@ -2,9 +2,11 @@
 
 strict   every product in the type of the parameters, sums in a fixed order
 tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
-bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of the parameters and updates in float32
+bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of
+         the parameters and updates in float32
 
-A run is retraced as it was recorded: its arithmetic is written on the tape. What the quick ones do to the scores: benchmarks/arithmetic.py.
+A run is retraced as it was recorded: its arithmetic is written on the tape. What the quick ones do
+to the scores is measured by benchmarks/arithmetic.py.
 """
 
 from collections.abc import Iterator
@@ -22,21 +24,26 @@ KINDS = ("strict", "tf32", "bf16")
 
 
 def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The kind itself, or an error where parameters of this type on this device cannot have it."""
     check_name("arithmetic", kind, KINDS)
     if kind == "tf32" and device.type != "cuda":
         raise BadInput(
-            "arithmetic='tf32' is something that NVIDIA GPUs do; on a CPU there is 'strict' and 'bf16'."
+            "arithmetic='tf32' is something that NVIDIA GPUs do; on a CPU there is 'strict' and "
+            "'bf16'."
         )
     if kind != "strict" and dtype != torch.float32:
-        raise BadInput(
-            f"arithmetic='{kind}' is for float32 models; this one is {str(dtype).removeprefix('torch.')}."
-        )
+        own = str(dtype).removeprefix("torch.")
+        raise BadInput(f"arithmetic='{kind}' is for float32 models; this one is {own}.")
     return kind
 
 
 @contextmanager
 def use_arithmetic(model: nn.Module, kind: str = "strict") -> Iterator[None]:
-    """Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a random order."""
+    """Inside, a model computes in this arithmetic, the same way every time, and differentiably.
+
+    Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a
+    random order.
+    """
     mha = torch.backends.mha.get_fastpath_enabled()
     switches = _gpu_switches(kind) if any(p.is_cuda for p in model.parameters()) else []
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
@@ -53,27 +60,24 @@ def use_arithmetic(model: nn.Module, kind: str = "strict") -> Iterator[None]:
 
 
 def autocast(kind: str, device: torch.device) -> AbstractContextManager:
-    """Around a forward pass."""
+    """The context that a forward pass in this arithmetic needs."""
     return torch.autocast(device.type, torch.bfloat16) if kind == "bf16" else nullcontext()
 
 
 def widen(outputs: Any) -> Any:
-    """What a loss is given: bfloat16 has too few digits for it."""
-    return (
-        outputs.float()
-        if isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16
-        else outputs
-    )
+    """A model's outputs for its loss, which needs more digits than bfloat16 has."""
+    narrow = isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16
+    return outputs.float() if narrow else outputs
 
 
 def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:
-    """torch 2.9 renamed the switches and refuses to mix the names."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    """Holder, name and value of each. torch 2.9 renamed them and refuses to mix the names."""
+    cudnn: Any = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
         precision = "tf32" if kind == "tf32" else "ieee"
-        switches = [
-            (holder, "fp32_precision", precision) for holder in (matmul, cudnn.conv, cudnn.rnn)
-        ]  # type: ignore[attr-defined]
+        holders = (matmul, cudnn.conv, cudnn.rnn)
+        switches = [(holder, "fp32_precision", precision) for holder in holders]
     else:
         switches = [(matmul, "allow_tf32", kind == "tf32"), (cudnn, "allow_tf32", kind == "tf32")]
     return [*switches, (cudnn, "deterministic", True)]

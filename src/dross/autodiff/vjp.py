@@ -1,4 +1,4 @@
-"""Reverse-mode products, for one cotangent or for many at once."""
+"""Reverse-mode products, for one cotangent or for many at once, and forward ones made of them."""
 
 from collections.abc import Sequence
 
@@ -16,23 +16,21 @@ def vjp(
     batched: bool = False,
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """autograd.grad that keeps the graph and gives 0 where nothing depends on an input.
+    """torch.autograd.grad that keeps the graph, and gives 0 where nothing depends on an input.
 
     batched: cotangents carry a leading axis, and so do the results.
     """
-    live = [(o, a) for o, a in zip(outputs, cotangents) if o.requires_grad]
-    found: list[Tensor | None] = [None] * len(inputs)
+    live = [(output, a) for output, a in zip(outputs, cotangents) if output.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(inputs)
     if live:
-        found = list(
-            torch.autograd.grad(
-                [o for o, _ in live],
-                inputs,
-                [a for _, a in live],
-                create_graph=create_graph,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
+        found = torch.autograd.grad(
+            [output for output, _ in live],
+            inputs,
+            [a for _, a in live],
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=batched,
         )
     rows = (len(cotangents[0]),) if batched else ()
     return [
@@ -64,3 +62,16 @@ def batched_vjp(
     except RuntimeError:  # an operator without a batching rule
         parts = [single(k) for k in range(rows)]
     return [torch.cat(column).detach() for column in zip(*parts)]
+
+
+def batched_jvp(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """How outputs move when inputs move, for a leading axis of tangents, by reverse mode twice.
+
+    vjp(r) is linear in r, and the derivative of <vjp(r), tangent> in r is the forward product.
+    """
+    with torch.enable_grad():
+        r = [torch.zeros_like(output, requires_grad=True) for output in outputs]
+        back = vjp(outputs, inputs, r, create_graph=True)
+    return batched_vjp(back, r, tangents)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.seeds import mixed
+from ..data.seeds import mix_seeds
 from ..errors import BadInput
 from ..influence.query import error_rate, mean_loss
 from ..parallel.job_pool import sweep
@@ -216,7 +216,7 @@ class _Judgement:
         size = _SEEDS_SIDE_BY_SIDE if self.recipe.model in ("linear", "mlp") else 1
         count = self.prepared.source.labels.size
         seeds = [
-            _Seed(number, mixed(_FRESH, count, number), self._draw_control(number))
+            _Seed(number, mix_seeds(_FRESH, count, number), self._draw_control(number))
             for number in range(self.seeds)
         ]
         return [seeds[start : start + size] for start in range(0, self.seeds, size)]
@@ -248,7 +248,7 @@ class _Judgement:
 
     def _draw_control(self, number: int) -> _EncodedEdits:
         """As many removed, and as many given the label that the models predict, at random."""
-        rng = np.random.default_rng(mixed(_FRESH, _CONTROL, number))
+        rng = np.random.default_rng(mix_seeds(_FRESH, _CONTROL, number))
         order = rng.permutation(len(self.prepared.y["train"]))
         removed = order[: len(self.edits.removed)]
         others = order[len(removed) :][: len(self.edits.relabelled)]

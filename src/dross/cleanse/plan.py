@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.seeds import mixed
+from ..data.seeds import mix_seeds
 from .learning.recipe import Pair, Recipe
 from .learning.score import InstanceScores, validation_halves
 from .learning.train_many import ModelSpec, train_many
@@ -70,7 +70,8 @@ def plan_removal(
     orders = [np.argsort(scored.by_half(half), kind="stable") for half in range(2)]
     kept = [np.setdiff1d(everyone, orders[half][:m]) for half in range(2) for m in sizes]
     plans = [everyone, *kept]
-    specs = [ModelSpec(mixed(seed, 5, k), ids, recipe.rate) for k in range(seeds) for ids in plans]
+    model_seeds = [mix_seeds(seed, 5, k) for k in range(seeds)]
+    specs = [ModelSpec(own, ids, recipe.rate) for own in model_seeds for ids in plans]
     trained = train_many(recipe, *data, specs, what="trying how many to remove", progress=progress)
     outputs, shape = trained.outputs(validation[0]), (seeds, len(plans), -1)
     losses = recipe.losses(outputs, validation[1]).double()

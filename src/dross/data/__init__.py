@@ -1,1 +1,1 @@
-"""The training set as instances with ids, batches of them, and random numbers that can be drawn again."""
+"""The training set as instances with ids, batches of them, and random numbers to draw again."""

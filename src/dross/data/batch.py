@@ -27,6 +27,7 @@ class SplitAugment(ABC):
         """The batch, or several batches one after the other, changed by these numbers."""
 
     def __call__(self, x: Any, generator: torch.Generator) -> Any:
+        """The batch, augmented with numbers from this generator."""
         return self.apply(x, self.draw(x, generator))
 
 

@@ -17,7 +17,7 @@ from .batch import Augment, Batch, MicroBatch
 from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
-from .seeds import generator, mixed
+from .seeds import make_generator, mix_seeds
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
@@ -31,7 +31,14 @@ class Instances:
     def __init__(
         self, source: Any, device: torch.device, dtype: torch.dtype, memory: int | None = None
     ):
-        """memory: bytes of data that may be held, on the host or the device, after reading."""
+        """Read the data set once where it is small, and move it to the device where it fits.
+
+        Arguments:
+            source: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
+            device: where batches are needed.
+            dtype: the model's type, to which floating-point data are converted.
+            memory: bytes of data that may be held, on the host or the device, after reading.
+        """
         self.device, self.dtype, self.memory, self.source = device, dtype, memory, source
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
@@ -39,23 +46,26 @@ class Instances:
         if self.count == 0:
             raise BadInput("The data set is empty.")
         if self.stored is None:
-            first = self._collate([0])
-            if not _same(first, self._collate([0])):
-                raise BadInput(
-                    "The data set gives instance 0 differently each time it is asked. Take random "
-                    "transforms out of it and pass them as augment(x, generator), which is "
-                    "replayed with the same random numbers."
-                )
-            size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
-            if size <= self._max_bytes_held:
-                self.stored = self._collate(range(self.count))
+            self.stored = self._read_if_small()
         if self.stored and self._fits_on_device():
             self.stored = self._move(self.stored)
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
 
+    def _read_if_small(self) -> tuple[Any, Any] | None:
+        first = self._collate([0])
+        if not _are_same(first, self._collate([0])):
+            raise BadInput(
+                "The data set gives instance 0 differently each time it is asked. Take random "
+                "transforms out of it and pass them as augment(x, generator), which is replayed "
+                "with the same random numbers."
+            )
+        size = sum(t.numel() * t.element_size() for t in tree_leaves(first)) * self.count
+        return self._collate(range(self.count)) if size <= self._max_bytes_held else None
+
     def __len__(self) -> int:
+        """How many instances there are."""
         return self.count
 
     def __getitem__(self, ids: np.ndarray) -> tuple[Any, Any]:
@@ -92,10 +102,10 @@ class Instances:
 
         def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
             ids, fetch = next(coming)
-            own, augment_seed = (
-                mixed(seed, t, k, stream) for stream in (_MODEL_STREAM, _AUGMENT_STREAM)
-            )
-            return LazyBatch(source, ids, self._weights(micro), own, augment_seed, fetch=fetch)
+            model_seed = mix_seeds(seed, t, k, _MODEL_STREAM)
+            augment_seed = mix_seeds(seed, t, k, _AUGMENT_STREAM)
+            weights = self._weights(micro)
+            return LazyBatch(source, ids, weights, model_seed, augment_seed, fetch=fetch)
 
         return [
             [build(t, k, micro) for k, micro in enumerate(step)]
@@ -105,9 +115,9 @@ class Instances:
     def _source(self, augment: Augment | None) -> BatchSource:
         if id(augment) not in self._sources:
             held = sum(t.nbytes for t in tree_leaves(self.stored)) if self.stored else 0
-            self._sources[id(augment)] = BatchSource(
-                self._look_up, augment, self.device, self._is_on_device(), held // self.count
-            )
+            nbytes, capturable = held // self.count, self._is_on_device()
+            source = BatchSource(self._look_up, augment, self.device, capturable, nbytes)
+            self._sources[id(augment)] = source
         return self._sources[id(augment)]
 
     def _must_travel(self) -> bool:
@@ -117,7 +127,9 @@ class Instances:
     def _fetch_ahead(self, ids: Sequence[Tensor]) -> list[Callable[[], tuple[Any, Any]]]:
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "dross-reader")
-        look_up = lambda ids: map_pair(lambda t: t[ids], self.stored)  # type: ignore[arg-type]  # stored is there
+        assert self.stored is not None
+        stored = self.stored
+        look_up = lambda ids: map_pair(lambda t: t[ids], stored)
         ahead = Prefetcher(look_up, ids, self.device, self._reader)
         return [lambda place=place: self._move(ahead(place)) for place in range(len(ids))]
 
@@ -125,13 +137,12 @@ class Instances:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
+        on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
         if micro.coefficients is not None:
-            return torch.as_tensor(micro.coefficients, dtype=self.dtype, device=self.device)
+            return on_device(micro.coefficients)
         size = len(micro.ids)
         if size not in self._equal_weights:
-            self._equal_weights[size] = torch.as_tensor(
-                micro.weights, dtype=self.dtype, device=self.device
-            )
+            self._equal_weights[size] = on_device(micro.weights)
         return self._equal_weights[size]
 
     def fingerprint(self) -> str:
@@ -143,21 +154,21 @@ class Instances:
             sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
             leaves = tree_leaves(self[sample])
         for leaf in leaves:
-            for rows in leaf.split(
-                max(1, _BYTES_READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
-            ):  # it may lie on a disk
+            row_bytes = max(1, leaf[0].numel() * leaf.element_size())
+            # part by part: it may lie on a disk
+            for rows in leaf.split(max(1, _BYTES_READ_AT_ONCE // row_bytes)):
                 digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
         return digest.hexdigest()
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
+        """The ids as int64 [n], or an error that calls them `what`."""
         return check_ids(ids, self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
         items = [self.source[i] for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
-            raise BadInput(
-                f"The data set must give pairs (x, y); item {ids[0]} is a {type(items[0]).__name__}."
-            )
+            kind = type(items[0]).__name__
+            raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {kind}.")
         try:
             x, y = default_collate([tuple(item) for item in items])
         except (RuntimeError, TypeError) as error:
@@ -170,27 +181,25 @@ class Instances:
         return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)
 
     def _is_on_device(self) -> bool:
-        return self.stored is not None and all(
-            t.device == self.device for t in tree_leaves(self.stored)
-        )
+        leaves = tree_leaves(self.stored)
+        return self.stored is not None and all(t.device == self.device for t in leaves)
 
     @property
     def _max_bytes_held(self) -> int:
         return _MAX_BYTES_HELD if self.memory is None else self.memory
 
     def _fits_on_device(self) -> bool:
-        """Whether all of the data go to the device, in the model's type. Otherwise each batch goes when its turn comes."""
-        size = sum(
-            t.numel() * (self.dtype.itemsize if t.is_floating_point() else t.element_size())
-            for t in tree_leaves(self.stored)
-        )
+        """Whether all of the data go to the device, in the model's type.
+
+        Otherwise each batch goes when its turn comes.
+        """
+        width = lambda t: self.dtype.itemsize if t.is_floating_point() else t.element_size()
+        size = sum(t.numel() * width(t) for t in tree_leaves(self.stored))
         if self.device.type == "cuda":
-            return size < torch.cuda.mem_get_info(self.device)[0] // 2 and (
-                self.memory is None or size <= self.memory
-            )
-        return (
-            size <= self._max_bytes_held
-        )  # where nothing has to be changed, nothing is copied either way
+            allowed = self.memory is None or size <= self.memory
+            return allowed and size < torch.cuda.mem_get_info(self.device)[0] // 2
+        # where nothing has to be changed, nothing is copied either way
+        return size <= self._max_bytes_held
 
 
 def make_batch(
@@ -203,13 +212,25 @@ def make_batch(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Batch:
+    """A batch of data that came from outside, as `Instances.lazy_batches` would give it.
+
+    Arguments:
+        x: the inputs, on the device.
+        y: the labels, on the device.
+        micro: which instances they are, and how much each loss counts.
+        seed: the run's seed.
+        position: the number of the step, and the batch's place in it.
+        augment: the run's augmentation.
+        device: where the random numbers are drawn.
+        dtype: the model's type.
+    """
     if augment is not None:
-        x = augment(x, generator(device, seed, *position, _AUGMENT_STREAM))
+        x = augment(x, make_generator(device, seed, *position, _AUGMENT_STREAM))
     c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
-    return Batch(x, y, c, mixed(seed, *position, _MODEL_STREAM))
+    return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _are_same(one: Any, other: Any) -> bool:
     return all(
         torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
         for a, b in zip(tree_leaves(one), tree_leaves(other))
@@ -217,16 +238,19 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def move_to(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A tensor on the device, floating point in this type; anything else as it is."""
     if not isinstance(t, Tensor):
         return t
     return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
 
 def to_bytes(t: Tensor) -> bytes:
+    """The numbers of a tensor as bytes, for a digest."""
     return t.detach().cpu().contiguous().numpy().tobytes()
 
 
 def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
+    """The ids as int64 [n], or an error that calls them `what` if one is not in 0..count-1."""
     array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
     if array.size == 0:
         return array.astype(np.int64)
@@ -245,30 +269,23 @@ def _length(source: Any) -> int:
         return len(source)
     except TypeError:
         raise BadInput(
-            f"A training set must be map-style (have a length and be indexed by id) or a pair of tensors; "
-            f"{type(source).__name__} is neither."
+            "A training set must be map-style (have a length and be indexed by id) or a pair of "
+            f"tensors; {type(source).__name__} is neither."
         ) from None
 
 
 def _as_tensors(source: Any) -> tuple[Any, Any] | None:
+    """(X, Y) if the source is such a pair, without copying it."""
     if isinstance(source, torch.utils.data.TensorDataset) and len(source.tensors) == 2:
         source = source.tensors
-    if (
-        not isinstance(source, (tuple, list))
-        or len(source) != 2
-        or isinstance(source[0], (tuple, list))
-    ):
+    is_pair = isinstance(source, (tuple, list)) and len(source) == 2
+    if not is_pair or isinstance(source[0], (tuple, list)):
         return None
+    convert = lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "The given NumPy array is not writable"
-        )  # nor do we write into it
-        x, y = (
-            tree_map(
-                lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t, part
-            )
-            for part in source
-        )
+        # nor do we write into it
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        x, y = (tree_map(convert, part) for part in source)
     leaves = tree_leaves((x, y))
     if not all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves):
         return None
@@ -282,19 +299,28 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
 class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(train_set))
     """The same data set with each instance's id in front: (id, x, y).
 
-    Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader has workers.
+    Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader
+    has workers.
+
+    Arguments:
+        dataset: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
+
+    Example:
+        for ids, x, y in DataLoader(dross.indexed(train_set), batch_size=64, shuffle=True):
+            with recorder.step(ids, x, y) as losses:
+                ...
     """
 
     def __init__(self, dataset: Any):
         stored = _as_tensors(dataset)
-        self.dataset = (
-            torch.utils.data.TensorDataset(*stored)
-            if stored and isinstance(stored[0], Tensor)
-            else dataset
-        )
+        if stored and isinstance(stored[0], Tensor):
+            dataset = torch.utils.data.TensorDataset(*stored)
+        self.dataset = dataset
 
     def __len__(self) -> int:
+        """How many instances there are."""
         return _length(self.dataset)
 
     def __getitem__(self, index: int) -> tuple:
+        """(index, x, y)."""
         return (index, *self.dataset[index])

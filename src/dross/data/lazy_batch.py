@@ -26,7 +26,15 @@ class BatchSource:
         capturable: bool,
         nbytes: int = 0,
     ):
-        """nbytes: of one instance, where that is known."""
+        """Where batches come from.
+
+        Arguments:
+            look_up: x and y of the instances with these ids.
+            augment: the run's augmentation.
+            device: where its random numbers are drawn.
+            capturable: whether looking up may happen inside a CUDA graph.
+            nbytes: the size of one instance, where that is known.
+        """
         self.look_up, self.augment, self.device = look_up, augment, device
         self.capturable, self.nbytes = capturable, nbytes
         self._generators: list[torch.Generator] = []
@@ -36,7 +44,10 @@ class BatchSource:
         return self.apply_augment(self.look_up(ids))
 
     def apply_augment(self, pair: tuple[Any, Any], place: int = 0) -> tuple[Any, Any]:
-        """place: of the step among several captured together; each has its own generator."""
+        """(x, y) with x augmented.
+
+        place: of the step among several captured together; each has its own generator.
+        """
         x, y = pair
         return (x if self.augment is None else self.augment(x, self.generator(place))), y
 
@@ -72,12 +83,12 @@ class LazyBatch:
     """A batch known by its ids."""
 
     source: BatchSource
-    ids: Tensor
-    c: Tensor
-    seed: int
+    ids: Tensor  # int64 [B]
+    c: Tensor  # [B]: how much each loss counts
+    seed: int  # of everything random inside the model
     augment_seed: int
     kept: slice | None = None  # the rows that are left after augmenting all of it
-    fetch: Callable[[], tuple[Any, Any]] | None = None  # gives it, looked up ahead of time
+    fetch: Callable[[], tuple[Any, Any]] | None = None  # gives (x, y), looked up ahead of time
 
     def load(self) -> Batch:
         """Look it up and augment it."""

@@ -1,4 +1,4 @@
-"""Random numbers that can be drawn again: every micro-batch of every step has a seed of its own."""
+"""Random numbers that can be drawn again: each micro-batch of each step has a seed of its own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,11 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def mixed(*parts: int) -> int:
-    """One 63-bit seed from several integers (splitmix64 over each), so that near inputs give unrelated streams."""
+def mix_seeds(*parts: int) -> int:
+    """One 63-bit seed from several integers, by splitmix64 over each.
+
+    Near inputs give unrelated streams.
+    """
     value = 0
     for part in parts:
         value = (value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -19,8 +22,9 @@ def mixed(*parts: int) -> int:
     return value >> 1
 
 
-def generator(device: torch.device, *parts: int) -> torch.Generator:
-    return torch.Generator(device).manual_seed(mixed(*parts))
+def make_generator(device: torch.device, *parts: int) -> torch.Generator:
+    """A generator on this device that starts from the seed of these integers."""
+    return torch.Generator(device).manual_seed(mix_seeds(*parts))
 
 
 def global_generators(device: torch.device) -> list[torch.Generator]:
@@ -30,7 +34,7 @@ def global_generators(device: torch.device) -> list[torch.Generator]:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
+def use_seed(device: torch.device, seed: int) -> Iterator[None]:
     """Inside: torch's global generators start from `seed`. Afterwards they are where they were."""
     generators = global_generators(device)
     before = [g.get_state() for g in generators]

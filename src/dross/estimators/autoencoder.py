@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..data.dataset import Instances
-from ..data.seeds import generator, seeded
+from ..data.seeds import make_generator, use_seed
 from ..datasets.models import cifar10_autoencoder, dense, mnist_autoencoder
 from ..errors import NotSupported
 from ..influence.query import Query
@@ -64,7 +64,7 @@ class Autoencoder:
     def _train(self, run: Run, reference: Instances) -> nn.Module:
         recording, device = run.recording, run.recording.device
         x, _ = reference[np.arange(1)]
-        with seeded(device, self.seed):
+        with use_seed(device, self.seed):
             model = network(tuple(x.shape[1:])).to(device, recording.instances.dtype)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
@@ -76,7 +76,7 @@ class Autoencoder:
                 for k, ids in enumerate(np.array_split(rng.permutation(len(reference)), per_epoch)):
                     x, _ = reference[ids]
                     if recording.augment is not None:
-                        x = recording.augment(x, generator(device, self.seed, epoch, k))
+                        x = recording.augment(x, make_generator(device, self.seed, epoch, k))
                     loss = (model(x) - x).square().flatten(1).sum(1).mean()
                     optimizer.zero_grad()
                     loss.backward()

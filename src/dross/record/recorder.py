@@ -22,17 +22,17 @@ from torch.utils._pytree import tree_map
 
 from ..data.batch import Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, make_batch, move_to
-from ..data.seeds import seeded
+from ..data.seeds import use_seed
 from ..errors import BadInput, DrossWarning, NotReplayable, NotSupported, TapeMismatch
 from ..execution.executor import Executor
 from ..influence.run import Run
 from ..replay.recording import checksum
 from ..step.clipping import Clip, ClipNorm, ClipValue
-from ..step.inspect_model import count_of, device_and_dtype, discover, unwrapped
+from ..step.inspect_model import count_of, device_and_dtype, inspect_run, unwrap_model
 from ..step.layout import Layout, check_signature
-from ..step.loss import NAMED, check_per_instance, resolve
+from ..step.loss import NAMED_LOSSES, check_per_instance, find_loss
 from ..step.objective import Penalty
-from ..step.optimizers import Optimizer, check_same_structure, understand
+from ..step.optimizers import Optimizer, check_same_structure, read_optimizer
 from ..step.state import State
 from ..step.step import Step
 from ..tape.manifest import RunSettings, check_same_run, describe
@@ -107,11 +107,11 @@ class Recorder:
         _RECORDERS[id(optimizer)] = self
         self.called, self.model, self.optimizer = (
             model,
-            unwrapped(ddp.bare_module(model)),
+            unwrap_model(ddp.bare_module(model)),
             optimizer,
         )
         self._ranks = ddp.ranks_of(model)
-        self.loss_name, self.loss = resolve(loss)
+        self.loss_name, self.loss = find_loss(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
@@ -285,7 +285,7 @@ class Recorder:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
         assert self._executor is not None
         objective = self._executor.objective
-        with seeded(self.device, batch.seed):
+        with use_seed(self.device, batch.seed):
             outputs = self.called(batch.x)
         losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
         if self.penalty is not None:
@@ -354,7 +354,7 @@ class Recorder:
         live, writer, executor = self._live, self._writer, self._executor
         assert live is not None and writer is not None and executor is not None
         pure = live.optimizer
-        check_same_structure(pure, understand(self.optimizer, pure.group_sizes, live.groups))
+        check_same_structure(pure, read_optimizer(self.optimizer, pure.group_sizes, live.groups))
         own = [micro.simplify() for micro, _ in self._pending]
         shared = ddp.share_step(self._ranks, own, writer.opens_segment())
         step = Step(shared.micros, live.numbers(), self._epoch, self._clip)
@@ -397,7 +397,7 @@ class Recorder:
         if not self.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
         given = (self._given_loss(), self.penalty, batch.x, batch.y)
-        objective, pure = discover(self.model, self.optimizer, *given)
+        objective, pure = inspect_run(self.model, self.optimizer, *given)
         ddp.check_recordable(objective, self._ranks)
         self._executor = Executor(objective)
         self._live = LiveModel(self.model, self.optimizer, objective.layout, pure)
@@ -427,7 +427,7 @@ class Recorder:
         return self._live
 
     def _given_loss(self):
-        return self.loss_name if self.loss_name in NAMED else self.loss
+        return self.loss_name if self.loss_name in NAMED_LOSSES else self.loss
 
     def _restore(self, earlier: dict) -> None:
         """Put the model and the optimizer where the tape left off."""

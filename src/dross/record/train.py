@@ -18,7 +18,7 @@ from ..execution.executor import Executor
 from ..influence.run import Run
 from ..replay.recording import Recording
 from ..step.clipping import Clip, ClipNorm, ClipValue
-from ..step.inspect_model import device_and_dtype, discover, unwrapped
+from ..step.inspect_model import device_and_dtype, inspect_run, unwrap_model
 from ..step.loss import check_labels
 from ..step.objective import Objective, Penalty
 from ..step.state import State
@@ -104,7 +104,7 @@ def train(
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
     x = x if augment is None else augment(x, torch.Generator(device).manual_seed(seed))
-    objective, pure = discover(model, optimizer, loss, penalty, x, y)
+    objective, pure = inspect_run(model, optimizer, loss, penalty, x, y)
     objective = replace(objective, arithmetic=check_arithmetic(arithmetic, device, dtype))
     _check_all_labels(objective, instances, x)
 
@@ -133,7 +133,7 @@ def train(
 
 def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Module:
     """The bare module on its device, in train mode."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     model.to(_find_device(device) if device is not None else device_and_dtype(model)[0])
     if not model.training:
         model.train()

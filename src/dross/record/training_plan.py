@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..data.dataset import Instances, check_ids
-from ..data.seeds import mixed
+from ..data.seeds import mix_seeds
 from ..errors import BadInput, NotSupported
 from ..step.optimizers import Optimizer
 from .live_model import LiveModel
@@ -58,7 +58,7 @@ class BatchPlan:
         count = len(instances)
 
         def shuffle(epoch: int) -> list[np.ndarray]:
-            order = np.random.default_rng(mixed(seed, epoch)).permutation(count)
+            order = np.random.default_rng(mix_seeds(seed, epoch)).permutation(count)
             return [order[start : start + batch_size] for start in range(0, count, batch_size)]
 
         return BatchPlan(shuffle, epochs, lambda epoch: -(-count // batch_size))

@@ -20,9 +20,9 @@ from ..execution import compiled
 from ..execution.executor import Executor
 from ..execution.streams import side_stream
 from ..parallel.reducer import ALONE, Reducer
-from ..step.inspect_model import device_and_dtype, unwrapped
+from ..step.inspect_model import device_and_dtype, unwrap_model
 from ..step.layout import Layout, check_constants, check_signature
-from ..step.loss import NAMED, resolve
+from ..step.loss import NAMED_LOSSES, find_loss
 from ..step.objective import Objective, Penalty
 from ..step.optimizers import Optimizer
 from ..step.state import State
@@ -71,10 +71,10 @@ class Recording:
             TapeMismatch: where one of them is another; it says which.
         """
         tape = Tape(place)
-        made, model = tape.manifest, unwrapped(model)
+        made, model = tape.manifest, unwrap_model(model)
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], model, layout)
-        loss_name, loss_function = resolve(loss)
+        loss_name, loss_function = find_loss(loss)
         _check_same_settings(made, loss_name, penalty, augment)
         device, dtype = device_and_dtype(model)
         instances = Instances(train_set, device, dtype, made.get("memory"))
@@ -102,7 +102,7 @@ class Recording:
         Graphs, caches and copies of the data stay here.
         """
         made, objective = self.tape.manifest, self.objective
-        loss = objective.loss_name if objective.loss_name in NAMED else objective.loss
+        loss = objective.loss_name if objective.loss_name in NAMED_LOSSES else objective.loss
         given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
         return _reopen, (self.tape.storage.absolute, made["id"], made["steps"], *given)
 

@@ -1,4 +1,7 @@
-"""Gradient clipping as a differentiable map. Both Jacobians are symmetric, so one function serves forwards and backwards."""
+"""Gradient clipping as a differentiable map.
+
+Both Jacobians are symmetric, so one function serves forwards and backwards.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +15,19 @@ _TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
 
 @dataclass(frozen=True)
 class ClipNorm:
-    """Scale the whole gradient down to `max_norm`, as torch.nn.utils.clip_grad_norm_ does."""
+    """Scale the whole gradient down to a norm, as torch.nn.utils.clip_grad_norm_ does.
+
+        c = min(1, max_norm / (|g| + 1e-6)),        g -> c g
+
+    Arguments:
+        max_norm: the largest norm that a gradient keeps.
+
+    Raises:
+        BadInput: max_norm is not positive.
+
+    Example:
+        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipNorm(1.0), ...)
+    """
 
     max_norm: float
 
@@ -20,11 +35,19 @@ class ClipNorm:
         _check_positive(self.max_norm)
 
     def __call__(self, g: Tensor) -> Tensor:
-        """g: [..., p]"""
+        """The clipped gradient, [..., p]."""
         return g * self._coefficient(g.norm(dim=-1, keepdim=True))
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:
-        """J(g) v for g [p] and v [..., p], with c = max_norm / (|g| + 1e-6):  J = c I - c / (|g| + 1e-6) g g^T / |g|."""
+        """J(g) v, where J = c I - c / (|g| + 1e-6) g g^T / |g|. Where nothing is clipped, J = I.
+
+        Arguments:
+            g: the gradient before clipping, [p].
+            v: the vectors to multiply, [..., p].
+
+        Returns:
+            The products, [..., p].
+        """
         norm = g.norm()
         c = self._coefficient(norm)
         if norm == 0 or c >= 1:
@@ -38,7 +61,17 @@ class ClipNorm:
 
 @dataclass(frozen=True)
 class ClipValue:
-    """Clamp every number of the gradient to [-limit, limit], as torch.nn.utils.clip_grad_value_ does."""
+    """Clamp every number of the gradient, as torch.nn.utils.clip_grad_value_ does.
+
+    Arguments:
+        limit: every number is clamped to [-limit, limit].
+
+    Raises:
+        BadInput: limit is not positive.
+
+    Example:
+        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipValue(0.5), ...)
+    """
 
     limit: float
 
@@ -46,9 +79,19 @@ class ClipValue:
         _check_positive(self.limit)
 
     def __call__(self, g: Tensor) -> Tensor:
+        """The clipped gradient, [..., p]."""
         return g.clamp(-self.limit, self.limit)
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:
+        """J(g) v, where J is diagonal: 0 where g is clipped, 1 elsewhere.
+
+        Arguments:
+            g: the gradient before clipping, [p].
+            v: the vectors to multiply, [..., p].
+
+        Returns:
+            The products, [..., p].
+        """
         return v * (g.abs() <= self.limit)
 
 
@@ -59,17 +102,17 @@ def _check_positive(value: float) -> None:
 
 Clip = ClipNorm | ClipValue
 _KINDS: tuple[type, ...] = (ClipNorm, ClipValue)
+_NO_CLIP = -1.0
 
 
 def to_numbers(clip: Clip | None) -> tuple[float, float]:
     """How a clip is kept on a tape: which kind, and its one number."""
     if clip is None:
-        return (-1.0, 0.0)
-    return (
-        float(_KINDS.index(type(clip))),
-        clip.max_norm if isinstance(clip, ClipNorm) else clip.limit,
-    )
+        return (_NO_CLIP, 0.0)
+    value = clip.max_norm if isinstance(clip, ClipNorm) else clip.limit
+    return float(_KINDS.index(type(clip))), value
 
 
 def from_numbers(kind: float, value: float) -> Clip | None:
+    """The clip that `to_numbers` wrote down."""
     return None if kind < 0 else _KINDS[int(kind)](value)

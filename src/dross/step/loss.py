@@ -1,4 +1,7 @@
-"""The losses that have a name. Each returns one number per instance; several outputs of one instance are averaged."""
+"""The losses that have a name, and the checks of any loss.
+
+Each loss returns one number per instance, [B]; several outputs of one instance are averaged.
+"""
 
 from collections.abc import Callable
 
@@ -12,34 +15,40 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of logits [B, classes, ...] and labels [B, ...]: [B]."""
     return _per_instance(F.cross_entropy(outputs, targets, reduction="none"))
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    targets = _aligned(logits, targets)
+    """Of logits [B] or [B, ...] and labels from 0 to 1: [B]."""
+    targets = _align(logits, targets)
     return _per_instance(F.binary_cross_entropy_with_logits(logits, targets, reduction="none"))
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _per_instance((outputs - _aligned(outputs, targets)) ** 2)
+    """Of outputs [B] or [B, ...] and targets of the same size: [B]."""
+    return _per_instance((outputs - _align(outputs, targets)) ** 2)
 
 
-NAMED: dict[str, Loss] = {
-    f.__name__: f for f in (cross_entropy, binary_cross_entropy, squared_error)
+NAMED_LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared_error": squared_error,
 }
 
 
-def resolve(loss: str | Loss) -> tuple[str, Loss]:
+def find_loss(loss: str | Loss) -> tuple[str, Loss]:
     """The name under which a tape remembers a loss, and the function."""
+    names = ", ".join(NAMED_LOSSES)
     if isinstance(loss, str):
-        if loss not in NAMED:
+        if loss not in NAMED_LOSSES:
             raise BadInput(
-                f"There is no loss named '{loss}'. Choose one of {', '.join(NAMED)}, or pass a function."
+                f"There is no loss named '{loss}'. Choose one of {names}, or pass a function."
             )
-        return loss, NAMED[loss]
+        return loss, NAMED_LOSSES[loss]
     if not callable(loss):
         raise BadInput(
-            f"loss must be a function of (outputs, targets) or one of {', '.join(NAMED)}, not {loss!r}."
+            f"loss must be a function of (outputs, targets) or one of {names}, not {loss!r}."
         )
     # the module is left out: the same function is __main__.f in a script and train.f when imported
     return f"function {getattr(loss, '__name__', type(loss).__name__)}", loss
@@ -53,48 +62,45 @@ def check_per_instance(losses: object, count: int) -> Tensor:
         )
     if losses.numel() != count or losses.dim() == 0:
         raise BadInput(
-            f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs one loss per instance, not "
-            "their mean. Use reduction='none', or one of the named losses: loss='cross_entropy'."
+            f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs "
+            "one loss per instance, not their mean. Use reduction='none', or one of the named "
+            "losses: loss='cross_entropy'."
         )
     return losses.reshape(count)
 
 
 def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
-    """Labels that cross entropy cannot use, found before a GPU asserts on them."""
-    if (
-        name == "binary_cross_entropy"
-        and targets.numel()
-        and not 0 <= float(targets.min()) <= float(targets.max()) <= 1
-    ):
-        raise BadInput(
-            f"Labels run from {float(targets.min()):g} to {float(targets.max()):g}; binary_cross_entropy takes 0 to 1."
-        )
-    if (
-        name != "cross_entropy"
-        or targets.is_floating_point()
-        or targets.numel() == 0
-        or not isinstance(outputs, Tensor)
-    ):
-        return
-    low, high, classes = (
-        int(targets.min()),
-        int(targets.max()),
-        outputs.shape[1] if outputs.dim() > 1 else 0,
-    )
-    if low < 0 or high >= classes:
-        raise BadInput(
-            f"Labels run from {low} to {high}, but the model has {classes} outputs: labels must lie in 0..{classes - 1}."
-        )
+    """Refuse labels that a named cross entropy cannot use, before a GPU asserts on them."""
+    if name == "binary_cross_entropy" and targets.numel():
+        low, high = float(targets.min()), float(targets.max())
+        if not 0 <= low <= high <= 1:
+            raise BadInput(
+                f"Labels run from {low:g} to {high:g}; binary_cross_entropy takes 0 to 1."
+            )
+    if name == "cross_entropy" and targets.numel() and not targets.is_floating_point():
+        if not isinstance(outputs, Tensor):
+            return
+        low, high = int(targets.min()), int(targets.max())
+        classes = outputs.shape[1] if outputs.dim() > 1 else 0
+        if low < 0 or high >= classes:
+            raise BadInput(
+                f"Labels run from {low} to {high}, but the model has {classes} outputs: labels "
+                f"must lie in 0..{classes - 1}."
+            )
 
 
 def _per_instance(losses: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 
 
-def _aligned(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Targets in the shape and type of the outputs: [B] labels meet [B, 1] outputs without broadcasting to [B, B]."""
+def _align(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets in the shape and type of the outputs.
+
+    [B] labels meet [B, 1] outputs without broadcasting to [B, B].
+    """
     if outputs.numel() != targets.numel():
         raise BadInput(
-            f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must match."
+            f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must "
+            "match."
         )
     return targets.reshape(outputs.shape).to(torch.promote_types(outputs.dtype, torch.float32))

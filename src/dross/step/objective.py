@@ -1,9 +1,13 @@
 """The per-instance losses of a model as a pure function of its state, and their derivatives.
 
     losses      l(z_i; theta), one number per instance
-    gradient    g = sum_i w_i c_i grad l(z_i; theta)                     what a training step needs
-    pull        the adjoint of (theta, w, buffers) -> (g, buffers)       what a reverse step needs
-    push        its tangent                                              what parameter influence needs
+    gradient    g = sum_i w_i c_i grad l(z_i; theta)                what a training step needs
+    pull        the adjoint of (theta, w, buffers) -> (g, buffers)  what a reverse step needs
+    push        its tangent                                         what parameter influence needs
+
+The paper's letters: z_i is an instance of the batch S_t, and c_i = 1/|S_t| in plain training. The
+weights w are all 1 in the real run; removing z_j is w_j: 1 -> 0. Algorithm 2 needs, for an adjoint
+u, the products <u, g(z_i; theta)> and H u: `pull` gives both, for a_g = -eta u.
 
 This file is mathematics only. How a pass is run (as a program, as a CUDA graph, how many queries at
 once) is decided in `execution/`; `DROSS_EXECUTOR=eager` runs these functions as they stand here.
@@ -11,23 +15,22 @@ Shapes: B instances, p parameters, Q adjoints, J tangents, K models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vmap
-from torch.func import vjp as vjp_function
+from torch.func import jvp, vjp, vmap
 
 from ..autodiff import precision
 from ..autodiff.batchnorm import watch_statistics
 from ..autodiff.forward_rules import ForwardRules
 from ..autodiff.functional import call_model, use_modes
 from ..autodiff.norms import ElementaryNorms, PresentRows
-from ..autodiff.vjp import batched_vjp, vjp
+from ..autodiff.vjp import batched_jvp, batched_vjp
 from ..data.batch import Batch
-from ..data.seeds import seeded
+from ..data.seeds import use_seed
 from ..errors import BadInput, NotSupported
 from .layout import Layout
 from .loss import Loss, check_per_instance
@@ -62,15 +65,18 @@ class Objective:
         track_buffers: bool = False,
         rules: ForwardRules | None = None,
     ) -> tuple[Tensor, Buffers]:
-        """One loss per instance [B], and the buffers that the forward pass leaves.
+        """One loss per instance, and the buffers that the forward pass leaves.
 
         Arguments:
-            theta: [p].
+            theta: the parameters, [p].
             buffers: the buffers that the forward pass moves, by name.
-            batch: the instances.
-            track_buffers: make the new buffers differentiable functions of theta and of the old
-                ones, for the adjoint of BatchNorm's statistics.
+            batch: the B instances.
+            track_buffers: whether the new buffers are differentiable functions of theta and of the
+                old ones, for the adjoint of BatchNorm's statistics.
             rules: forward-mode rules, within a jvp.
+
+        Returns:
+            The losses [B], and the buffers after the pass by name.
         """
         parameters = self.layout.unflatten(theta)
         if not track_buffers:
@@ -88,13 +94,11 @@ class Objective:
         batch: Batch,
         rules: ForwardRules | None,
     ) -> Tensor:
-        """The losses. The forward pass writes into `buffers`."""
+        """The losses [B]. The forward pass writes into `buffers`."""
         device = batch.c.device
+        random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
         with rules or nullcontext():
-            with (
-                seeded(device, batch.seed) if self.stochastic else nullcontext(),
-                precision.autocast(self.arithmetic, device),
-            ):
+            with random, precision.autocast(self.arithmetic, device):
                 outputs = call_model(self.model, {**parameters, **buffers}, batch.x)
             outputs = precision.widen(outputs)
             try:
@@ -104,7 +108,11 @@ class Objective:
         return losses if self.penalty is None else losses + self.penalty_at(parameters)
 
     def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The penalty as a scalar tensor, or a clear error."""
+        """The penalty of these parameters and of the frozen ones, as a tensor of one number.
+
+        Raises:
+            BadInput: the user's function fails, or returns something else.
+        """
         assert self.penalty is not None
         named = self.model.named_parameters()
         frozen = {name: p.detach() for name, p in named if name not in parameters}
@@ -123,7 +131,7 @@ class Objective:
         return value.reshape(())
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
-        """The model's outputs; in eval mode differentiable in theta and in the statistics."""
+        """The model's outputs for x; in eval mode differentiable in theta and in the buffers."""
         return call_model(self.model, {**self.layout.unflatten(theta), **buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------
@@ -131,7 +139,10 @@ class Objective:
     def gradient(
         self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
+        """g = sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers.
+
+        w [B] is 1 for every instance unless given.
+        """
         theta = theta.detach().requires_grad_()
         named = self.model.named_parameters() if self.unused else ()
         idle = {name: p for name, p in named if name in self.unused}
@@ -152,9 +163,17 @@ class Objective:
     def gradients(
         self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor, cut: bool = False
     ) -> tuple[Tensor, Buffers]:
-        """The same for K models at once: thetas [K, p], buffers [K, ...], w [K, B] -> g [K, p].
+        """The gradients of K models at once, and their moved buffers.
 
-        cut: where w is 0, the instance is gone from BatchNorm's batch as well.
+        Arguments:
+            thetas: the parameters of each model, [K, p].
+            buffers: the buffers of each model, [K, ...].
+            batch: the instances, the same for all.
+            w: each model's weights of the instances, [K, B].
+            cut: whether an instance of weight 0 is gone from BatchNorm's batch as well.
+
+        Returns:
+            g [K, p], and the buffers [K, ...].
         """
 
         def losses_of_one(theta: Tensor, buffers: Buffers, present: Tensor):
@@ -168,7 +187,7 @@ class Objective:
             (g,) = torch.autograd.grad(losses, thetas, batch.c * w)
         return g, {name: buffer.detach() for name, buffer in moved.items()}
 
-    # --- second order: the heart of a reverse step ---------------------------------------------------
+    # --- second order: the heart of a reverse step ------------------------------------------------
 
     def pull_reverse(
         self,
@@ -181,27 +200,37 @@ class Objective:
     ) -> Pulled:
         """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
 
-            terms_i  = c_i <a_g, grad l_i>                                     [Q, B]   d query / d w_i
-            a_theta  = sum_i c_i H_i a_g  +  d <a_buffers, moved> / d theta    [Q, p]
+            terms_i  = c_i <a_g, grad l_i>                                    = d query / d w_i
+            a_theta  = sum_i c_i H_i a_g  +  d <a_buffers, moved> / d theta
 
-        Reverse over reverse: it works for every operator with a double backward, and is the quicker
-        way where a model is so small that the layers of torch.func cost more than its arithmetic.
-        hessian=False gives the terms alone.
+        Reverse over reverse: it works for every operator with a double backward, and it is the
+        quicker way where a model is so small that torch.func costs more than its arithmetic.
+
+        Arguments:
+            theta: the parameters before the step, [p].
+            buffers: the moving buffers before the step, by name.
+            batch: the B instances.
+            a_g: the adjoint of the gradient g, [Q, p].
+            a_buffers: the adjoint of the moved buffers, each [Q, ...]; only of floating-point ones.
+            hessian: False gives the terms alone.
+
+        Returns:
+            terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
         """
         theta = theta.detach().requires_grad_()
         w = torch.ones_like(batch.c, requires_grad=True)
-        floating = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
-        with torch.enable_grad(), _rules_for(len(a_g)):
-            before = {**buffers, **floating}
-            losses, moved = self.losses(theta, before, batch, track_buffers=bool(floating))
+        statistics = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
+        with torch.enable_grad(), _norms_for(len(a_g)):
+            before = {**buffers, **statistics}
+            losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
             (g,) = torch.autograd.grad((losses * batch.c * w).sum(), theta, create_graph=True)
         if not hessian:
             (terms,) = batched_vjp([g], [w], [a_g])
             return terms, torch.zeros_like(a_g), a_buffers
         outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
-        inputs = [w, theta, *floating.values()]
+        inputs = [w, theta, *statistics.values()]
         terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
-        return terms, a_theta, dict(zip(floating, a_before))
+        return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
         self,
@@ -212,31 +241,33 @@ class Objective:
         a_buffers: Buffers,
         hessian: bool = True,
     ) -> Pulled:
-        """The same by forward mode: about 2-3 training steps.
+        """`pull_reverse` by forward mode: about the work of 2-3 training steps.
 
-        One jvp gives the directional losses d_i = <a_g, grad l_i>; the derivative of
-        sum_i c_i d_i is the Hessian-vector product.
+        One jvp gives the directional losses d_i = <a_g, grad l_i>. The derivative of
+        sum_i c_i d_i in theta is the Hessian-vector product.
         """
-        floating = {name: buffers[name] for name in a_buffers}
+        statistics = {name: buffers[name] for name in a_buffers}
         single = len(a_g) == 1
-        # joined: on a CPU it gains nothing
-        rules = ForwardRules(joined=single and theta.is_cuda, several=not single)
+        joined = single and theta.is_cuda  # on a CPU it gains nothing
+        rules = ForwardRules(joined=joined, several=not single)
 
-        def directional(theta: Tensor, floating: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
+        def directional(theta: Tensor, statistics: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
+            """d [B], and the moved statistics."""
+
             def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
-                before = {**buffers, **floating}
-                track = bool(floating)
+                before, track = {**buffers, **statistics}, bool(statistics)
                 return self.losses(theta, before, batch, track_buffers=track, rules=rules)
 
-            d: Any = jvp(losses, (theta,), (a_g,), has_aux=True)  # losses, d, the moved buffers
-            return d[1], {name: d[2][name] for name in floating}
+            along: Any = jvp(losses, (theta,), (a_g,), has_aux=True)
+            _, d, moved = along
+            return d, {name: moved[name] for name in statistics}
 
         def pull_one(a_g: Tensor, a_buffers: Buffers) -> Pulled:
             if not hessian:
-                d, _ = directional(theta, floating, a_g)
+                d, _ = directional(theta, statistics, a_g)
                 return batch.c * d, torch.zeros_like(a_g), a_buffers
-            at = lambda theta, floating: directional(theta, floating, a_g)
-            pulled: Any = vjp_function(at, theta, floating)
+            along = lambda theta, statistics: directional(theta, statistics, a_g)
+            pulled: Any = vjp(along, theta, statistics)
             (d, _), back = pulled
             return batch.c * d, *back((batch.c, a_buffers))
 
@@ -256,32 +287,37 @@ class Objective:
     ) -> tuple[Tensor, Buffers]:
         """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
 
-            g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i    theta_dot [J, p], w_dot [J, B] -> [J, p]
+            g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i              H = sum_i c_i H_i
 
         H is symmetric, so its products come from the reverse pass, which every operator with a
         double backward has.
+
+        Arguments:
+            theta: the parameters before the step, [p].
+            buffers: the moving buffers before the step, by name.
+            batch: the B instances.
+            theta_dot: how theta moves, [J, p].
+            buffers_dot: how the floating-point buffers move, each [J, ...].
+            w_dot: how the weights of the instances move, [J, B].
+
+        Returns:
+            g_dot [J, p], and how the buffers after the step move.
         """
         theta = theta.detach().requires_grad_()
-        floating = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
-        with torch.enable_grad(), _rules_for(len(theta_dot)):
-            before = {**buffers, **floating}
-            losses, moved = self.losses(theta, before, batch, track_buffers=bool(floating))
+        statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
+        with torch.enable_grad(), _norms_for(len(theta_dot)):
+            before = {**buffers, **statistics}
+            losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
             weighted = losses * batch.c
             (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
-            moving = {name: moved[name] for name in buffers_dot}
-            # d moved . dot is the derivative in r of <vjp(r), dot>: reverse mode twice is forward
-            r = {
-                name: torch.zeros_like(value, requires_grad=True) for name, value in moving.items()
-            }
-            sources = [theta, *floating.values()]
-            outputs, cotangents = list(moving.values()), list(r.values())
-            back = vjp(outputs, sources, cotangents, create_graph=True) if moving else []
-        (g_dot,) = batched_vjp([g], [theta], [theta_dot])
-        g_dot = g_dot + batched_vjp([weighted], [theta], [w_dot])[0]
-        if not moving:
+        (through_theta,) = batched_vjp([g], [theta], [theta_dot])
+        (through_w,) = batched_vjp([weighted], [theta], [w_dot])
+        g_dot = through_theta + through_w
+        if not statistics:
             return g_dot, {}
-        dots = [theta_dot, *(buffers_dot[name] for name in floating)]
-        return g_dot, dict(zip(moving, batched_vjp(back, list(r.values()), dots)))
+        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
+        moved_dot = batched_jvp([moved[name] for name in statistics], inputs, tangents)
+        return g_dot, dict(zip(statistics, moved_dot))
 
     # --- contexts ---------------------------------------------------------------------------------
 
@@ -302,11 +338,11 @@ class Objective:
 
 
 def random_direction(theta: Tensor) -> Tensor:
-    """[1, p], the same every time."""
+    """A direction to try a pull with: [1, p], the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)
 
 
-def _rules_for(rows: int):
+def _norms_for(rows: int) -> AbstractContextManager:
     """Many vjps at once through torch's norms fail or are wrong; written out, they are right."""
     return ElementaryNorms() if rows > 1 else nullcontext()

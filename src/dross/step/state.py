@@ -1,4 +1,4 @@
-"""What a training step turns into the next, and derivatives of the same shape."""
+"""The state s_t that a training step turns into the next, and derivatives of the same shape."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 Named = dict[str, Tensor]
-Clock = tuple[dict[str, float], ...]
+Counters = dict[str, float]  # of one parameter group: how many steps it has taken, and the like
+Clock = tuple[Counters, ...]  # of all parameter groups
 _SLOT, _BUFFER = "slot.", "buffer."
 
 

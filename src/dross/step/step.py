@@ -1,9 +1,14 @@
-"""A training step as a record, and as a pure function of the state with its adjoint and its tangent.
+"""A training step as a record, and as a pure function of the state with adjoint and tangent.
 
-    g       = clip( sum over micro-batches, over i in them, of  w_i c_i grad l(z_i; theta) )        c_i = 1/|S_t| unless recorded
+    g       = clip( sum_i w_i c_i grad l(z_i; theta) )       over the i of all its micro-batches
     s_{t+1} = update(s_t, g)
 
-This file knows the second line; objective.py knows the first.
+objective.py knows the sum over the instances; this file knows the rest. `advance` takes the step,
+`pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent from s_t on to s_{t+1}.
+For plain SGD with rate eta, `pull` turns the adjoint u into a_g = -eta u and leaves u as it is;
+the objective's pull then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
+
+Shapes: p parameters, Q adjoints or tangents at once.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +26,7 @@ from .update_rules import Table
 
 @dataclass(frozen=True)
 class Step:
-    """S_t, eta_t and whatever else the step used."""
+    """What is recorded of step t: the batch S_t, the rate eta_t, and whatever else it used."""
 
     micros: tuple[MicroBatch, ...]  # more than one: gradient accumulation
     numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
@@ -30,13 +35,14 @@ class Step:
 
     @property
     def ids(self) -> np.ndarray:
+        """The instances of all its micro-batches: int64 [|S_t|]."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(micro.ids for micro in self.micros)])
 
 
 def advance(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
 ) -> State:
-    """s_{t+1} from s_t, the raw gradient and the buffers that the forward pass left."""
+    """s_{t+1} from s_t, the gradient g [p] before clipping, and the buffers after the pass."""
     g = step.clip(g) if step.clip else g
     theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
     return State(theta, slots, buffers, clock)
@@ -45,31 +51,65 @@ def advance(
 def pull(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, after: Derivative
 ) -> tuple[Tensor, Derivative]:
-    """The adjoint of `advance`: d query / d g, and d query / d s as far as it does not pass through g."""
+    """The adjoint of `advance`.
+
+    Arguments:
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        after: d query / d s_{t+1}.
+
+    Returns:
+        d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
+    """
     table = _table(optimizer, state, step, g)
-    inputs = {"theta": after.theta, **_ordered(after.slots)}
-    a_g = _columns(table, "g", inputs)
-    a_g = torch.zeros_like(after.theta) if a_g is None else a_g  # a rate of 0
+    a = {"theta": after.theta, **_sort(after.slots)}
+    zero = torch.zeros_like(after.theta)
+
+    def read_column(source: str) -> Tensor:
+        """d query / d source = sum over outputs of (d query / d output) (d output / d source)."""
+        total = _weighted_sum(table, [((output, source), a[output]) for output in a])
+        return zero if total is None else total
+
+    a_g = read_column("g")
     if step.clip:
         a_g = step.clip.derivative(g, a_g)
-    columns = {name: _columns(table, name, inputs) for name in ("theta", *state.slots)}
-    zero = torch.zeros_like(after.theta)
-    before = {name: zero if column is None else column for name, column in columns.items()}
-    return a_g, Derivative(before.pop("theta"), before, after.buffers)
+    slots = {name: read_column(name) for name in state.slots}
+    return a_g, Derivative(read_column("theta"), slots, after.buffers)
 
 
 def push(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, before: Derivative, g_dot: Tensor
 ) -> Derivative:
-    """The tangent of `advance`: how s_{t+1} moves when s_t moves by `before` and the raw gradient by `g_dot`."""
+    """The tangent of `advance`.
+
+    Arguments:
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        before: how s_t moves.
+        g_dot: how the gradient before clipping moves, [Q, p].
+
+    Returns:
+        How s_{t+1} moves; its buffers are still those of `before`.
+    """
     table = _table(optimizer, state, step, g)
     g_dot = step.clip.derivative(g, g_dot) if step.clip else g_dot
-    inputs = {"g": g_dot, "theta": before.theta, **_ordered(before.slots)}
-    rows = {name: _rows(table, name, inputs) for name in ("theta", *state.slots)}
-    return replace(before, theta=rows.pop("theta"), slots=rows)
+    dot = {"g": g_dot, "theta": before.theta, **_sort(before.slots)}
+
+    def read_row(output: str) -> Tensor:
+        """output_dot = sum over sources of (d output / d source) source_dot."""
+        total = _weighted_sum(table, [((output, source), dot[source]) for source in dot])
+        return torch.zeros_like(before.theta) if total is None else total
+
+    slots = {name: read_row(name) for name in state.slots}
+    return replace(before, theta=read_row("theta"), slots=slots)
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
+    """Whether `pull` and `push` depend on the gradient of the step."""
     return optimizer.rule.needs_gradient or step.clip is not None
 
 
@@ -78,30 +118,19 @@ def _table(optimizer: Optimizer, state: State, step: Step, g: Tensor) -> Table:
     return optimizer.table(state.theta, state.slots, state.clock, clipped, step.numbers)
 
 
-def _ordered(slots: dict[str, Tensor]) -> dict[str, Tensor]:
+def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sums round by their order, and a file does not keep the order of its tensors."""
     return dict(sorted(slots.items()))
 
 
-def _columns(table: Table, name: str, outputs: dict[str, Tensor]) -> Tensor | None:
-    return _sum(table, [((out, name), adjoint) for out, adjoint in outputs.items()])
-
-
-def _rows(table: Table, name: str, inputs: dict[str, Tensor]) -> Tensor:
-    total = _sum(table, [((name, source), tangent) for source, tangent in inputs.items()])
-    return torch.zeros_like(inputs["theta"]) if total is None else total
-
-
-def _sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
+def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
+    """The sum of table[key] * vector. None where every coefficient is 0."""
     total = None
     for key, vector in terms:
         coefficient = table.get(key, 0.0)
-        if isinstance(coefficient, float) and coefficient == 0.0:
+        constant = coefficient if isinstance(coefficient, float) else None
+        if constant == 0.0:
             continue
-        term = (
-            vector
-            if isinstance(coefficient, float) and coefficient == 1.0
-            else vector * coefficient
-        )
+        term = vector if constant == 1.0 else vector * coefficient
         total = term if total is None else total + term
     return total

@@ -1,168 +1,188 @@
-"""Optimizers as pure elementwise maps, each with its Jacobian.
+"""SGD and Adam as pure elementwise maps, each with its Jacobian.
 
-An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike, so its Jacobian is a small *table*
-of coefficient vectors: `table["theta", "g"]` is d theta' / d g, coordinate by coordinate. Retracing reads the table by
-columns (the adjoint), parameter influence reads it by rows (the tangent); there is no second derivation to get wrong.
-docs/derivations.md derives each entry.
+An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
+Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
+coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
+(the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
+entry; entries that are 0 are left out.
 
-SGD, Adam and AdamW are written out. The other optimizers of torch.optim are stepped once with `differentiable=True`, and
-their table is what autograd says of that one step.
+The other optimizers of torch.optim follow the same protocol in torch_step.py.
+Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
 """
 
-import warnings
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Slots = dict[str, Tensor]
-Clock = dict[str, float]
+from .state import Counters
+
+Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
 Numbers = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
-Table = dict[tuple[str, str], Tensor | float]
+Updated = tuple[Tensor, Slots, Counters]
+Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d input
 
 
 class Rule(Protocol):
-    """One parameter group's update. Tensors are [..., p]; a leading axis of K models is welcome."""
+    """How an optimizer updates one parameter group. `h` holds the group's numbers at this step."""
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether the table hangs on the gradient, so that a retrace has to know it."""
+        """Whether the table depends on the gradient, so that a retrace has to compute it."""
         ...
 
-    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Clock]: ...
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """The memory of an optimizer that has not stepped yet."""
+        ...
 
     def update(
-        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, h: Numbers
-    ) -> tuple[Tensor, Slots, Clock]: ...
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+    ) -> Updated:
+        """theta, slots and counters after a step with the gradient g."""
+        ...
 
-    def table(self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, h: Numbers) -> Table: ...
+    def table(
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+    ) -> Table:
+        """The Jacobian of `update` at the same arguments."""
+        ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """torch.optim.SGD with all its options. `clock["step"] == 0` marks the first step, where the buffer is the gradient."""
+    """torch.optim.SGD with all its options.
+
+        g'     = g + weight_decay theta               -g instead of g with maximize
+        m'     = mu m + (1 - dampening) g'            g' in the first step
+        theta' = theta - lr m'                        theta - lr (g' + mu m') with nesterov
+
+    m is the slot "momentum_buffer". Without momentum there is none, and theta' = theta - lr g'.
+    """
 
     momentum: bool
     nesterov: bool
     maximize: bool
     needs_gradient: bool = False
 
-    def initial(self, theta, h):
-        return ({"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}), {
-            "step": 0.0
-        }
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """A momentum buffer of zeros, which the first step does not read."""
+        slots = {"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}
+        return slots, {"step": 0.0}
 
-    def update(self, theta, slots, clock, g, h):
-        lr, mu, weight_decay = h["lr"], h["momentum"], h["weight_decay"]
-        g = -g if self.maximize else g
-        if weight_decay:
-            g = g.add(theta, alpha=weight_decay)
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """The formulas above."""
+        lr, mu = h["lr"], h["momentum"]
+        g = _with_decay(theta, g, self.maximize, h["weight_decay"])
         if self.momentum:
-            first = clock["step"] == 0
-            m = g if first else (slots["momentum_buffer"] * mu).add(g, alpha=1 - h["dampening"])
+            m = slots["momentum_buffer"]
+            m = g if counters["step"] == 0 else self.next_velocity(m, g, mu, h["dampening"])
             slots = {"momentum_buffer": m}
             if mu:
                 g = g.add(m, alpha=mu) if self.nesterov else m
-        return theta.add(g, alpha=-lr), slots, {"step": clock["step"] + 1}
+        return theta.add(g, alpha=-lr), slots, {"step": counters["step"] + 1}
 
-    def table(self, theta, slots, clock, g, h):
-        lr, mu, weight_decay = h["lr"], h["momentum"], h["weight_decay"]
-        sign = -1.0 if self.maximize else 1.0
-        keep = (
-            1.0 if clock["step"] == 0 else 1 - h["dampening"]
-        )  # d m' / d g', where g' = sign g + weight_decay theta
-        carry = 0.0 if clock["step"] == 0 else mu  # d m' / d m
-        if not self.momentum or not mu:
+    @staticmethod
+    def next_velocity(m: Tensor, g: Tensor, mu: float, dampening: float = 0.0) -> Tensor:
+        """The momentum buffer m' after a step that is not the first."""
+        return (m * mu).add(g, alpha=1 - dampening)
+
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """d (theta', m') / d (theta, m, g). It depends on none of the three."""
+        lr, mu, decay = h["lr"], h["momentum"], h["weight_decay"]
+        sign = -1.0 if self.maximize else 1.0  # g' = sign g + decay theta
+        first = counters["step"] == 0
+        m_by_g = 1.0 if first else 1 - h["dampening"]  # d m' / d g'
+        m_by_m = 0.0 if first else mu  # d m' / d m
+        if not self.momentum or not mu:  # theta' = theta - lr (by_g g' + by_m m)
             by_g, by_m = 1.0, 0.0
         elif self.nesterov:
-            by_g, by_m = 1.0 + mu * keep, mu * carry
+            by_g, by_m = 1.0 + mu * m_by_g, mu * m_by_m
         else:
-            by_g, by_m = keep, carry
+            by_g, by_m = m_by_g, m_by_m
         table: Table = {
-            ("theta", "theta"): 1 - lr * by_g * weight_decay,
+            ("theta", "theta"): 1 - lr * by_g * decay,
             ("theta", "g"): -lr * by_g * sign,
         }
         if self.momentum:
             table |= {
                 ("theta", "momentum_buffer"): -lr * by_m,
-                ("momentum_buffer", "theta"): keep * weight_decay,
-                ("momentum_buffer", "g"): keep * sign,
-                ("momentum_buffer", "momentum_buffer"): carry,
+                ("momentum_buffer", "theta"): m_by_g * decay,
+                ("momentum_buffer", "g"): m_by_g * sign,
+                ("momentum_buffer", "momentum_buffer"): m_by_m,
             }
         return table
 
 
 @dataclass(frozen=True)
 class Adam:
-    """torch.optim.Adam and AdamW (`decoupled`), amsgrad too."""
+    """torch.optim.Adam, and AdamW (`decoupled`), both with or without amsgrad.
+
+        g'     = g + weight_decay theta               -g instead of g with maximize
+        m'     = beta1 m + (1 - beta1) g'
+        v'     = beta2 v + (1 - beta2) g'^2
+        x'     = max(x, v') with amsgrad, v' without
+        D      = sqrt(x') / sqrt(1 - beta2^t) + eps   t = 1 in the first step
+        theta' = theta - A m' / D                     A = lr / (1 - beta1^t)
+
+    AdamW does not add the decay to g'; it starts from (1 - lr weight_decay) theta instead.
+    m, v and x are the slots "exp_avg", "exp_avg_sq" and "max_exp_avg_sq".
+    """
 
     amsgrad: bool
     maximize: bool
     decoupled: bool
     needs_gradient: bool = True
 
-    def initial(self, theta, h):
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """Zeros for m and v, and for x with amsgrad."""
         names = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if self.amsgrad else ())
         return {name: torch.zeros_like(theta) for name in names}, {"step": 0.0}
 
-    def update(self, theta, slots, clock, g, h):
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """The formulas above."""
         beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
-        step = clock["step"] + 1
-        g = self._decayed(theta, g, h)
+        t = counters["step"] + 1
+        g = self._gradient(theta, g, h)
         if self.decoupled and h["weight_decay"]:
             theta = theta * (1 - lr * h["weight_decay"])
         m = slots["exp_avg"].lerp(g, 1 - beta1)
-        v = (slots["exp_avg_sq"] * beta2).addcmul(g, g, value=1 - beta2)
-        new = {"exp_avg": m, "exp_avg_sq": v}
+        v = x = (slots["exp_avg_sq"] * beta2).addcmul(g, g, value=1 - beta2)
+        after = {"exp_avg": m, "exp_avg_sq": v}
         if self.amsgrad:
-            v = new["max_exp_avg_sq"] = torch.maximum(slots["max_exp_avg_sq"], v)
-        denominator = (v.sqrt() / (1 - beta2**step) ** 0.5) + h["eps"]
-        return theta.addcdiv(m, denominator, value=-lr / (1 - beta1**step)), new, {"step": step}
+            x = after["max_exp_avg_sq"] = torch.maximum(slots["max_exp_avg_sq"], v)
+        D = x.sqrt() / (1 - beta2**t) ** 0.5 + h["eps"]
+        A = lr / (1 - beta1**t)
+        return theta.addcdiv(m, D, value=-A), after, {"step": t}
 
-    def table(self, theta, slots, clock, g, h):
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """d (theta', m', v', x') / d (theta, m, v, x, g)."""
         beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
-        step = clock["step"] + 1
-        _, new, _ = self.update(theta, slots, clock, g, h)
-        g = self._decayed(theta, g, h)
-        m, v = new["exp_avg"], new["exp_avg_sq"]
-        v_used = new["max_exp_avg_sq"] if self.amsgrad else v
-        root, correction = v_used.sqrt(), (1 - beta2**step) ** 0.5
-        denominator = root / correction + h["eps"]
-        scale = lr / (1 - beta1**step)
-        by_m = -scale / denominator  # d theta' / d m'
-        # d theta' / d v_used. Where v is 0 every gradient so far was 0, so m is 0 too and the derivative is 0, not 0/0.
-        by_v = torch.where(
-            root > 0,
-            scale * m / (denominator**2 * 2 * correction * torch.where(root > 0, root, 1.0)),
-            0.0,
-        )
-
+        _, after, _ = self.update(theta, slots, counters, g, h)
+        g = self._gradient(theta, g, h)  # g' = sign g + decay theta
         sign = -1.0 if self.maximize else 1.0
         decay = 0.0 if self.decoupled else h["weight_decay"]
-        m_g, v_g = (
-            1 - beta1,
-            2 * (1 - beta2) * g,
-        )  # by the decayed gradient g' = sign g + decay theta
+        m_by_g, v_by_g = 1 - beta1, 2 * (1 - beta2) * g  # d m' / d g', d v' / d g'
+        by_m, by_v = self._slopes(after, counters["step"] + 1, h)  # d theta' / d m' and d v'
         table: Table = {
             ("exp_avg", "exp_avg"): beta1,
-            ("exp_avg", "g"): m_g * sign,
-            ("exp_avg", "theta"): m_g * decay,
+            ("exp_avg", "g"): m_by_g * sign,
+            ("exp_avg", "theta"): m_by_g * decay,
             ("exp_avg_sq", "exp_avg_sq"): beta2,
-            ("exp_avg_sq", "g"): v_g * sign,
-            ("exp_avg_sq", "theta"): v_g * decay,
+            ("exp_avg_sq", "g"): v_by_g * sign,
+            ("exp_avg_sq", "theta"): v_by_g * decay,
         }
         if self.amsgrad:
-            grown = (v > slots["max_exp_avg_sq"]).to(theta.dtype)  # where the maximum is the new v
+            grown = (after["exp_avg_sq"] > slots["max_exp_avg_sq"]).to(theta.dtype)  # x' = v'
             table |= {
                 ("max_exp_avg_sq", "max_exp_avg_sq"): 1 - grown,
                 ("max_exp_avg_sq", "exp_avg_sq"): grown * beta2,
-                ("max_exp_avg_sq", "g"): grown * v_g * sign,
-                ("max_exp_avg_sq", "theta"): grown * v_g * decay,
+                ("max_exp_avg_sq", "g"): grown * v_by_g * sign,
+                ("max_exp_avg_sq", "theta"): grown * v_by_g * decay,
                 ("theta", "max_exp_avg_sq"): by_v * (1 - grown),
             }
             by_v = by_v * grown
-        by_g = by_m * m_g + by_v * v_g
+        by_g = by_m * m_by_g + by_v * v_by_g  # d theta' / d g'
         kept = 1 - lr * h["weight_decay"] if self.decoupled else 1.0
         return table | {
             ("theta", "theta"): kept + by_g * decay,
@@ -171,127 +191,23 @@ class Adam:
             ("theta", "exp_avg_sq"): by_v * beta2,
         }
 
-    def _decayed(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
-        g = -g if self.maximize else g
-        return (
-            g.add(theta, alpha=h["weight_decay"]) if h["weight_decay"] and not self.decoupled else g
-        )
+    def _slopes(self, after: Slots, t: float, h: Numbers) -> tuple[Tensor, Tensor]:
+        """d theta' / d m' = -A / D, and d theta' / d x' = A m' / D^2 d D / d x'."""
+        beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
+        m, x = after["exp_avg"], after["max_exp_avg_sq" if self.amsgrad else "exp_avg_sq"]
+        root, correction = x.sqrt(), (1 - beta2**t) ** 0.5
+        D = root / correction + h["eps"]
+        A = lr / (1 - beta1**t)
+        # Where x' is 0 every gradient so far was 0. So m' is 0 too, and the slope is 0, not 0/0.
+        divisor = D**2 * 2 * correction * torch.where(root > 0, root, 1.0)
+        return -A / D, torch.where(root > 0, A * m / divisor, 0.0)
+
+    def _gradient(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
+        """g'."""
+        return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
 
 
-def _zeros(*names: str):
-    return lambda theta, h, flags: {name: torch.zeros_like(theta) for name in names}
-
-
-def _rmsprop(theta, h, flags):
-    names = (
-        ["square_avg"]
-        + ["momentum_buffer"] * (h["momentum"] > 0)
-        + ["grad_avg"] * bool(flags["centered"])
-    )
-    return {name: torch.zeros_like(theta) for name in names}
-
-
-#: the state that torch.optim gives a parameter it has not stepped yet: slots, and counters beside "step"
-FRESH = {
-    "RMSprop": (_rmsprop, {}),
-    "Adagrad": (
-        lambda theta, h, _: {"sum": torch.full_like(theta, h["initial_accumulator_value"])},
-        {},
-    ),
-    "Adadelta": (_zeros("square_avg", "acc_delta"), {}),
-    "NAdam": (_zeros("exp_avg", "exp_avg_sq"), {"mu_product": lambda h: 1.0}),
-    "RAdam": (_zeros("exp_avg", "exp_avg_sq"), {}),
-    "Adamax": (_zeros("exp_avg", "exp_inf"), {}),
-    "ASGD": (_zeros("ax"), {"eta": lambda h: h["lr"], "mu": lambda h: 1.0}),
-    "Rprop": (
-        lambda theta, h, _: {
-            "prev": torch.zeros_like(theta),
-            "step_size": torch.full_like(theta, h["lr"]),
-        },
-        {},
-    ),
-}
-_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
-_NUDGE = 1e-30  # far below any squared gradient that matters, far above the smallest float32
-
-
-@dataclass(frozen=True)
-class TorchStep:
-    """Any elementwise torch.optim optimizer, through one step of its own code."""
-
-    name: str
-    flags: dict[str, bool]
-    needs_gradient: bool = True
-
-    def initial(self, theta, h):
-        fresh, counters = FRESH[self.name]
-        return fresh(theta, h, self.flags), {"step": 0.0} | {
-            name: start(h) for name, start in counters.items()
-        }
-
-    def update(self, theta, slots, clock, g, h):
-        new, slots, clock = self._step(
-            theta.detach().clone(), {n: s.clone() for n, s in slots.items()}, clock, g, h, False
-        )
-        return new.detach(), {name: slot.detach() for name, slot in slots.items()}, clock
-
-    def table(self, theta, slots, clock, g, h):
-        slots = {name: self._nudged(name, slot, g) for name, slot in slots.items()}
-        inputs = {"theta": theta, "g": g, **slots}
-        inputs = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
-        with torch.enable_grad():
-            copies = {
-                name: t.clone() for name, t in inputs.items()
-            }  # the step works in place, never on a leaf
-            held = {name: copies[name] for name in slots}
-            new, new_slots, _ = self._step(copies["theta"], held, clock, copies["g"], h, True)
-        table: Table = {}
-        for out, value in {"theta": new, **new_slots}.items():
-            if value.grad_fn is None:
-                continue
-            rows = torch.autograd.grad(
-                value.sum(), list(inputs.values()), retain_graph=True, allow_unused=True
-            )
-            table |= {(out, name): row for name, row in zip(inputs, rows) if row is not None}
-        return table
-
-    def _nudged(self, name: str, slot: Tensor, g: Tensor) -> Tensor:
-        """sqrt has no derivative at 0. Where a second moment is 0 and so is the gradient, the first moment is 0 as well, and
-        the product of the two derivatives is 0: an invisible nudge lets autograd say so instead of nan."""
-        return (
-            torch.where((slot == 0) & (g == 0), _NUDGE, slot) if name in _SECOND_MOMENTS else slot
-        )
-
-    def _step(self, theta, slots, clock, g, h, differentiable):
-        with (
-            warnings.catch_warnings()
-        ):  # torch warns about .grad on tensors that are not leaves; here that is the point
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-            options = {"foreach": False, "differentiable": differentiable}
-            optimizer = getattr(torch.optim, self.name)(
-                [theta], **unflatten_numbers(h), **self.flags, **options
-            )
-            # float32 counters are torch's choice and so the run's; its derivative may be taken more exactly
-            exact = torch.float64 if differentiable else counter_dtype()
-            counters = {name: torch.tensor(value, dtype=exact) for name, value in clock.items()}
-            optimizer.state[theta] = {**slots, **counters}
-            theta.grad = g.expand_as(theta)
-            optimizer.step()
-            state = optimizer.state[theta]
-        return (
-            theta,
-            {name: state[name] for name in slots},
-            {name: float(state[name]) for name in clock},
-        )
-
-
-def counter_dtype() -> torch.dtype:
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def unflatten_numbers(h: Numbers) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for key, value in h.items():
-        base, _, index = key.partition(".")
-        options[base] = (*options.get(base, ()), value) if index else value
-    return options
+def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:
+    """g' = g + weight_decay theta, or -g + weight_decay theta."""
+    g = -g if maximize else g
+    return g.add(theta, alpha=weight_decay) if weight_decay else g

@@ -8,7 +8,7 @@ from torch import nn
 from dross.cleanse.learning import train_many as module
 from dross.cleanse.learning.recipe import Recipe, default_batch_size
 from dross.cleanse.learning.train_many import ModelSpec, search_rate, train_many
-from dross.data.seeds import mixed
+from dross.data.seeds import mix_seeds
 from dross.errors import BadInput, NotFinite
 
 EVERYONE = np.arange(240)
@@ -47,8 +47,8 @@ def test_one_model_is_trained_by_the_plain_loop():
     x, y = blobs()
     recipe = Recipe("linear", (5,), 3, epochs=2, batch_size=32)
     found = train_many(recipe, x, y, [ModelSpec(5, np.arange(200), 0.1)])
-    model = recipe.build(mixed(5, 1))
-    order = module._BatchOrder(np.arange(200), mixed(5, 2), 32)
+    model = recipe.build(mix_seeds(5, 1))
+    order = module._BatchOrder(np.arange(200), mix_seeds(5, 2), 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(2 * 8):
         ids = torch.from_numpy(order.next())
@@ -78,7 +78,7 @@ def test_frozen_weights_stay_frozen():
     x, y = blobs()
     recipe = Recipe("custom", (5,), 3, epochs=1, batch_size=32, make=make)
     trained = train_many(recipe, x, y, [ModelSpec(k, EVERYONE, 0.1) for k in (1, 1)])
-    initial = recipe.build(mixed(1, 1))[0].weight
+    initial = recipe.build(mix_seeds(1, 1))[0].weight
     np.testing.assert_array_equal(trained.parameters["0.weight"][0], initial)
 
 

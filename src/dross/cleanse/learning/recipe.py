@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadInput
-from ...step.loss import Loss, resolve
+from ...step.loss import Loss, find_loss
 from ...support.name_hints import check_name
 
 MODELS = ("linear", "mlp", "cnn")
@@ -54,7 +54,7 @@ class Recipe:
     @property
     def loss_function(self) -> Loss:
         """The loss, one number per instance."""
-        return resolve(self.loss)[1]
+        return find_loss(self.loss)[1]
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every instance, [K, N], given the outputs of K models, [K, N, outputs]."""

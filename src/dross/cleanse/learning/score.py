@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.seeds import mixed
+from ...data.seeds import mix_seeds
 from ...errors import NotSupported
 from ...estimators.outliers import features
 from ...influence.query import losses as losses_of
@@ -104,7 +104,7 @@ def record_run(
 
     It is read from its tape if that is complete. Otherwise it is trained, from where the tape ends.
     """
-    model = recipe.build(mixed(seed, number, 1))
+    model = recipe.build(mix_seeds(seed, number, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
     begun = (folder / "manifest.json").exists()
     return train(
@@ -115,7 +115,7 @@ def record_run(
         tape=folder,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
-        seed=mixed(seed, number, 2),
+        seed=mix_seeds(seed, number, 2),
         progress=progress,
         resume=begun,
         overwrite=not begun,
@@ -124,7 +124,8 @@ def record_run(
 
 def validation_halves(validation: Pair, seed: int) -> list[np.ndarray]:
     """The ids of two random halves: what one half blames can be tried on the other."""
-    return np.array_split(np.random.default_rng(mixed(seed, 3)).permutation(len(validation[1])), 2)
+    rng = np.random.default_rng(mix_seeds(seed, 3))
+    return np.array_split(rng.permutation(len(validation[1])), 2)
 
 
 def _final_outputs(run: Run, x: Tensor) -> Tensor:
@@ -138,11 +139,11 @@ def _final_outputs(run: Run, x: Tensor) -> Tensor:
 def cross_fit(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: bool) -> Tensor:
     """What models say of instances that they did not learn, [repeats, N, outputs]."""
     x, y = data
-    rng = np.random.default_rng(mixed(seed, 6))
+    rng = np.random.default_rng(mix_seeds(seed, 6))
     folds = [np.array_split(rng.permutation(len(y)), _FOLDS) for _ in range(repeats)]
     everyone = np.arange(len(y))
     specs = [
-        ModelSpec(mixed(seed, 6, k, f), np.setdiff1d(everyone, fold), recipe.rate)
+        ModelSpec(mix_seeds(seed, 6, k, f), np.setdiff1d(everyone, fold), recipe.rate)
         for k, cut in enumerate(folds)
         for f, fold in enumerate(cut)
     ]
@@ -303,11 +304,11 @@ def verify(
         progress: Whether to show a progress bar.
     """
     others = np.setdiff1d(np.arange(len(scores)), first)
-    rng = np.random.default_rng(mixed(seed, 4))
+    rng = np.random.default_rng(mix_seeds(seed, 4))
     sample = rng.choice(others, min(at_random, len(others)), replace=False)
     ids = np.concatenate([first, np.sort(sample)])
     without = replace(run, progress=progress).counterfactual([[k] for k in ids])
-    shuffled = np.random.default_rng(mixed(seed, 8)).permutation(len(validation[1]))
+    shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(validation[1]))
     asked = np.sort(shuffled[:_MAX_ASKED])
     changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
     verification = compare(ids, scores[ids], without.changes(mean_loss(validation)))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
 from ...autodiff.functional import call_model
-from ...data.seeds import mixed
+from ...data.seeds import mix_seeds
 from ...errors import NotFinite
 from ...execution import threads
+from ...step.update_rules import SGD
 from ...support.progress import Advance, progress_bar
 from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
 
@@ -173,10 +174,10 @@ class _Trainer:
         for step in range(self.steps):
             ids = torch.from_numpy(np.stack([order.next() for order in orders]))  # [K, batch]
             g = gradient(parameters, self.x[ids], targets[rows, ids])
-            # Not step.update_rules.SGD: it takes one rate for all, and fuses the product into the
-            # sum, which rounds otherwise.
+            # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
+            # rounds otherwise.
             for name, p in parameters.items():
-                velocity[name].mul_(MOMENTUM).add_(g[name])
+                velocity[name] = SGD.next_velocity(velocity[name], g[name], MOMENTUM)
                 p.sub_(shaped[name] * velocity[name])
             self._finish_step(step, specs, lambda: trained)
         return trained
@@ -198,10 +199,10 @@ class _Trainer:
         return _snapshot(model)
 
     def _build(self, spec: ModelSpec) -> nn.Module:
-        return self.recipe.build(mixed(spec.seed, 1))
+        return self.recipe.build(mix_seeds(spec.seed, 1))
 
     def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
-        return _BatchOrder(spec.ids, mixed(spec.seed, 2), self.recipe.batch_size)
+        return _BatchOrder(spec.ids, mix_seeds(spec.seed, 2), self.recipe.batch_size)
 
     def _targets(self, spec: ModelSpec) -> Tensor:
         return self.y if spec.labels is None else spec.labels
