@@ -40,7 +40,7 @@ class PresentRows(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is F.batch_norm:
-            return _batch_norm_of_present(self.present, *args, **(kwargs or {}))
+            return _batch_norm(*args, **(kwargs or {}), present=self.present)
         return func(*args, **(kwargs or {}))
 
 
@@ -116,11 +116,31 @@ def _batch_norm(
     training=False,
     momentum=0.1,
     eps=1e-5,
+    *,
+    present=None,
 ):
+    """present [B]: the rows that it sees where only those shall count."""
     if not training and running_mean is not None:  # linear in its input: torch's rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    shape = [1, -1] + [1] * (input.dim() - 2)
-    return normalize(input, batch_axes(input), eps, weight, bias, shape)
+    if present is None:
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        return normalize(input, batch_axes(input), eps, weight, bias, shape)
+    centred, mean, var, unbiased = _statistics_of_present(input, present)
+    if running_mean is not None:
+        running_mean.copy_(update_running(running_mean, mean.detach(), momentum))
+        running_var.copy_(update_running(running_var, unbiased.detach(), momentum))
+    return apply_statistics(centred, var, eps, weight, bias)
+
+
+def _statistics_of_present(x: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x - mean, the mean, the variance and the unbiased variance [C] of the rows that are there."""
+    across, shape = batch_axes(x), [1, -1] + [1] * (x.dim() - 2)
+    rows = present.reshape([-1] + [1] * (x.dim() - 1))
+    count = present.sum() * (x[0, 0].numel())
+    mean = (x * rows).sum(across) / count
+    centred = x - mean.reshape(shape)
+    var = (centred.square() * rows).sum(across) / count
+    return centred, mean, var, var * (count / (count - 1))
 
 
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -132,32 +152,6 @@ def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
     shape = [num_groups, -1] + [1] * (input.dim() - 2)
     return normalize(grouped, across, eps, weight, bias, shape).flatten(1, 2)
-
-
-def _batch_norm_of_present(
-    present,
-    input,
-    running_mean,
-    running_var,
-    weight=None,
-    bias=None,
-    training=False,
-    momentum=0.1,
-    eps=1e-5,
-) -> Tensor:
-    if not training:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    across, shape = batch_axes(input), [1, -1] + [1] * (input.dim() - 2)
-    rows = present.reshape([-1] + [1] * (input.dim() - 1))
-    count = present.sum() * (input[0, 0].numel())
-    mean = (input * rows).sum(across) / count
-    centred = input - mean.reshape(shape)
-    var = (centred.square() * rows).sum(across) / count
-    if running_mean is not None:
-        unbiased = var.detach() * (count / (count - 1))
-        running_mean.copy_(update_running(running_mean, mean.detach(), momentum))
-        running_var.copy_(update_running(running_var, unbiased, momentum))
-    return apply_statistics(centred, var, eps, weight, bias)
 
 
 def batch_axes(x: Tensor) -> list[int]:
