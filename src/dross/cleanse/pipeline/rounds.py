@@ -156,7 +156,7 @@ def _verify(job: Job, run: Run, scored: InstanceScores) -> RetrainingCheck:
     )
     verification = checked.verification
     job.say(
-        f"RetrainingCheck {len(verification.instances)} of them by retraining without each: the estimates "
+        f"Checked {len(verification.instances)} of them by retraining without each: the estimates "
         f"agree with the truth with Kendall's tau {verification.tau:.2f}."
     )
     return checked
