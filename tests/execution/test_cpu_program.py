@@ -15,7 +15,7 @@ NEVER = {"dropout", "attention", "partly_used", "batchnorm_cnn"}
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(cpu_program, "_CALLS_WORTH_IT", 2)
+    monkeypatch.setattr(cpu_program, "_CALLS_BEFORE_WRITING", 2)
 
 
 def results(p, folder, monkeypatch, switch: str):
@@ -221,7 +221,7 @@ def test_pooling_with_the_channels_last_gives_the_same_bits(how):
     x = torch.randn(4, 16, 9, 9).relu()  # many of them 0, and so equal
     x[0, 0, 0, 1], x[1, 1, :2, :2] = float("nan"), -float("inf")
     for found, wanted in zip(
-        cpu_program._pooled(x, *how),
+        cpu_program._pool_channels_last(x, *how),
         torch.ops.aten.max_pool2d_with_indices.default(x, *how),
         strict=True,
     ):
@@ -231,9 +231,11 @@ def test_pooling_with_the_channels_last_gives_the_same_bits(how):
 
 def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, soon):
     data, calls, scores = (torch.randn(40, 1, 8, 8), torch.randint(0, 3, (40,))), [], []
-    pooled = cpu_program._pooled
+    pooled = cpu_program._pool_channels_last
     monkeypatch.setattr(
-        cpu_program, "_pooled", lambda *args, **more: calls.append(1) or pooled(*args, **more)
+        cpu_program,
+        "_pool_channels_last",
+        lambda *args, **more: calls.append(1) or pooled(*args, **more),
     )
     for switch in ("0", "1"):
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
