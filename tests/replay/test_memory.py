@@ -13,36 +13,8 @@ from dross.data.dataset import Instances
 from dross.data.prefetch import Prefetcher
 from dross.errors import NotSupported
 from dross.replay.segment_replay import SegmentReplay
-from dross.step.objective import Objective
 from dross.tape.reader import Tape
 from zoo import problem
-
-
-def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
-    p = problem("mlp", "momentum")
-    run = record(p)
-    query = dross.losses((p.X_val, p.Y_val))
-    whole = run.influence(query).values
-    pull = Objective.pull_reverse
-
-    def limited(self, theta, buffers, batch, a_g, *rest):
-        if len(a_g) > 2:
-            raise torch.OutOfMemoryError("no room for so many")
-        return pull(self, theta, buffers, batch, a_g, *rest)
-
-    monkeypatch.setattr(Objective, "pull_reverse", limited)
-    with pytest.warns(dross.DrossWarning, match="going on with . of the queries"):
-        found = run.influence(query).values
-    np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
-
-    monkeypatch.setattr(
-        Objective,
-        "pull_reverse",
-        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none at all")),
-    )
-    with pytest.raises(torch.OutOfMemoryError) as error:
-        run.influence(dross.mean_loss((p.X_val, p.Y_val)))
-    assert "do not fit" in error.value.__notes__[0]
 
 
 def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
