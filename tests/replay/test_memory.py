@@ -25,7 +25,7 @@ def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
 
     def limited(self, steps, *rest):
         if len(steps) > 3:
-            raise torch.OutOfMemoryError("no room for so many")
+            raise torch.OutOfMemoryError("no memory for so many")
         return row(self, steps, *rest)
 
     monkeypatch.setattr(SegmentReplay, "replay_steps", limited)
@@ -36,28 +36,24 @@ def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
-    """As a numpy.memmap, in the model's type or another; with a budget smaller than the table nothing of it is held."""
+    """As a numpy.memmap, in the model's type or another.
+
+    With a budget smaller than the table, nothing of it is held in memory.
+    """
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(300, 5)), rng.integers(0, 2, 300)
     np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)[:] = X
     mapped = np.memmap(tmp_path / "x", dtype, "r", shape=X.shape)
     scores = []
-    for k, (data, keep) in enumerate(
-        [((mapped.copy(), Y), None), ((mapped, Y), dross.Budget(200_000, in_memory=1000))]
-    ):
+    small = dross.Budget(200_000, in_memory=1000)
+    cases = [((mapped.copy(), Y), None), ((mapped, Y), small)]
+    for k, (data, keep) in enumerate(cases):
         torch.manual_seed(0)
         model = nn.Linear(5, 2)
-        run = dross.train(
-            model,
-            data,
-            "cross_entropy",
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            tape=tmp_path / str(k),
-            epochs=2,
-            batch_size=16,
-            keep=keep,
-            progress=False,
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"tape": tmp_path / str(k), "epochs": 2, "batch_size": 16}
+        options |= {"keep": keep, "progress": False}
+        run = dross.train(model, data, "cross_entropy", optimizer, **options)
         query = dross.mean_loss((torch.from_numpy(X[:50]).float(), Y[:50]))
         opened = dross.Run.open(tmp_path / str(k), model, data, "cross_entropy")
         scores.append(opened.influence(query).values)
@@ -106,16 +102,15 @@ def test_batches_are_looked_up_ahead_in_the_direction_of_travel():
     assert len(looked_up) < 20
 
 
-def test_what_goes_wrong_while_looking_ahead_is_told():
+def test_an_error_while_looking_ahead_is_raised():
     def look_up(ids):
         if int(ids[0]) == 2:
             raise OSError("the disk is gone")
         return ids, ids
 
     with ThreadPoolExecutor(1) as reader:
-        ahead = Prefetcher(
-            look_up, [torch.tensor([k]) for k in range(4)], torch.device("cpu"), reader
-        )
+        ids = [torch.tensor([k]) for k in range(4)]
+        ahead = Prefetcher(look_up, ids, torch.device("cpu"), reader)
         ahead(0), ahead(1)
         with pytest.raises(OSError, match="the disk is gone"):
             ahead(2)
@@ -129,7 +124,7 @@ def test_data_that_travel_to_the_device_give_the_same_scores(record, monkeypatch
     np.testing.assert_array_equal(record(p).influence(query).values, expected)
 
 
-def test_a_model_on_two_devices_is_told(tmp_path):
+def test_a_model_on_two_devices_is_refused(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)
     model[0].to("meta")

@@ -31,7 +31,7 @@ def compile_function(function: Callable, inputs: list[Tensor]) -> Callable[..., 
     traced.graph.eliminate_dead_code()  # checks of shapes, which are known
     traced.recompile()
     # channels last is faster in bfloat16 and slower in strict float32
-    options = {"layout_optimization": False}
+    options: dict[str, Any] = {"layout_optimization": False}
     quick = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
 
     def run(*tensors: Tensor) -> Any:

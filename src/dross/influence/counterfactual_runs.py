@@ -159,7 +159,7 @@ class CounterfactualRuns:
             return [batch.load().select(mask) for batch, mask in pairs if mask.any()], None
         return batches, [_as_weights(mask, batch) for mask, batch in zip(present, batches)]
 
-    # --- whether models may go side by side -----------------------------------------------------------
+    # --- whether models may go side by side -------------------------------------------------------
 
     def batches_may_be_cut(self, groups: Sequence[np.ndarray]) -> bool:
         """Whether BatchNorm can be told who is present, in every batch of every run.

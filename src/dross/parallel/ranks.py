@@ -62,7 +62,7 @@ class RankReducer(Reducer):
         turn = (self.rank + k) % self.size  # so that longer parts do not always go to one rank
         return slice(count * turn // self.size, count * (turn + 1) // self.size)
 
-    # --- what they send each other -----------------------------------------------------------------
+    # --- what they send each other ----------------------------------------------------------------
 
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Each of them summed over the ranks, in one message. All ranks get the same bits."""
