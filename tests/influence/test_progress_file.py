@@ -98,7 +98,7 @@ def interrupted(run, asked, folder, monkeypatch, **options):
 
     with monkeypatch.context() as patch:
         patch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
-        patch.setattr(progress_file, "_MAX_SHARE_OF_TIME", 0)
+        patch.setattr(progress_file, "_MIN_TIMES_OF_WRITING", 0)
         patch.setattr(progress_file.ProgressFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)

@@ -220,7 +220,7 @@ def stuck(rank: int, tape: str, told: str) -> None:
 
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
     """The last rank is killed in the middle, after so many passes of its own."""
-    progress_file._SECONDS_BETWEEN_WRITES = progress_file._MAX_SHARE_OF_TIME = 0
+    progress_file._SECONDS_BETWEEN_WRITES = progress_file._MIN_TIMES_OF_WRITING = 0
     segment_replay._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)

@@ -105,7 +105,7 @@ class SegmentReplay:
     def _replayed_states(
         self, index: int, segment: Segment, begin: int, stop: int
     ) -> Iterator[tuple[int, StatesAndGradients]]:
-        """Replayed states in blocks, cut by checkpoint_schedule.py. One may begin before `begin`."""
+        """Replayed states in blocks (see checkpoint_schedule.py). One may begin before `begin`."""
         first, last = segment.first, min(stop, segment.end) - segment.first
         capacity = self._capacity(segment, last)
         self._warn_of_recomputes(segment, last, capacity)
