@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..data.batch import Batch
 from ..data.pytree import flatten, unflatten
 
-_CALLS_BEFORE_WRITING = 16  # writing a pass down takes as long as about so many calls save
+_CALLS_BEFORE_WRITING = 16  # writing a pass down takes as long as this many calls save
 _MAX_PROGRAMS = 64  # of one model
 _MAX_NUMBERS_OF_SMALL_RESULT = 1 << 16  # beyond, the time of the call itself does not matter
 _MIN_CHANNELS_FOR_CHANNELS_LAST = 16
@@ -140,7 +140,7 @@ class _Line:
     function: str
     arguments: str
     uses: set[str]  # the tensors among the arguments
-    mutates: bool  # it writes into a tensor, so it is needed even if nobody uses its results
+    mutates: bool  # it writes into a tensor, so it is needed even if its results are not used
 
     def __str__(self) -> str:
         comma = "," if self.unpacked else ""

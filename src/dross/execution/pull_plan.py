@@ -62,7 +62,7 @@ class PullPlans:
         return [[size, [p.forward_mode, p.queries_at_once]] for size, p in self._plans.items()]
 
     def load_json(self, saved: list[list]) -> None:
-        """Go on with the plans of an earlier process."""
+        """Take over the plans of an earlier process."""
         self._plans = {size: PullPlan(forward, at_once) for size, (forward, at_once) in saved}
 
     def __iter__(self):

@@ -35,7 +35,7 @@ def manage_threads() -> Iterator[None]:
 
 
 def use_for(operations: float) -> None:
-    """Choose the number of threads for a pass of so many operations."""
+    """Choose the number of threads for a pass of this many operations."""
     if _depth:
         _set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)
 

@@ -24,7 +24,8 @@ from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import sum_over_batches, take_step
 from ..step.state import State
-from ..step.step import Step, advance
+from ..step.step import Step
+from ..step.step import advance as advance_state
 from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..support.progress import progress_bar
 
@@ -52,15 +53,15 @@ def replay_without(
     count = _even_size(len(groups), _count_fitting(recording, start, first)) if together else 1
     total, at = (stop - first) * (len(groups) + 1), 0
     nothing = np.zeros(0, dtype=np.int64)
-    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as show:
+    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as advance:
         while at < len(groups):
             chunk = [nothing, *groups[at : at + count]]
             if not together:
-                yield State.stack([runs.replay_alone(group, show) for group in chunk])
+                yield State.stack([runs.replay_alone(group, advance) for group in chunk])
                 at += len(chunk) - 1
                 continue
             try:
-                replay, free = partial(runs.replay_together, chunk, show), executor.free_memory
+                replay, free = partial(runs.replay_together, chunk, advance), executor.free_memory
                 states = try_to_fit(replay, count, what="models at once", free=free)
             except (DrossError, torch.OutOfMemoryError):
                 raise
@@ -94,7 +95,7 @@ class CounterfactualRuns:
     stop: int
     absent: str  # "weight" or "batch": see counterfactual.ABSENT
 
-    def replay_together(self, groups: Sequence[np.ndarray], show: Advance) -> State:
+    def replay_together(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
         """The states without each group, side by side: a leading axis [K]."""
         executor, optimizer = self.recording.executor, self.recording.optimizer
         count, device, cut = len(groups), self.recording.device, self.absent == "batch"
@@ -106,17 +107,17 @@ class CounterfactualRuns:
                 if not checked and cut:
                     self._check_cuts(step, batches)
 
-                def gradients(batch: LazyBatch, buffers: Buffers) -> tuple[Tensor, Buffers]:
+                def gradients(batch: LazyBatch, buffers: Buffers, thetas: Tensor = state.theta):
                     w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                    return executor.gradients(state.theta, buffers, batch, w, cut)  # noqa: B023
+                    return executor.gradients(thetas, buffers, batch, w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
                 checked = checked or self._check_row(0, groups[0], state, g, step, batches)
-                state = advance(optimizer, state, step, g, buffers)
-                show(count)
+                state = advance_state(optimizer, state, step, g, buffers)
+                advance(count)
         return _check_finite(state)
 
-    def replay_alone(self, group: np.ndarray, show: Advance) -> State:
+    def replay_alone(self, group: np.ndarray, advance: Advance) -> State:
         """The state without one group, by the same function that trained the model.
 
         With nothing removed it must arrive where the training did.
@@ -131,7 +132,7 @@ class CounterfactualRuns:
                     raise NotSupported(
                         f"Step {t} cannot be taken with what is left of its batch: {error}"
                     ) from error
-                show(1)
+                advance(1)
         state = _check_finite(state)
         if not len(group):
             expected = self.recording.state_at(self.stop)

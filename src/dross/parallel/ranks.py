@@ -50,7 +50,7 @@ class RankReducer(Reducer):
         """The same ranks, sharing whole micro-batches only."""
         return RankReducer(self.group, self.device, cuts_batches=False)
 
-    # --- who does what ----------------------------------------------------------------------------
+    # --- sharing the work -------------------------------------------------------------------------
 
     def share(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This rank's part of a step."""
@@ -68,7 +68,7 @@ class RankReducer(Reducer):
         turn = (self.rank + k) % self.size  # longer parts do not always go to the same rank
         return slice(count * turn // self.size, count * (turn + 1) // self.size)
 
-    # --- what they send each other ----------------------------------------------------------------
+    # --- messages between ranks -------------------------------------------------------------------
 
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Each of them summed over the ranks, in one message. All ranks get the same bits."""

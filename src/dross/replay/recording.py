@@ -54,7 +54,7 @@ class Recording:
     instances: Instances
     augment: Augment | None
     seed: int
-    reducer: Reducer = ALONE  # who shares the work of a step
+    reducer: Reducer = ALONE  # shares the work of a step among ranks
 
     @staticmethod
     def open(
