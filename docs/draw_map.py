@@ -20,7 +20,12 @@ ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "figures" / "architecture.svg"
 ON_TOP = {"__init__", "__main__", "_version", "errors"}  # no folders; everything may use them
 WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP = 1000, 300, 58, 34
-COLOURS = {"people": "#f3e3cf", "questions": "#dfe9f3", "mathematics": "#e2efdf", "tools": "#eeeeee"}
+COLOURS = {
+    "people": "#f3e3cf",
+    "questions": "#dfe9f3",
+    "mathematics": "#e2efdf",
+    "tools": "#eeeeee",
+}
 KINDS = {
     "cli": "people",
     "demo": "people",
@@ -86,7 +91,9 @@ def find_cycle(imports: dict[str, set[str]]) -> list[str] | None:
 
 def module_imports(graph: grimp.ImportGraph) -> dict[str, set[str]]:
     """Which modules each module imports; a package's own file counts as a module."""
-    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    return {
+        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+    }
 
 
 def reduce_edges(imports: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -184,7 +191,9 @@ def draw_box(name: str, x: float, y: float) -> str:
         f'{name}</tspan> <tspan fill="#666">{count} module{"s" * (count > 1)}</tspan></text>',
     ]
     for k, line in enumerate(wrap(text)):
-        lines.append(f'<text x="{left + 10:.0f}" y="{y + 34 + 14 * k:.0f}">{html.escape(line)}</text>')
+        lines.append(
+            f'<text x="{left + 10:.0f}" y="{y + 34 + 14 * k:.0f}">{html.escape(line)}</text>'
+        )
     return "\n".join(lines)
 
 

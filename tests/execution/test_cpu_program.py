@@ -1,4 +1,4 @@
-"""Passes written down as straight programs give the same bits; what cannot be written down is left as it is."""
+"""Passes written down as programs give the same bits; what cannot be written down runs as it is."""
 
 import pytest
 import torch
@@ -9,29 +9,34 @@ from dross.errors import BadInput
 from dross.execution import cpu_program
 from zoo import MODELS, OPTIMIZERS, problem
 
-# random numbers and parameters that come and go are decided anew by every pass, and BatchNorm with momentum=None looks at its counter
+# passes with random numbers or with parameters that come and go are never reused, and BatchNorm
+# with momentum=None looks at its counter
 NEVER = {"dropout", "attention", "partly_used", "batchnorm_cnn"}
 
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(cpu_program, "_CALLS_WORTH_IT", 2)
+    monkeypatch.setattr(cpu_program, "_CALLS_BEFORE_WRITING", 2)
+
+
+def has_programs(executor) -> bool:
+    programs = executor.programs._written.values()
+    return any(program is not None and program.trusted for program in programs)
+
+
+def train(model, data, folder, optimizer=None, **options):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1) if optimizer is None else optimizer
+    options = {"tape": folder, "progress": False} | options
+    return dross.train(model, data, "cross_entropy", optimizer, **options)
 
 
 def results(p, folder, monkeypatch, switch: str):
     monkeypatch.setenv("DROSS_PROGRAMS", switch)
     model, optimizer = p.start()
-    run = dross.train(
-        model,
-        (p.X, p.Y),
-        p.loss,
-        optimizer,
-        tape=folder / switch,
-        batches=p.batches,
-        epochs=p.epochs,
-        progress=False,
-        keep=dross.Checkpoints(every=3),
-    )
+    options = {"batches": p.batches, "epochs": p.epochs, "keep": dross.Checkpoints(every=3)}
+    options |= {"tape": folder / switch, "progress": False}
+    run = dross.train(model, (p.X, p.Y), p.loss, optimizer, **options)
     one = dross.mean_loss((p.X_val, p.Y_val))
     found = {
         "theta": run.recording.state_at(run.steps).theta,
@@ -40,24 +45,23 @@ def results(p, folder, monkeypatch, switch: str):
         "no hessian": torch.from_numpy(dross.estimators.without_hessian(run, one).values),
         "truth": torch.from_numpy(run.leave_one_out(one, [0, 3])),
     }
-    return found, run.recording.executor.programs._written
+    return found, run.recording.executor
 
 
-@pytest.mark.filterwarnings(
-    "ignore::dross.errors.DrossWarning"
-)  # some of them cannot be run many at once
+# some models cannot be run many at once
+@pytest.mark.filterwarnings("ignore::dross.errors.DrossWarning")
 @pytest.mark.parametrize(
     "model,optimizer", [(m, "momentum") for m in MODELS] + [("mlp", o) for o in OPTIMIZERS]
 )
 def test_the_same_bits(model, optimizer, tmp_path, monkeypatch, soon):
     p = problem(model, optimizer)
-    plain, none = results(p, tmp_path, monkeypatch, "0")
-    quick, written = results(p, tmp_path, monkeypatch, "1")
-    assert not none
+    plain, without = results(p, tmp_path, monkeypatch, "0")
+    quick, executor = results(p, tmp_path, monkeypatch, "1")
+    assert not without.programs._written
     for name, value in plain.items():
         assert torch.equal(quick[name], value), name
     if model not in NEVER:
-        assert any(program is not None and program.trusted for program in written.values()), written
+        assert has_programs(executor), executor.programs._written
 
 
 class Peeks(nn.Module):
@@ -92,22 +96,10 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
         model = Peeks(WAYS[way])
         model.load_state_dict(start)
-        run = dross.train(
-            model,
-            (x, y),
-            "cross_entropy",
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            tape=tmp_path / switch,
-            epochs=2,
-            batch_size=4,
-            progress=False,
-        )
-        found.append(
-            (
-                run.recording.state_at(run.steps).theta,
-                torch.from_numpy(run.influence(dross.mean_loss((x, y))).values),
-            )
-        )
+        run = train(model, (x, y), tmp_path / switch, epochs=2, batch_size=4)
+        scores = run.influence(dross.mean_loss((x, y)))
+        theta = run.recording.state_at(run.steps).theta
+        found.append((theta, torch.from_numpy(scores.values)))
         written = run.recording.executor.programs._written
     assert written and all(program is None for program in written.values())
     assert all(torch.equal(a, b) for a, b in zip(*found))
@@ -115,17 +107,7 @@ def test_a_model_that_looks_at_its_values_runs_as_before(way, tmp_path, monkeypa
 
 def recorded(model, folder):
     x, y = torch.randn(40, 3, dtype=next(model.parameters()).dtype), torch.randint(0, 2, (40,))
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    return dross.train(
-        model,
-        (x, y),
-        "cross_entropy",
-        optimizer,
-        tape=folder / "t",
-        epochs=2,
-        batch_size=4,
-        progress=False,
-    )
+    return train(model, (x, y), folder / "t", epochs=2, batch_size=4)
 
 
 def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
@@ -138,10 +120,7 @@ def test_a_frozen_weight_may_change_between_passes(tmp_path, soon):
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     with executor.training():
         before, _, _ = executor.gradient(state.theta, state.buffers, batch)
-        assert any(
-            program is not None and program.trusted
-            for program in executor.programs._written.values()
-        )
+        assert has_programs(executor)
         with torch.no_grad():
             model[0].weight.mul_(2)
         after, _, _ = executor.gradient(state.theta, state.buffers, batch)
@@ -185,25 +164,13 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
     for switch in "01":
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
         model.load_state_dict(start)
-        run = dross.train(
-            model,
-            (x, y),
-            "cross_entropy",
-            torch.optim.AdamW(model.parameters(), lr=0.01),
-            tape=tmp_path / switch,
-            epochs=4,
-            batch_size=10,
-            progress=False,
-        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        run = train(model, (x, y), tmp_path / switch, optimizer, epochs=4, batch_size=10)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss((x, y))).values))
     assert any(plan.forward_mode for plan in run.recording.executor.plans)
-    programs_of = run.recording.executor.programs._written
-    assert {
-        key[0][0] for key, program in programs_of.items() if program is not None and program.trusted
-    } == {
-        "training step",
-        "reverse step",
-    }
+    written = run.recording.executor.programs._written.items()
+    passes = {key[0][0] for key, program in written if program is not None and program.trusted}
+    assert passes == {"training step", "reverse step"}
     assert torch.equal(*scores)
 
 
@@ -220,38 +187,25 @@ def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch
 def test_pooling_with_the_channels_last_gives_the_same_bits(how):
     x = torch.randn(4, 16, 9, 9).relu()  # many of them 0, and so equal
     x[0, 0, 0, 1], x[1, 1, :2, :2] = float("nan"), -float("inf")
-    for found, wanted in zip(
-        cpu_program._pooled(x, *how),
-        torch.ops.aten.max_pool2d_with_indices.default(x, *how),
-        strict=True,
-    ):
+    ours = cpu_program._pool_channels_last(x, *how)
+    theirs = torch.ops.aten.max_pool2d_with_indices.default(x, *how)
+    for found, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
         assert found.stride() == wanted.stride()
 
 
 def test_a_wide_layer_is_pooled_with_the_channels_last(tmp_path, monkeypatch, soon):
     data, calls, scores = (torch.randn(40, 1, 8, 8), torch.randint(0, 3, (40,))), [], []
-    pooled = cpu_program._pooled
-    monkeypatch.setattr(
-        cpu_program, "_pooled", lambda *args, **more: calls.append(1) or pooled(*args, **more)
-    )
+    pool = cpu_program._pool_channels_last
+    count_calls = lambda *args, **more: calls.append(1) or pool(*args, **more)
+    monkeypatch.setattr(cpu_program, "_pool_channels_last", count_calls)
     for switch in ("0", "1"):
         monkeypatch.setenv("DROSS_PROGRAMS", switch)
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 3)
         )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = dross.train(
-            model,
-            data,
-            "cross_entropy",
-            optimizer,
-            tape=tmp_path / switch,
-            epochs=4,
-            batch_size=8,
-            progress=False,
-        )
+        run = train(model, data, tmp_path / switch, epochs=4, batch_size=8)
         scores.append(torch.from_numpy(run.influence(dross.mean_loss(data)).values))
         assert bool(calls) == (switch == "1")
     assert torch.equal(*scores)

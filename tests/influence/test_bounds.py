@@ -12,7 +12,7 @@ ALPHA = 0.5
 
 
 def logistic_run(tmp_path, epochs: int, optimizer=None):
-    """Logistic regression with a penalty: lambda = alpha, Lambda = alpha + max |x|^2 / 4, strongly convex and smooth."""
+    """Logistic regression with a penalty: lambda = alpha, Lambda = alpha + max |x|^2 / 4."""
     rng = torch.Generator().manual_seed(0)
     X = torch.randn(40, 3, dtype=torch.float64, generator=rng)
     Y = (X[:, 0] + 0.5 * torch.randn(40, dtype=torch.float64, generator=rng) > 0).double()
@@ -22,19 +22,15 @@ def logistic_run(tmp_path, epochs: int, optimizer=None):
     smooth = ALPHA + float((X**2).sum(1).max()) / 4
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1 / smooth)
     optimizer.param_groups[0]["params"] = list(model.parameters())
-    run = dross.train(
-        model,
-        (X, Y),
-        "binary_cross_entropy",
-        optimizer,
-        tape=tmp_path / "t",
-        epochs=epochs,
-        batch_size=4,
-        penalty=lambda p: ALPHA / 2 * p["weight"].pow(2).sum(),
-        progress=False,
-        overwrite=True,
-    )
+    penalty = lambda p: ALPHA / 2 * p["weight"].pow(2).sum()
+    run = train(model, (X, Y), optimizer, tmp_path, epochs=epochs, penalty=penalty)
     return run, smooth
+
+
+def train(model, data, optimizer, folder, epochs=1, **options):
+    options |= {"tape": folder / "t", "epochs": epochs, "batch_size": 4}
+    options |= {"progress": False, "overwrite": True}
+    return dross.train(model, data, "binary_cross_entropy", optimizer, **options)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -43,10 +39,8 @@ def test_the_actual_error_is_below_theorem_1(tmp_path, epochs):
     everyone = np.arange(len(run))
     estimated = run.parameter_influence(everyone)["weight"].flatten(1)
     cf = run.counterfactual([[j] for j in everyone])
-    actual = (
-        torch.stack([cf.parameters(j)["weight"].flatten() for j in everyone])
-        - run.parameters()["weight"].flatten()
-    )
+    weights = torch.stack([cf.parameters(j)["weight"].flatten() for j in everyone])
+    actual = weights - run.parameters()["weight"].flatten()
     found = dross.bounds.theorem1(run, ALPHA, smooth)
     error = (actual - estimated).norm(dim=1).numpy()
     assert (found.visits == epochs).all()
@@ -95,18 +89,7 @@ def test_several_rates_weights_or_clipping_are_refused(tmp_path):
         (torch.optim.SGD(groups), {}),
         (torch.optim.SGD(model.parameters(), lr=0.1), {"clip": dross.ClipNorm(0.1)}),
     ):
-        run = dross.train(
-            model,
-            (X, Y),
-            "binary_cross_entropy",
-            optimizer,
-            tape=tmp_path / "t",
-            epochs=1,
-            batch_size=4,
-            progress=False,
-            overwrite=True,
-            **options,
-        )
+        run = train(model, (X, Y), optimizer, tmp_path, **options)
         with pytest.raises(NotSupported, match="one rate and the plain mean"):
             dross.bounds.theorem1(run, 0.1, 2.0)
 

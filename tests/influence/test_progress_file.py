@@ -4,11 +4,12 @@ import signal
 from dataclasses import replace
 from itertools import pairwise
 
+import fsspec
 import numpy as np
 import pytest
 
 import dross
-from dross.errors import StorageFailed, TapeDamaged, TapeMismatch
+from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
 from dross.influence import progress_file
 from parallel import rank_jobs
 from parallel.launch import launched
@@ -24,6 +25,14 @@ def query(p):
     return dross.mean_loss((p.X_val, p.Y_val))
 
 
+def count_pulls(run, monkeypatch) -> list:
+    """A list with an entry for every reverse step from now on."""
+    taken, pull = [], run.recording.executor.pull
+    counted = lambda *args: taken.append(1) or pull(*args)
+    monkeypatch.setattr(run.recording.executor, "pull", counted)
+    return taken
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch, case):
     monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1 << 14)
@@ -33,31 +42,26 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
     run = record(p, keep=keep)
     expected = run.influence(query(p))
     folder = tmp_path / "progress"
-    (died,) = launched(
-        1, rank_jobs.dying, tmp_path / "job", name, str(run.tape), str(folder), strike, True
-    )
+    given = (name, str(run.tape), str(folder), strike, True)
+    (died,) = launched(1, rank_jobs.dying, tmp_path / "job", *given)
     assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
 
-    taken, pull = [], run.recording.executor.pull
-    monkeypatch.setattr(
-        run.recording.executor, "pull", lambda *args: taken.append(1) or pull(*args)
-    )
+    taken = count_pulls(run, monkeypatch)
     found = run.influence(query(p), resume=folder)
-    assert (
-        run.steps - strike < len(taken) < run.steps
-    )  # what was left, and what was done since the last progress file
+    # what was left, and what was done since the last progress file
+    assert run.steps - strike < len(taken) < run.steps
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
     assert list(folder.iterdir()) == []
 
 
-def test_a_retrace_goes_on_with_less_room_than_it_had(record, tmp_path, monkeypatch):
+def test_a_retrace_continues_with_less_memory_than_it_had(record, tmp_path, monkeypatch):
     """Its blocks end elsewhere then: no step is counted twice, and none is left out."""
     p = problem("mlp", "momentum", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=30))
     expected = run.influence(query(p))
-    rooms = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
-    for before, after in pairwise(rooms):
+    limits = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
+    for before, after in pairwise(limits):
         monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", before)
         interrupted(run, query(p), tmp_path / "progress", monkeypatch)
         monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", after)
@@ -98,19 +102,17 @@ def interrupted(run, asked, folder, monkeypatch, **options):
 
     with monkeypatch.context() as patch:
         patch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
-        patch.setattr(progress_file, "_MAX_SHARE_OF_TIME", 0)
+        patch.setattr(progress_file, "_MIN_TIMES_OF_WRITING", 0)
         patch.setattr(progress_file.ProgressFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)
 
 
 def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch):
-    """Another query, another window, other data of the same query, another tape: none takes this one's progress, none removes it."""
+    """Another query, window or tape, or other data: none uses this progress, none removes it."""
     p = problem("mlp", "sgd", epochs=10)
-    run, twin = (
-        record(p, keep=dross.Checkpoints(every=4)),
-        record(p, keep=dross.Checkpoints(every=4)),
-    )
+    keep = dross.Checkpoints(every=4)
+    run, twin = record(p, keep=keep), record(p, keep=keep)
     interrupted(run, query(p), run.tape, monkeypatch)  # the tape's own folder will do
     kept = list(run.tape.glob("retrace-*"))
     assert len(kept) == 1
@@ -180,3 +182,62 @@ def test_a_short_retrace_writes_nothing(record, tmp_path):
     p = problem("mlp", "sgd")
     record(p).influence(query(p), resume=tmp_path / "progress")
     assert not (tmp_path / "progress").exists()
+
+
+def test_resume_true_keeps_progress_in_the_folder_of_the_tape(record, monkeypatch):
+    p = problem("mlp", "momentum", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    expected, files = run.influence(query(p)), sorted(run.tape.iterdir())
+    interrupted(run, query(p), True, monkeypatch)
+    (kept,) = set(run.tape.iterdir()) - set(files)
+    assert kept.name.startswith("retrace-")
+    taken = count_pulls(run, monkeypatch)
+    found = run.influence(query(p), resume=True)
+    assert 0 < len(taken) < run.steps  # it went on from there
+    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
+    assert sorted(run.tape.iterdir()) == files  # and left nothing behind
+
+
+def test_resume_true_and_the_folder_of_the_tape_mean_the_same(record, monkeypatch):
+    p = problem("mlp", "sgd", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    for before, after in ((True, run.tape), (str(run.tape), True)):
+        interrupted(run, query(p), before, monkeypatch)
+        with monkeypatch.context() as patch:
+            taken = count_pulls(run, patch)
+            run.influence(query(p), resume=after)
+        assert 0 < len(taken) < run.steps
+
+
+@pytest.mark.parametrize("resume", [None, False])
+def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
+    p = problem("mlp", "sgd", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    files = sorted(run.tape.iterdir())
+    monkeypatch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr(progress_file, "_MIN_TIMES_OF_WRITING", 0)
+    written = []
+    monkeypatch.setattr(progress_file, "write_bytes", lambda *args: written.append(args))
+    run.influence(query(p), resume=resume)
+    assert not written and sorted(run.tape.iterdir()) == files
+
+
+def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
+    record, tmp_path, monkeypatch
+):
+    p = problem("mlp", "sgd", epochs=10)
+    run = record(p, keep=dross.Checkpoints(every=4))
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.put(f"{run.tape}/", "/bucket/run", recursive=True)
+    uploaded = sorted(system.find("/bucket"))
+    model, _ = p.start()
+    opened = dross.Run.open("memory://bucket/run", model, (p.X, p.Y), p.loss, progress=False)
+    with pytest.raises(BadInput, match=r"memory://bucket/run can only be read.*resume='folder'"):
+        opened.influence(query(p), resume=True)
+    expected = run.influence(query(p))
+    interrupted(opened, query(p), tmp_path / "progress", monkeypatch)
+    found = opened.influence(query(p), resume=tmp_path / "progress")
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert sorted(system.find("/bucket")) == uploaded

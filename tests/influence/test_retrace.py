@@ -1,4 +1,4 @@
-"""Scores against finite differences of literal runs and against autograd through the unrolled run, in float64."""
+"""Scores against finite differences of literal runs, and autograd through the unrolled run."""
 
 import numpy as np
 import pytest
@@ -108,15 +108,13 @@ def test_parameter_groups_with_their_own_rates(record):
             {"params": model[2].parameters(), "weight_decay": 0.1},
         ]
 
+    def rates(model):
+        parts = (group["params"] for group in groups(model))
+        return [{"params": part, "lr": 0.01 * (k + 1)} for k, part in enumerate(parts)]
+
     for optimizer in ("momentum", "adam", "nadam"):
         p = problem("mlp", optimizer)
-        p.groups = (
-            groups
-            if optimizer == "momentum"
-            else lambda m: [
-                {"params": g["params"], "lr": 0.01 * (k + 1)} for k, g in enumerate(groups(m))
-            ]
-        )
+        p.groups = groups if optimizer == "momentum" else rates
         scores = record(p).influence(query(p)).values
         close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
@@ -125,7 +123,10 @@ def test_parameter_groups_with_their_own_rates(record):
     "optimizer", ["adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"]
 )
 def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
-    """Inputs that are always 0 give gradients and second moments of exactly 0, where a square root has no derivative."""
+    """Inputs that are always 0 give second moments of exactly 0.
+
+    There a square root has no derivative.
+    """
     p = problem("mlp", optimizer)
     p.X[:, :2] = 0
     scores = record(p).influence(query(p)).values
@@ -160,9 +161,7 @@ def test_forwards_and_backwards_agree(record, model, optimizer):
 def test_true_leave_one_out(record, model):
     p = problem(model, "momentum")
     run = record(p)
-    if (
-        model == "attention"
-    ):  # its dropout draws other numbers inside vmap; dross notices and says so
+    if model == "attention":  # its dropout draws other numbers inside vmap, and dross warns
         with pytest.warns(dross.DrossWarning, match="one after the other"):
             found = run.leave_one_out(query(p), p.used)
     else:
@@ -186,10 +185,10 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
             run.influence(query(p)).values,
             run.influence(dross.losses((p.X_val, p.Y_val))).values.mean(0),
         ]
-        # attention's dropout draws other numbers inside torch.func: forward mode is tried, found out and left alone
-        assert any(plan.forward_mode for plan in run.recording.executor.plans) == (
-            threshold == 0 and model != "attention"
-        )
+        # attention's dropout draws other numbers inside torch.func: forward mode is tried, found
+        # to be wrong and not used
+        is_used = any(plan.forward_mode for plan in run.recording.executor.plans)
+        assert is_used == (threshold == 0 and model != "attention")
     for other in results[1:]:
         close(other, results[0], 1e-10)
 
@@ -230,15 +229,9 @@ def test_accumulating_in_float64_from_float32(tmp_path):
     p = problem("mlp", "sgd")
     torch.manual_seed(1)
     model = MODELS["mlp"]()
-    run = dross.train(
-        model,
-        (p.X.float(), p.Y),
-        "cross_entropy",
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path / "tape",
-        batches=p.batches,
-        progress=False,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"tape": tmp_path / "tape", "batches": p.batches, "progress": False}
+    run = dross.train(model, (p.X.float(), p.Y), "cross_entropy", optimizer, **options)
     scores = run.influence(query(p))
     assert scores.values.dtype == np.float64
     assert run.recording.state_at(run.steps).theta.dtype == torch.float32

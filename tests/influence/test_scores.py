@@ -1,3 +1,5 @@
+"""Scores: what they rank, and that files keep every digit of them."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,12 +26,8 @@ def test_saved_and_loaded_to_the_last_digit(tmp_path_factory, suffix, by_epoch, 
     loaded = dross.Scores.load(original.save(tmp_path_factory.mktemp("scores") / f"s{suffix}"))
     np.testing.assert_array_equal(loaded.values, original.values)
     np.testing.assert_array_equal(loaded.by_epoch, original.by_epoch)
-    assert (loaded.query, loaded.first_epoch, loaded.at, loaded.hessian) == (
-        "mean_loss",
-        2,
-        17,
-        False,
-    )
+    about = (loaded.query, loaded.first_epoch, loaded.at, loaded.hessian)
+    assert about == ("mean_loss", 2, 17, False)
 
 
 def test_ranking():

@@ -13,22 +13,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context(
-    "forkserver"
-)  # torch is imported once, and no thread of pytest's is forked
-_CONTEXT.set_forkserver_preload(
-    ["parallel.rank_jobs", "torch._dynamo"]
-)  # DDP imports the latter, in each process anew
+# torch is imported once, and no thread of pytest is forked
+_CONTEXT = multiprocessing.get_context("forkserver")
+# DDP would import the latter in each process anew
+_CONTEXT.set_forkserver_preload(["parallel.rank_jobs", "torch._dynamo"])
 
 
 def free_port() -> int:
+    """A port that no process uses at the moment."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 def launched(size: int, job: Callable, folder: Path, *args: Any, timeout: float = 120) -> list[Any]:
-    """job(rank, *args) on every rank. What each returned, or what it died of: an exception, or minus the number of a signal."""
+    """job(rank, *args) on every rank, each in a process of its own.
+
+    Returns what each rank returned, or what it died of: an exception, or minus a signal's number.
+    """
     folder.mkdir(exist_ok=True)
     port, results = free_port(), [folder / f"rank-{rank}" for rank in range(size)]
     processes = [
@@ -51,10 +53,8 @@ def launched(size: int, job: Callable, folder: Path, *args: Any, timeout: float 
 def _rank(rank: int, size: int, port: int, result: Path, job: Callable, args: tuple) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    where = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(
-        "gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
+    options = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", **options)
     try:
         found = job(rank, *args)
     except Exception as error:
@@ -67,4 +67,5 @@ def _rank(rank: int, size: int, port: int, result: Path, job: Callable, args: tu
 
 
 def die() -> None:
+    """Kill this process, as an operating system does."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -41,7 +41,7 @@ def jitter(x, generator):
 
 
 def case(name: str) -> tuple[Problem, dict]:
-    """A problem by name, and what dross.train and Run.open are told beside it."""
+    """A problem by name, and further options of dross.train and Run.open."""
     if name == "centred":
         return replace(problem("mlp", "sgd"), model=lambda: Centred().to(F64)), {}
     if name == "augmented":
@@ -68,11 +68,11 @@ def counted(executor: Executor) -> Counter:
     seen, passes = Counter(), {name: getattr(executor, name) for name in ("gradient", "pull")}
     for name, function in passes.items():
 
-        def told(theta, buffers, batch, *args, name=name, function=function):
+        def count(theta, buffers, batch, *args, name=name, function=function):
             seen[name] += len(batch.c)
             return function(theta, buffers, batch, *args)
 
-        setattr(executor, name, told)
+        setattr(executor, name, count)
     return seen
 
 
@@ -84,10 +84,10 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
             p, options = case(name)
             run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False, **options)
             work = counted(run.recording.executor)
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 values = [run.influence(q, group=group).values for q in asked(name, p)]
-            found[size, name] = values, dict(work), [str(w.message) for w in told]
+            found[size, name] = values, dict(work), [str(w.message) for w in caught]
     return found
 
 
@@ -119,7 +119,7 @@ KINDS = {
 
 
 def trained(rank: int, folder: str) -> dict:
-    """A loop as DDP's documentation has it, recorded on 1, 2 and 4 ranks, and retraced on the spot by all of them."""
+    """A loop as in DDP's documentation, recorded on 1, 2 and 4 ranks, and retraced by them."""
     found = {}
     for size, group in groups().items():
         for kind in KINDS[size] if rank < size else ():
@@ -199,14 +199,14 @@ def refused(rank: int, folder: str) -> list[str]:
     return said
 
 
-def stuck(rank: int, tape: str, told: str) -> None:
+def stuck(rank: int, tape: str, given_up: str) -> None:
     """Rank 1 stops answering and does not die, until rank 0 has given up on it."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
     p, _ = case("mlp adam clipped")
     run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
 
     def waiting(*args):
-        while not Path(told).exists():
+        while not Path(given_up).exists():
             time.sleep(0.1)
         die()
 
@@ -215,12 +215,12 @@ def stuck(rank: int, tape: str, told: str) -> None:
     try:
         run.influence(queries(p)[0], group=group)
     finally:
-        Path(told).touch()
+        Path(given_up).touch()
 
 
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
     """The last rank is killed in the middle, after so many passes of its own."""
-    progress_file._SECONDS_BETWEEN_WRITES = progress_file._MAX_SHARE_OF_TIME = 0
+    progress_file._SECONDS_BETWEEN_WRITES = progress_file._MIN_TIMES_OF_WRITING = 0
     segment_replay._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
@@ -233,6 +233,6 @@ def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool 
         return pull(*args)
 
     run.recording.executor.pull = counting
-    return run.influence(
-        queries(p)[0], group=None if alone else dist.group.WORLD, resume=folder
-    ).values, len(taken)
+    group = None if alone else dist.group.WORLD
+    scores = run.influence(queries(p)[0], group=group, resume=folder)
+    return scores.values, len(taken)

@@ -1,4 +1,4 @@
-"""Several processes share one retrace. They are real ones, on 127.0.0.1; the retrace of one process is the truth."""
+"""Several real processes share one retrace; the retrace of one process is the truth."""
 
 import math
 import os
@@ -32,9 +32,8 @@ WHOLE = {"attention sgd", "centred", "batchnorm adam"}  # batches of these are n
 
 
 def close(found, expected, relative=1e-9):
-    np.testing.assert_allclose(
-        found, expected, rtol=relative, atol=relative * np.abs(expected).max()
-    )
+    absolute = relative * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=relative, atol=absolute)
 
 
 @pytest.fixture
@@ -50,17 +49,13 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
     recorded, tmp_path
 ):
     runs = {name: recorded(name) for name in KEEPS}
-    found = launched(
-        4,
-        rank_jobs.scored,
-        tmp_path / "jobs",
-        {name: str(run.tape) for name, (_, run) in runs.items()},
-    )
+    tapes = {name: str(run.tape) for name, (_, run) in runs.items()}
+    found = launched(4, rank_jobs.scored, tmp_path / "jobs", tapes)
     for name, (p, run) in runs.items():
         work = rank_jobs.counted(run.recording.executor)
         expected = [run.influence(q).values for q in rank_jobs.asked(name, p)]
         for size in (1, 2, 4):
-            values, per_rank, told = zip(*(found[rank][size, name] for rank in range(size)))
+            values, per_rank, warned = zip(*(found[rank][size, name] for rank in range(size)))
             for rank in range(size):
                 for one, other in zip(values[rank], expected):
                     close(one, other)
@@ -72,39 +67,31 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
                 assert set(pulled) == {work["pull"]}
             else:  # together they do what one does: nothing is left out, and nothing done twice
                 assert (sum(pulled), sum(replayed)) == (work["pull"], work["gradient"])
-            if (
-                name not in WHOLE
-            ):  # batches of 3, 4 and 5: a rank has at most the next whole number of instances
+            if name not in WHOLE:
+                # batches of 3, 4 and 5: a rank has at most the next whole number of instances
                 most = len(expected) * sum(math.ceil(len(ids) / size) for ids in p.batches)
-                assert max(pulled) <= most and most <= work["pull"] / size * (
-                    1 if size == 1 else 1.6
-                )
-            assert any("cannot be cut" in message for message in told[0]) == (
-                name in WHOLE and size > 1
-            )
-            assert not any(told[1:])
+                assert max(pulled) <= most <= work["pull"] / size * (1 if size == 1 else 1.6)
+            warns = any("cannot be cut" in message for message in warned[0])
+            assert warns == (name in WHOLE and size > 1)
+            assert not any(warned[1:])
 
 
-def test_ranks_that_disagree_are_told_before_work_begins(record, tmp_path):
+def test_ranks_that_disagree_are_refused_before_work_begins(record, tmp_path):
     p = problem("mlp", "adam")
     tapes = [str(record(p).tape) for _ in range(2)]
     for said in launched(2, rank_jobs.disagreeing, tmp_path / "jobs", tapes):
         another_tape, another_query, other_steps, other_data = said
-        assert (
-            another_tape.startswith("TapeMismatch: The ranks do not agree: tape is ")
-            and "open the same tape" in another_tape
-        )
-        assert another_query.startswith(
-            "BadInput: The ranks do not agree: query is mean_loss on rank 0 and losses on rank 1"
-        )
+        assert another_tape.startswith("TapeMismatch: The ranks do not agree: tape is ")
+        assert "open the same tape" in another_tape
+        beginning = "BadInput: The ranks do not agree: query is mean_loss on rank 0 and losses on"
+        assert another_query.startswith(f"{beginning} rank 1")
         assert "the steps asked for" in other_steps
-        assert other_data.startswith(
-            "BadInput: The query on rank 1 has another derivative than on rank 0"
-        )
+        beginning = "BadInput: The query on rank 1 has another derivative than on rank 0"
+        assert other_data.startswith(beginning)
 
 
 def union_batches(p, size, batch):
-    """The ids of each step of all ranks, in the order of the ranks, by DistributedSampler's own word."""
+    """The ids of each step of all ranks, in the order of the ranks, by DistributedSampler."""
     steps = []
     for epoch in range(p.epochs):
         orders = []
@@ -112,12 +99,10 @@ def union_batches(p, size, batch):
             sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
             sampler.set_epoch(epoch)
             orders.append(list(sampler))
-        assert len({len(order) for order in orders}) == 1 and (
-            size == 1 or sum(map(len, orders)) > len(p.X)
-        )  # with duplicates
-        steps += [
-            [order[k : k + batch] for order in orders] for k in range(0, len(orders[0]), batch)
-        ]
+        assert len({len(order) for order in orders}) == 1
+        assert size == 1 or sum(map(len, orders)) > len(p.X)  # with duplicates
+        for k in range(0, len(orders[0]), batch):
+            steps.append([order[k : k + batch] for order in orders])
     return steps
 
 
@@ -126,25 +111,17 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
     for size in (1, 2, 4):
         for kind in rank_jobs.KINDS[size]:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", clip_norm=0.7)
-            run = dross.Run.open(
-                tmp_path / f"{kind}-{size}", p.model(), (p.X, p.Y), p.loss, progress=False
-            )
+            folder = tmp_path / f"{kind}-{size}"
+            run = dross.Run.open(folder, p.model(), (p.X, p.Y), p.loss, progress=False)
             assert run.complete
             alone = run.influence(rank_jobs.queries(p)[0]).values
-            steps = union_batches(p, size, 3)
-            taken = [
-                step
-                for index in range(len(run.recording.tape.entries))
-                for step in run.recording.tape.read(index).steps
-            ]
+            steps, tape = union_batches(p, size, 3), run.recording.tape
+            segments = [tape.read(index) for index in range(len(tape.entries))]
+            taken = [step.ids.tolist() for segment in segments for step in segment.steps]
             if kind != "accumulated":
-                assert [step.ids.tolist() for step in taken] == [
-                    np.concatenate(parts).tolist() for parts in steps
-                ]
-            if kind in (
-                "plain",
-                "continued",
-            ):  # the batches of a step are equally long: the mean of their means is the mean of all
+                assert taken == [np.concatenate(parts).tolist() for parts in steps]
+            if kind in ("plain", "continued"):
+                # the batches of a step are equally long: the mean of their means is that of all
                 p.batches = [np.concatenate(parts) for parts in steps]
                 close(alone, record(p).influence(rank_jobs.queries(p)[0]).values)
             if kind == "accumulated":
@@ -154,7 +131,7 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
 
 
 def accumulated_alone(p, size, steps, folder):
-    """rank_jobs.accumulate as one process would do it: each loss counts 1/ranks of what it counts on its rank."""
+    """rank_jobs.accumulate by one process: a loss has 1/ranks of its weight on its rank."""
     model, optimizer = p.start()
     recorder = dross.Recorder(model, optimizer, p.loss, folder)
     per_epoch = len(steps) // p.epochs
@@ -183,28 +160,27 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
     p, run = recorded("mlp adam clipped")
     expected = run.influence(rank_jobs.queries(p)[0]).values
     progress = tmp_path / "progress"
-    *survivors, died = launched(
-        3, rank_jobs.dying, tmp_path / "jobs", "mlp adam clipped", str(run.tape), str(progress), 5
-    )
+    given = ("mlp adam clipped", str(run.tape))
+    *survivors, died = launched(3, rank_jobs.dying, tmp_path / "jobs", *given, str(progress), 5)
     assert died == -signal.SIGKILL
     for survivor in survivors:
         assert isinstance(survivor, RankLost) and "resume=folder" in str(survivor)
     copied = shutil.copytree(progress, tmp_path / "copied")
     work = rank_jobs.counted(run.recording.executor)
-    close(
-        run.influence(rank_jobs.queries(p)[0], resume=progress).values, expected
-    )  # by one of them, from where three had come to
+    # one process continues what three have left
+    close(run.influence(rank_jobs.queries(p)[0], resume=progress).values, expected)
     assert 0 < work["pull"] < sum(map(len, p.batches)) and not list(progress.iterdir())
-    for values, taken in launched(
-        2, rank_jobs.dying, tmp_path / "two", "mlp adam clipped", str(run.tape), str(copied), 999
-    ):
+    # and so do two
+    found = launched(2, rank_jobs.dying, tmp_path / "two", *given, str(copied), 999)
+    for values, taken in found:
         close(values, expected)
         assert 0 < taken < run.steps
 
 
 def test_a_rank_that_is_stuck_is_given_up_after_the_timeout(recorded, tmp_path):
     _, run = recorded("mlp adam clipped")
-    lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.tape), str(tmp_path / "told"))
+    given_up = str(tmp_path / "given-up")
+    lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.tape), given_up)
     assert isinstance(lost, RankLost) and "timeout" in str(lost)
 
 
@@ -216,25 +192,18 @@ def test_whether_batches_can_be_cut_is_seen_where_there_is_something_to_cut(
 ):
     """The last segment has batches of a single instance only: nothing is to be learned there."""
     model, x = model(), torch.randn(20, 6)
-    run = dross.train(
-        model,
-        (x, torch.arange(20) % 3),
-        "cross_entropy",
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path,
-        batches=[range(8), range(8, 16), [16], [17]],
-        keep=dross.Checkpoints(every=2),
-        progress=False,
-    )
+    data, optimizer = (x, torch.arange(20) % 3), torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"batches": [range(8), range(8, 16), [16], [17]], "progress": False}
+    options |= {"tape": tmp_path, "keep": dross.Checkpoints(every=2)}
+    run = dross.train(model, data, "cross_entropy", optimizer, **options)
     assert instances_are_independent(run.recording, run.steps) is independent
 
 
 def test_a_group_needs_torch_distributed(record):
     p = problem("mlp", "sgd")
     with pytest.raises(BadInput, match="init_process_group"):
-        record(p).influence(
-            rank_jobs.queries(p)[0], group=torch.distributed.group.WORLD or object()
-        )
+        group = torch.distributed.group.WORLD or object()
+        record(p).influence(rank_jobs.queries(p)[0], group=group)
 
 
 MINE = """
@@ -256,41 +225,20 @@ def test_the_program_of_the_documentation_under_torchrun(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
     (tmp_path / "score.py").write_text(text.split("```python\n")[1].split("```")[0])
     (tmp_path / "mine.py").write_text(MINE)
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(free_port()),
-    ]
-    sources = str(Path(dross.__file__).parents[1])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": sources,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *address]
     command = [*launcher, "--nproc-per-node", "2", "score.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = str(Path(dross.__file__).parents[1])
+    options = {"capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **options)
     assert done.returncode == 0, done.stderr
     monkeypatch.syspath_prepend(tmp_path)
     import mine  # type: ignore[import-not-found]
 
-    run = dross.Run.open(
-        tmp_path / "runs" / "mine",
-        mine.make_model(),
-        mine.train_set,
-        "cross_entropy",
-        progress=False,
-    )
-    assert run.steps == 9 and not list(
-        (tmp_path / "runs").glob("progress/*")
-    )  # 21 instances per rank, one of them twice: 8 + 8 + 5
-    close(
-        dross.Scores.load(tmp_path / "scores.csv").values,
-        run.influence(dross.mean_loss(mine.val_set)).values,
-    )
+    given = (mine.make_model(), mine.train_set, "cross_entropy")
+    run = dross.Run.open(tmp_path / "runs" / "mine", *given, progress=False)
+    assert run.steps == 9  # 21 instances per rank, one of them twice: 8 + 8 + 5
+    assert not list((tmp_path / "runs").glob("progress/*"))
+    scores = dross.Scores.load(tmp_path / "scores.csv")
+    close(scores.values, run.influence(dross.mean_loss(mine.val_set)).values)

@@ -9,31 +9,37 @@ from dross.replay import checkpoint_schedule
 
 
 @cache
-def least(steps: int, room: int) -> float:
-    """How often a step is taken at most, by trying every cut. A single step needs no room: its state is in hand."""
-    if steps <= max(1, room):
+def least(steps: int, capacity: int) -> float:
+    """How often a step is taken at most, by trying every cut.
+
+    A single step needs no memory: its state is there.
+    """
+    if steps <= max(1, capacity):
         return 1
-    return (
-        min(max(1 + least(cut, room), least(steps - cut, room - 1)) for cut in range(1, steps))
-        if room
-        else math.inf
-    )
+    if capacity == 0:
+        return math.inf
+    cuts = range(1, steps)
+    return min(max(1 + least(cut, capacity), least(steps - cut, capacity - 1)) for cut in cuts)
 
 
 @cache
-def taken(steps: int, room: int) -> tuple[int, int]:
-    """How often a step is taken at most, and how many are taken in all, with the cuts of the schedule."""
-    if steps <= max(1, room):
+def taken(steps: int, capacity: int) -> tuple[int, int]:
+    """How often a step is taken at most, and how many are taken in all, by the schedule's cuts."""
+    if steps <= max(1, capacity):
         return 1, steps
-    cut = checkpoint_schedule.first_part(steps, room)
-    (before, again), (after, once) = taken(cut, room), taken(steps - cut, room - 1)
+    cut = checkpoint_schedule.first_part(steps, capacity)
+    (before, again), (after, once) = taken(cut, capacity), taken(steps - cut, capacity - 1)
     return max(1 + before, after), cut + again + once
 
 
-@pytest.mark.parametrize("room", range(1, 8))
-def test_the_cuts_are_the_best_there_are(room):
+@pytest.mark.parametrize("capacity", range(1, 8))
+def test_the_cuts_are_the_best_there_are(capacity):
     for steps in range(1, 61):
-        assert taken(steps, room)[0] == checkpoint_schedule.times(steps, room) == least(steps, room)
+        assert (
+            taken(steps, capacity)[0]
+            == checkpoint_schedule.times(steps, capacity)
+            == least(steps, capacity)
+        )
 
 
 def test_a_row_that_fits_is_taken_once_and_a_little_more_costs_a_little_more():

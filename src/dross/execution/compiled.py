@@ -1,8 +1,9 @@
-"""Passes over a model put through torch's compiler, where that was asked for by `DROSS_COMPILE=1`.
+"""Passes over a model, compiled by torch's compiler. `DROSS_COMPILE=1` switches this on.
 
-The pass is traced with its derivatives down to elementary operations, so the compiler sees one straight program without autograd and
-joins what eager kernels do one after the other. It takes tens of seconds the first time (the compiler keeps its results on disk), which pays
-for runs of minutes; therefore it is asked for. The arithmetic stays strict float32, in a fixed order.
+A pass is traced with its derivatives down to elementary operations. The compiler then sees one
+straight program without autograd, and fuses what eager kernels do one after the other. Compiling
+takes tens of seconds the first time (the compiler caches its results on disk) and pays off for runs
+of minutes, so it is off by default. The arithmetic stays strict float32, in a fixed order.
 """
 
 import os
@@ -20,18 +21,22 @@ def is_requested() -> bool:
 
 
 def compile_function(function: Callable, inputs: list[Tensor]) -> Callable[..., Any]:
-    """function(*tensors) -> tensors in tuples and dicts, compiled for inputs of these shapes."""
+    """`function`, compiled for inputs of these shapes.
+
+    Arguments:
+        function: takes tensors and returns tensors in tuples and dicts.
+        inputs: tensors to trace it with.
+    """
     traced = make_fx(function)(*inputs)
     traced.graph.eliminate_dead_code()  # checks of shapes, which are known
     traced.recompile()
-    # the compiler would turn convolutions to channels last, which is quicker in bfloat16 and slower in strict float32
-    quick = torch.compile(
-        traced, fullgraph=True, dynamic=False, options={"layout_optimization": False}
-    )
+    # channels last is faster in bfloat16 and slower in strict float32
+    options: dict[str, Any] = {"layout_optimization": False}
+    quick = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
 
     def run(*tensors: Tensor) -> Any:
         with torch.no_grad():
             return quick(*tensors)
 
-    run(*inputs)  # compile now: not while a graph is being captured
+    run(*inputs)  # compile now, not while a graph is being captured
     return run

@@ -1,13 +1,13 @@
 """Passes over a model captured as CUDA graphs.
 
 A small model's step is a hundred kernels of a few microseconds, and launching them from Python
-takes ten times longer than running them. A graph launches them all at once. Nobody has to ask for
-it: the third time that a pass meets inputs of the same shapes it is captured, the fourth time the
-replay is compared with the pass itself, and from then on it is replayed. What cannot be captured
-(a model that looks at its values to decide what to do) runs as before.
+takes ten times longer than running them. A graph launches them all at once. This happens by itself:
+the third time that a pass gets inputs of the same shapes it is captured, the fourth time the replay
+is compared with the pass itself, and from then on it is replayed. What cannot be captured (a model
+that looks at its values to decide what to do) runs as before.
 
-A graph holds the memory of its pass for as long as it lives. Where that is missing elsewhere it is
-given back, and where there is memory for the pass but not for its graph as well, the pass goes on
+A graph holds the memory of its pass for as long as it lives. Where other work needs that memory it
+is freed, and where there is memory for the pass but not also for its graph, the pass goes on
 without one. A graph reads and writes the memory that it was captured with, so inputs are copied
 into buffers that never change and results are copied out. `DROSS_CUDA_GRAPHS=0` switches all of
 this off. On a CPU the same passes become programs (cpu_program.py).
@@ -54,29 +54,36 @@ class Graphs:
     # --- memory -----------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Capture and compile everything anew."""
+        """Drop all graphs and compiled passes; they are made anew."""
         self._calls, self._graphs, self._pool, self._compiled_passes = {}, {}, None, {}
 
     def free_memory(self) -> None:
-        """Give back the memory of all graphs; passes are captured anew."""
+        """Free the memory of all graphs; passes are captured anew."""
         self._calls, self._graphs, self._pool = {}, {}, None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     @property
     def hold_memory(self) -> bool:
-        """Whether there is memory to give back."""
+        """Whether there is memory to free."""
         return bool(self._graphs)
 
     # --- running ----------------------------------------------------------------------------------
 
     def is_available(self, name: str, tensor: Tensor) -> bool:
-        """Whether this pass, over tensors where this one is, would be captured."""
+        """Whether this pass, over tensors on this one's device, would be captured."""
         off = os.environ.get("DROSS_CUDA_GRAPHS") == "0"
         return name not in self.refused and tensor.is_cuda and not off
 
     def run(self, name: str, mode: str, function: Callable, batch: GraphBatch, args: tuple) -> Any:
-        """function(batch, *args), as a graph where that is possible."""
+        """function(batch, *args), as a graph where that is possible.
+
+        Arguments:
+            name: of the pass.
+            mode: "training" or "evaluating"; a pass is captured once for each.
+            function: the pass.
+            batch, args: its arguments.
+        """
         if self.capturing:  # one of several steps that are captured together
             key = self._shapes(name, mode, batch, args)
             return self._compiled_passes.get(key, function)(batch, *args)
@@ -101,8 +108,8 @@ class Graphs:
             flat = lambda *t: quick(build(t[:count]), *unflatten(t[count:], form))
             self._capture(key, flat, inputs, batch, name)
         if quick is not function and key in self._graphs:
-            # other kernels round otherwise: a run is compiled from its first step to its last, so
-            # that a replay arrives where it did
+            # other kernels round differently: a run is compiled from its first step to its last,
+            # so that a replay arrives where the run did
             self._graphs[key].tolerance = OTHER_KERNELS
             if self._try(key, inputs, batch, expected, name):
                 return self._graphs[key].replay(inputs, batch)
@@ -111,9 +118,9 @@ class Graphs:
     def run_beside(
         self, name: str, function: Callable, batch: GraphBatch, args: tuple, key: Any = None
     ) -> Any:
-        """function(batch, *args) as it stands. Where memory is missing, graphs give theirs back.
+        """function(batch, *args) as it stands. Where memory is missing, that of graphs is freed.
 
-        key: of its own graph, if it may have one.
+        key: of the pass's own graph, if it may have one.
         """
         has_graph = key in self._graphs
         try:
@@ -121,8 +128,8 @@ class Graphs:
         except torch.OutOfMemoryError:
             if not self._graphs or self.capturing:
                 raise
-        # here, where the error and the memory that it holds are gone
-        if has_graph:  # the pass fits, and not a second time beside its graph
+        # outside the handler, because the error itself holds memory
+        if has_graph:  # the pass fits, but not a second time beside its graph
             self._do_without(batch, name)
         else:
             self.free_memory()
@@ -138,7 +145,10 @@ class Graphs:
     def _compile(
         self, name: str, mode: str, function: Callable, batch: GraphBatch, args: tuple
     ) -> Callable:
-        """The function after torch's compiler, if asked for; several steps are made of such."""
+        """The function, compiled where DROSS_COMPILE asks for it.
+
+        A pass of several steps is not compiled as a whole: it is made of compiled steps.
+        """
         if not compiled.is_requested() or isinstance(batch, LazyBatches):
             return function
         unusual = self.usual_batch not in (None, len(batch.c))
@@ -147,7 +157,7 @@ class Graphs:
     def compile_pass(
         self, name: str, mode: str, function: Callable, batch: AnyBatch, args: tuple
     ) -> Callable:
-        """The function after torch's compiler, if that succeeds and gives the same numbers."""
+        """The function, compiled if that succeeds and gives the same numbers."""
         if name in self.uncompiled:
             return function
         key = self._shapes(name, mode, batch.load(), args)
@@ -189,18 +199,18 @@ class Graphs:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
             no_memory = isinstance(error, torch.OutOfMemoryError)
-            blame = self._refuse if no_memory else self._suspect_augmentation
-            blame(batch, name, first_line(error))
+            give_up = self._refuse if no_memory else self._suspect_augmentation
+            give_up(batch, name, first_line(error))
         finally:
             self.capturing = False
 
     def _try(
         self, key: Any, inputs: list[Tensor], batch: GraphBatch, expected: Any, name: str
     ) -> bool:
-        """A graph is trusted once it has given on new inputs what the function gives."""
+        """Trust a graph if it gives on new inputs what the function gives."""
         wanted = flatten(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
-            return False  # the run is about to end for another reason; this call proves nothing
+            return False  # the run is about to end, and such numbers prove nothing
         try:
             same = self._graphs[key].compare(wanted, inputs, batch)
         except torch.OutOfMemoryError:
@@ -214,19 +224,21 @@ class Graphs:
         return bool(same)
 
     def _do_without(self, batch: GraphBatch, name: str) -> None:
+        """Go on without a graph of this pass."""
         self.free_memory()
         self._refuse(batch, name, "there is no memory for it")
 
     def _suspect_augmentation(self, batch: GraphBatch, name: str, reason: str) -> None:
+        """Try again with the augmentation outside of the graph; refuse the pass after that."""
         if isinstance(batch, LazyBatch) and batch.source.capturable:
-            batch.source.capturable = False  # the augmentation may be at fault: try without it
+            batch.source.capturable = False
         else:
             self._refuse(batch, name, reason)
 
     def _refuse(self, batch: GraphBatch, name: str, reason: str) -> None:
         self.refused.add(name)
         if isinstance(batch, LazyBatches):
-            return  # each step for itself is captured as before
+            return  # single steps are captured as before
         warnings.warn(
             f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It goes on "
             "without one: slower, and the same numbers.",
@@ -277,14 +289,17 @@ def _by_type(tensors: list[Tensor]) -> list[list[int]]:
 
 
 def _copy(groups: list[list[int]], to: list[Tensor], source: list[Tensor]) -> None:
-    """One launch for all tensors of a type."""
-    copy: Callable = getattr(torch, "_foreach_copy_")  # noqa: B009  # not in torch's type stubs
+    """Copy with one launch for all tensors of a type."""
+    copy: Callable = torch._foreach_copy_  # type: ignore[attr-defined]  # not in the type stubs
     for places in groups:
         copy([to[k] for k in places], [source[k] for k in places])
 
 
 def _leave_pool(device: torch.device, pool: Any) -> None:
-    """A failed capture leaves the allocator in its pool; torch has no public way out of it."""
+    """Leave the pool in which a failed capture left the allocator.
+
+    torch has no public way to do this.
+    """
     torch.cuda.synchronize(device)
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Runs the passes of an objective: the plain mathematics, or quicker ways to the same numbers.
+"""Runs the passes of an objective: the plain mathematics, or faster ways to the same numbers.
 
     eager          the functions of step/objective.py as they stand
-    CPU program    the operations of a pass, noted down once and called as straight code
-    CUDA graph     the kernels of a pass, launched at once; with DROSS_COMPILE=1 compiled before
+    CPU program    the operations of a pass, written down once and called as straight code
+    CUDA graph     the kernels of a pass, launched at once; with DROSS_COMPILE=1 compiled first
 
-Whoever trains or retraces asks an `Executor` for a gradient or a pull, and it chooses. A way that
-cannot be taken (a model that looks at its values, no memory) is left for the plain one, and the
+Training and retracing ask an `Executor` for a gradient or a pull, and it chooses the way. Where a
+fast way fails (a model that looks at its values, no memory), the plain one is taken, and the
 numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere, for a debugger.
 """
 
@@ -44,7 +44,7 @@ class Executor:
         self.graphs = Graphs(usual_batch)
         self.programs = Programs()
         self._mode = ""  # "training" or "evaluating", inside those contexts
-        self._hooked = False  # somebody's hooks want to be called in every pass
+        self._hooked = False  # the model has hooks, which every pass must call
         self._constants: tuple[list[Tensor], list[int]] = ([], [])
         self._flops_each: float | None = None
 
@@ -53,25 +53,23 @@ class Executor:
     def gradient(
         self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """Objective.gradient."""
+        """`Objective.gradient`, run the fastest way."""
         return self._run_pass("training step", self.plain_gradient, batch, 1, theta, buffers, w)
 
     def plain_gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
-        """Objective.gradient, always as it stands."""
+        """`Objective.gradient`, always as it stands."""
         with convolutions(batch.c.device, wide=WIDE):
             return self.objective.gradient(theta, buffers, batch, w)
 
     def gradients(
         self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False
     ) -> tuple[Tensor, Buffers]:
-        """Objective.gradients."""
-        count = len(thetas)
-        return self._run_pass(
-            "step of many models", self.plain_gradients, batch, count, thetas, buffers, w, cut
-        )
+        """`Objective.gradients`, run the fastest way."""
+        name, given = "step of many models", (thetas, buffers, w, cut)
+        return self._run_pass(name, self.plain_gradients, batch, len(thetas), *given)
 
     def plain_gradients(self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool):
-        """Objective.gradients, always as it stands."""
+        """`Objective.gradients`, always as it stands."""
         with convolutions(batch.c.device, many=True):
             return self.objective.gradients(thetas, buffers, batch, w, cut)
 
@@ -84,7 +82,19 @@ class Executor:
         a_buffers: Buffers,
         hessian: bool = True,
     ) -> Pulled:
-        """Objective.pull_forward or pull_reverse, for as many queries at once as fit."""
+        """`Objective.pull_forward` or `pull_reverse`, for as many queries at once as fit.
+
+        Arguments:
+            theta: the parameters [p].
+            buffers: the model's buffers before the batch.
+            batch: of b instances.
+            a_g: the adjoint of the gradient [Q, p].
+            a_buffers: the adjoint of the buffers after the batch, each [Q, ...].
+            hessian: False leaves the Hessian-vector product out.
+
+        Returns:
+            The terms [Q, b], the product [Q, p] and the adjoint of the buffers before the batch.
+        """
         given = (theta, buffers, a_g, a_buffers, hessian)
         return self._run_pass("reverse step", self.plain_pull, batch, len(a_g), *given)
 
@@ -142,13 +152,13 @@ class Executor:
         buffers_dot: Buffers,
         w_dot: Tensor,
     ) -> tuple[Tensor, Buffers]:
-        """Objective.push."""
+        """`Objective.push`, always as it stands."""
         with convolutions(batch.c.device):
             loaded = batch.load()
             return self.objective.push(theta, buffers, loaded, theta_dot, buffers_dot, w_dot)
 
     def losses(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> tuple[Tensor, Buffers]:
-        """Objective.losses, without derivatives."""
+        """`Objective.losses`, always as it stands and without derivatives."""
         with convolutions(batch.c.device), torch.no_grad():
             return self.objective.losses(theta, buffers, batch.load())
 
@@ -157,19 +167,19 @@ class Executor:
     def _run_pass(
         self, name: str, function: Callable, batch: AnyBatch, count: int, *args: Any
     ) -> Any:
-        """`run`, on the threads that `count` models or queries are worth."""
+        """`run`, on as many threads as a pass for `count` models or queries is worth."""
         if batch.c.device.type == "cpu" and not self._hooked:
             flops = self._count_flops_each(batch, args[0], args[1])
             threads.use_for(flops * len(batch.c) * count)
         return self.run(name, function, batch, *args)
 
     def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
-        """function(batch, *args), by the quickest way that gives the same numbers.
+        """function(batch, *args), by the fastest way that gives the same numbers.
 
         Arguments:
-            name: what tells this pass from others, beside the shapes of its inputs.
+            name: identifies the pass, together with the shapes of its inputs.
             function: a pure function. All tensors that differ from call to call are arguments.
-            batch: what the pass sees; `function` is given it loaded.
+            batch: what the pass sees; `function` gets it loaded.
             args: tensors, dicts of tensors, and values that are part of what the pass does.
         """
         if self.must_recompute or not self._mode or is_eager():
@@ -185,7 +195,7 @@ class Executor:
 
     @property
     def must_recompute(self) -> bool:
-        """Whether each pass decides anew: random numbers, hooks, parameters that come and go."""
+        """Whether no pass may be reused: random numbers, hooks, parameters that come and go."""
         objective = self.objective
         return objective.stochastic or self._hooked or bool(objective.unused)
 
@@ -195,7 +205,7 @@ class Executor:
         return usable and self.graphs.is_available(name, theta)
 
     def free_memory(self) -> None:
-        """Give back what can be made again: the memory of captured passes."""
+        """Free memory whose contents can be made again: that of captured passes."""
         self.graphs.free_memory()
 
     def _count_flops_each(self, batch: AnyBatch, theta: Tensor, buffers: Buffers) -> float:
@@ -212,21 +222,22 @@ class Executor:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside: Objective.training, and passes may be reused."""
+        """Inside: `Objective.training`, and passes may be reused."""
         with threads.manage_threads(), self.objective.training(), self._reuse("training"):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside: Objective.evaluating, and passes may be reused."""
+        """Inside: `Objective.evaluating`, and passes may be reused."""
         with self.objective.evaluating(), self._reuse("evaluating"):
             yield
 
     @contextmanager
     def _reuse(self, mode: str) -> Iterator[None]:
-        """Inside, passes may be written down or captured; each belongs to the mode it was seen in.
+        """Inside, passes may be written down or captured, separately for each mode.
 
-        Frozen tensors are read without being given. Where one was replaced, passes are forgotten.
+        A pass reads frozen tensors without getting them as arguments. Where one was replaced, all
+        passes are forgotten.
         """
         self._hooked = has_hooks(self.objective.model)
         constants = list(self.objective.layout.constants(self.objective.model).values())
@@ -234,7 +245,7 @@ class Executor:
         if places != self._constants[1]:
             self.graphs.forget()
             self.programs.forget()
-        self._constants = (constants, places)  # held, so that their memory goes to nobody else
+        self._constants = (constants, places)  # kept alive, so that no address is used twice
         before, self._mode = self._mode, mode
         try:
             yield
@@ -243,7 +254,7 @@ class Executor:
 
 
 def is_eager() -> bool:
-    """Whether every pass shall run as it stands: asked for, or somebody watches operations."""
+    """Whether every pass runs as it stands: DROSS_EXECUTOR, or a dispatch mode is watching."""
     kind = os.environ.get("DROSS_EXECUTOR", "auto")
     if kind not in _KINDS:
         raise BadInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")

@@ -1,4 +1,4 @@
-"""What to do when memory runs out: give back what can be made again, and go on with half as much."""
+"""When memory runs out: free what can be made again, and go on with half as much."""
 
 import warnings
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def try_to_fit(
         action: the work, on `size` things at once.
         size: how many; of one thing there is no half.
         what: the things, for the warning: "models at once".
-        free: gives back memory that can be made again.
+        free: frees memory whose contents can be made again.
         may_halve: False where the caller cannot go on with less.
         advice: a note for the error when a single thing does not fit.
 
@@ -40,7 +40,7 @@ def try_to_fit(
             error.add_note(f"dross: {advice}")
         if size == 1 or not may_halve:
             raise
-    # here, where the error and the memory that it holds are gone
+    # outside the handler, because the error itself holds memory
     free()
     warnings.warn(f"Out of memory: going on with {size // 2} {what}.", DrossWarning, stacklevel=3)
     return None

@@ -1,7 +1,7 @@
 """How a reverse step is computed: by forward or by reverse mode, and for how many queries at once.
 
-Decided by counting operations, not by a clock: the choice must not change from one retrace to the
-next, because another way rounds otherwise.
+The choice counts operations and does not measure time: it must be the same in every retrace,
+because another way rounds differently.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MIN_QUERIES, _MAX_QUERIES = 8, 256
 
 @dataclass(frozen=True)
 class PullPlan:
-    """For batches of one size."""
+    """How batches of one size are computed."""
 
     forward_mode: bool
     queries_at_once: int
@@ -36,7 +36,7 @@ class PullPlans:
         self._plans: dict[int, PullPlan] = {}
 
     def choose(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
-        """The plan for a batch of this size, made when the first one comes."""
+        """The plan for batches of this size, made for the first of them."""
         size = _size(batch)
         if size not in self._plans:
             flops = count_flops(self.objective, theta, buffers, batch)
@@ -49,7 +49,7 @@ class PullPlans:
         return self._plans[size]
 
     def halve(self, batch: Batch, failed: int) -> None:
-        """From now on half as many queries at once as did not fit."""
+        """From now on, compute half as many queries at once as did not fit."""
         size = _size(batch)
         self._plans[size] = PullPlan(self._plans[size].forward_mode, failed // 2)
 
@@ -58,11 +58,11 @@ class PullPlans:
         self._plans[batch_size.bit_length()] = plan
 
     def to_json(self) -> list[list]:
-        """For a file: another plan would round otherwise."""
+        """The plans for a file: another plan would round differently."""
         return [[size, [p.forward_mode, p.queries_at_once]] for size, p in self._plans.items()]
 
     def load_json(self, saved: list[list]) -> None:
-        """Go on with the plans of an earlier process."""
+        """Take over the plans of an earlier process."""
         self._plans = {size: PullPlan(forward, at_once) for size, (forward, at_once) in saved}
 
     def __iter__(self):

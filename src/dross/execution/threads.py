@@ -1,8 +1,10 @@
-"""How many of a processor's threads a pass gets.
+"""How many CPU threads a pass runs on.
 
-torch divides an operation of a small model between all of them, which saves nothing; and when another program keeps one core busy, every operation waits for
-the thread that shares that core: the demo, half a minute, took eight on two cores of which one was busy. So a small pass runs on one thread. What is small is
-counted, not timed: the same pass gets the same threads every time, and rounds the same way.
+torch divides every operation between all threads. For a small model this saves nothing. And when
+another program keeps one core busy, every operation waits for the thread on that core: on two
+cores, one of them busy, the demo took eight minutes instead of half a minute. So a small pass runs
+on one thread. Its size is counted, not timed: the same pass gets the same number of threads every
+time, and rounds the same way.
 """
 
 from collections.abc import Iterator
@@ -10,17 +12,16 @@ from contextlib import contextmanager
 
 import torch
 
-_WORTH_SEVERAL = (
-    2**23
-)  # operations of the forward passes: from about here on two threads are a fifth quicker than one
+# operations of the forward passes; from about here on, two threads are a fifth faster than one
+_MIN_OPERATIONS_FOR_ALL_THREADS = 2**23
 
-_depth = 0
-_allowed = 1
+_depth = 0  # how many manage_threads() are open
+_allowed = 1  # the number of threads outside them
 
 
 @contextmanager
 def manage_threads() -> Iterator[None]:
-    """Inside, `use_for` decides; at the end everybody else has as many as before."""
+    """Inside, `use_for` sets the number of threads. At the end it is what it was before."""
     global _depth, _allowed
     if _depth == 0:
         _allowed = torch.get_num_threads()
@@ -30,15 +31,15 @@ def manage_threads() -> Iterator[None]:
     finally:
         _depth -= 1
         if _depth == 0:
-            _use(_allowed)
+            _set_threads(_allowed)
 
 
 def use_for(operations: float) -> None:
-    """Run what follows on the threads that so much work is worth."""
+    """Choose the number of threads for a pass of this many operations."""
     if _depth:
-        _use(_allowed if operations >= _WORTH_SEVERAL else 1)
+        _set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)
 
 
-def _use(count: int) -> None:
+def _set_threads(count: int) -> None:
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)

@@ -1,8 +1,9 @@
 """The paper's theory, as numbers.
 
-Theorem 1 bounds |(theta_-j - theta) - Delta theta_-j|, the error of the estimated SGD-influence, for losses whose Hessian lies
-between lambda I and Lambda I, when every rate is at most 1/Lambda. Theorem 2 says how fast the error can grow without convexity.
-docs/derivations.md has the extension to instances that are used more than once.
+Theorem 1 bounds |(theta_-j - theta) - Delta theta_-j|, the error of the estimated SGD-influence,
+for losses whose Hessian lies between lambda I and Lambda I, when every rate is at most 1/Lambda.
+Theorem 2 says how fast the error can grow without convexity. docs/derivations.md has the extension
+to instances that are used more than once.
 """
 
 import math
@@ -29,21 +30,31 @@ class ErrorBound:
     """Theorem 1, per training instance."""
 
     bound: np.ndarray  # float64 [N]: the error of the estimate is at most this
-    largest: np.ndarray  # [N]: h_j(lambda), the estimate and the truth are at most this long
-    visits: (
-        np.ndarray
-    )  # int64 [N]: how often the instance was used; the bound is the paper's where this is 1
+    largest: np.ndarray  # float64 [N]: h_j(lambda); the estimate and the truth are no longer
+    visits: np.ndarray  # int64 [N]: how often it was used; where once, the bound is the paper's
 
 
 def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
-    """The bound for every instance of a plain SGD run. strong is the paper's lambda, smooth its Lambda (penalty included).
+    """The bound of Theorem 1 for every instance of a plain SGD run.
 
-    h_j(a)  = eta/|S| prod over later steps s of (1 - eta_s a)  |g(z_j)|          at the step that used z_j
-    bound_j = sqrt(2 (h_j(lambda)^2 + h_j(Lambda)^2))                             used once
-    bound_j = sum of h(lambda) over its uses, for the truth and for the estimate  used more often
+        h_j(a)  = eta/|S| prod over later steps s of (1 - eta_s a)  |g(z_j)|    at its step
+        bound_j = sqrt(2 (h_j(lambda)^2 + h_j(Lambda)^2))                       used once
+        bound_j = sum of h(lambda) over its uses, for truth and for estimate    used more often
+
+    Arguments:
+        run: a run of plain SGD, without momentum, weight decay, clipping or BatchNorm.
+        strong: the paper's lambda > 0: no eigenvalue of the instances' Hessians is less.
+        smooth: the paper's Lambda: none is more (the penalty included).
+
+    Returns:
+        ErrorBound: arrays [N], one number per training instance.
+
+    Raises:
+        BadInput: unless 0 < lambda <= Lambda and every rate is at most 1/Lambda.
+        NotSupported: for a run of another kind.
     """
     recording = run.recording
-    _check(recording, strong, smooth)
+    _check_run(recording, strong, smooth)
     count = len(recording.instances)
     visits = np.zeros(count, dtype=np.int64)
     once = {a: np.zeros(count) for a in (strong, smooth)}  # sums of h_j over the uses seen so far
@@ -74,23 +85,31 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
 def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: float) -> float:
     """Theorem 2 before its O(): 4 ((1 + eta Lambda)^(T-1) - 1) / Lambda * eta^2 T^2 G^2 L.
 
-    eta: the constant rate. steps: T. smooth: Lambda, bounds the Hessian. gradient: G, bounds every gradient. lipschitz: L, of
-    the Hessian. Infinite where it exceeds any float.
+    Arguments:
+        eta: the constant rate.
+        steps: T, the number of steps.
+        smooth: Lambda, the bound of the Hessian.
+        gradient: G, the bound of every gradient.
+        lipschitz: L, the Lipschitz constant of the Hessian.
+
+    Returns:
+        The bound of the error; infinite where it exceeds every float.
+
+    Raises:
+        BadInput: without a step, or for a negative constant.
     """
     if min(eta, smooth, gradient, lipschitz) < 0 or steps < 1:
         raise BadInput("Theorem 2 needs at least one step and constants that are not negative.")
-    try:
-        growth = (
-            math.expm1((steps - 1) * math.log1p(eta * smooth)) / smooth
-            if smooth > 0
-            else eta * (steps - 1)
-        )
-    except OverflowError:
-        return math.inf
+    growth = eta * (steps - 1)
+    if smooth > 0:
+        try:
+            growth = math.expm1((steps - 1) * math.log1p(eta * smooth)) / smooth
+        except OverflowError:
+            return math.inf
     return 4 * growth * eta**2 * steps**2 * gradient**2 * lipschitz
 
 
-def _check(recording: Recording, strong: float, smooth: float) -> None:
+def _check_run(recording: Recording, strong: float, smooth: float) -> None:
     if not 0 < strong <= smooth:
         raise BadInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
     made = recording.tape.manifest["optimizer"]
@@ -99,24 +118,21 @@ def _check(recording: Recording, strong: float, smooth: float) -> None:
         raise NotSupported(
             "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
         )
-    if (
-        recording.tape.entries
-        and recording.tape.read(0).steps[0].numbers[:, columns.index("weight_decay")].any()
-    ):
+    tape, column = recording.tape, columns.index("weight_decay")
+    if tape.entries and tape.read(0).steps[0].numbers[:, column].any():
         raise NotSupported(
-            "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not into weight_decay."
+            "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not "
+            "into weight_decay."
         )
 
 
 def _only_rate(recording: Recording, step: Step, t: int) -> float:
     rates = step.numbers[:, recording.optimizer.columns.index("lr")]
-    if (
-        (rates != rates[0]).any()
-        or step.clip
-        or any(micro.coefficients is not None for micro in step.micros)
-    ):
+    weighted = any(micro.coefficients is not None for micro in step.micros)
+    if weighted or step.clip or (rates != rates[0]).any():
         raise NotSupported(
-            f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, weights or clipping of its own."
+            f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, "
+            "weights or clipping of its own."
         )
     return float(rates[0])
 
@@ -127,16 +143,9 @@ def _gradient_norms(recording: Recording, state: State, batches: Sequence[AnyBat
     for batch in (batch.load() for batch in batches):
 
         def single(theta: Tensor, x, y, batch=batch) -> Tensor:
-            one = Batch(
-                tree_map(lambda t: t[None], x),
-                tree_map(lambda t: t[None], y),
-                batch.c[:1],
-                batch.seed,
-            )
-            return objective.losses(theta, {}, one)[0].sum()
+            x, y = tree_map(lambda t: t[None], (x, y))
+            return objective.losses(theta, {}, Batch(x, y, batch.c[:1], batch.seed))[0].sum()
 
-        rows = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")(
-            state.theta, batch.x, batch.y
-        )
-        norms.append(rows.norm(dim=1))
+        each = vmap(grad(single), in_dims=(None, 0, 0), randomness="same")
+        norms.append(each(state.theta, batch.x, batch.y).norm(dim=1))
     return torch.cat(norms).double().cpu().numpy() if norms else np.zeros(0)

@@ -28,7 +28,7 @@ ABSENT = {
     "the derivative of",
     "batch": "gone from the batch and from its statistics: what training on the cleansed data does",
 }
-# a piece carries a replica of its own, and many models are quicker side by side than few
+# each piece has a replica of its own, and many models at once are faster than few
 _PIECES, _MIN_GROUPS_IN_A_PIECE = 16, 32
 
 
@@ -36,10 +36,13 @@ _PIECES, _MIN_GROUPS_IN_A_PIECE = 16, 32
 class Counterfactual:
     """K models, each trained without its group of instances. Made by `Run.counterfactual`.
 
+        without = run.counterfactual([[3], [5, 8]])
+        without.changes(dross.mean_loss((X_val, y_val)))      # float64 [2]
+
     Changes are measured against a replica that kept every instance.
     """
 
-    groups: tuple[np.ndarray, ...]
+    groups: tuple[np.ndarray, ...]  # the ids that each model lacks
     recording: Recording
     chunks: tuple[State, ...]  # in each, row 0 is the replica, the others are groups in order
 
@@ -51,22 +54,34 @@ class Counterfactual:
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values.
+
+        Raises:
+            BadInput: where the query does not fit the model.
         """
         return np.concatenate([values[..., 1:] for values in self._values(query)], axis=-1)
 
     def changes(self, query: Query) -> np.ndarray:
-        """query(without the group) - query(with it).
+        """query(without the group) - query(with it), for every group.
 
         Arguments:
             query: as for `Run.influence`.
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values.
+
+        Raises:
+            BadInput: where the query does not fit the model.
         """
         return np.concatenate([_compare(values) for values in self._values(query)], axis=-1)
 
     def parameters(self, k: int) -> dict[str, Tensor]:
-        """The parameters of the model without group k, by name.
+        """The parameters of the model without group k.
+
+        Arguments:
+            k: the number of the group, from 0.
+
+        Returns:
+            A dict of name -> tensor.
 
         Raises:
             BadInput: where there is no group k.
@@ -107,7 +122,15 @@ class HowToRun:
 def counterfactual(
     recording: Recording, groups: Iterable, window: tuple[int, int], absent: str, how: HowToRun
 ) -> Counterfactual:
-    """The models without each group of instances."""
+    """The models without each group of instances.
+
+    Arguments:
+        recording: the run.
+        groups: the ids of each group.
+        window: from which step to which the groups are absent.
+        absent: one of ABSENT.
+        how: how to compute them.
+    """
     checked = check_groups(recording, groups)
     models = _Models(recording, window, _check_absent(absent), how.progress)
     if not how.leaves_this_process:
@@ -128,9 +151,9 @@ def leave_one_out(
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K].
 
-    Models are dropped as soon as they are asked.
+    Each model is dropped once it has been asked. Arguments: as for `counterfactual`.
     """
-    # a query that cannot be asked fails now, not after the runs
+    # a query that does not fit fails now, not after the runs
     values = query.evaluate(recording.objective, recording.state_at(window[1])).cpu().numpy()
     groups = [np.array([j]) for j in instances]
     models = _Models(recording, window, _check_absent(absent), how.progress)
@@ -171,8 +194,8 @@ def _sweep(
 ) -> list[dict[str, Tensor]]:
     """The results of all groups, in order.
 
-    How they are cut does not depend on who computes them: any number of workers gives the same
-    bits, and can go on with what another number has left.
+    The pieces do not depend on the number of workers: any number gives the same bits, and continues
+    what another number has left.
     """
     even = -(-len(groups) // _PIECES)
     size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))
@@ -216,7 +239,7 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Changes:
-    """What is asked of those models, which are dropped."""
+    """The changes of a query at those models, which are dropped."""
 
     models: _Models
     query: Query
@@ -236,5 +259,5 @@ def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Ite
 
 
 def _compare(values):
-    """Against the replica, which comes first."""
+    """The changes against the replica, which comes first."""
     return values[..., 1:] - values[..., :1]

@@ -1,7 +1,7 @@
 """Take the steps of a recorded run again while some instances are absent, K runs side by side.
 
-Together with them goes a replica from which nothing is removed: a change is measured against that
-replica, so that rounding, which differs between one model and many, does not pass for an effect.
+A replica from which nothing is removed runs beside them. Changes are measured against the replica,
+because rounding differs between one model and many and would look like an effect.
 """
 
 import os
@@ -24,7 +24,8 @@ from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import sum_over_batches, take_step
 from ..step.state import State
-from ..step.step import Step, advance
+from ..step.step import Step
+from ..step.step import advance as advance_state
 from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..support.progress import progress_bar
 
@@ -47,25 +48,21 @@ def replay_without(
     first, stop = window
     start = recording.state_at(first)
     recording.check_unchanged()
-    runs = CounterfactualRuns(recording, start, first, stop, absent)
+    executor, runs = recording.executor, CounterfactualRuns(recording, start, first, stop, absent)
     together = absent == "weight" or runs.batches_may_be_cut(groups)
     count = _even_size(len(groups), _count_fitting(recording, start, first)) if together else 1
     total, at = (stop - first) * (len(groups) + 1), 0
     nothing = np.zeros(0, dtype=np.int64)
-    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as show:
+    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as advance:
         while at < len(groups):
             chunk = [nothing, *groups[at : at + count]]
             if not together:
-                yield State.stack([runs.replay_alone(group, show) for group in chunk])
+                yield State.stack([runs.replay_alone(group, advance) for group in chunk])
                 at += len(chunk) - 1
                 continue
             try:
-                states = try_to_fit(
-                    partial(runs.replay_together, chunk, show),
-                    count,
-                    what="models at once",
-                    free=recording.executor.free_memory,
-                )
+                replay, free = partial(runs.replay_together, chunk, advance), executor.free_memory
+                states = try_to_fit(replay, count, what="models at once", free=free)
             except (DrossError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -98,7 +95,7 @@ class CounterfactualRuns:
     stop: int
     absent: str  # "weight" or "batch": see counterfactual.ABSENT
 
-    def replay_together(self, groups: Sequence[np.ndarray], show: Advance) -> State:
+    def replay_together(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
         """The states without each group, side by side: a leading axis [K]."""
         executor, optimizer = self.recording.executor, self.recording.optimizer
         count, device, cut = len(groups), self.recording.device, self.absent == "batch"
@@ -110,20 +107,20 @@ class CounterfactualRuns:
                 if not checked and cut:
                     self._check_cuts(step, batches)
 
-                def gradients(batch: LazyBatch, buffers: Buffers) -> tuple[Tensor, Buffers]:
+                def gradients(batch: LazyBatch, buffers: Buffers, thetas: Tensor = state.theta):
                     w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                    return executor.gradients(state.theta, buffers, batch, w, cut)  # noqa: B023
+                    return executor.gradients(thetas, buffers, batch, w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
                 checked = checked or self._check_row(0, groups[0], state, g, step, batches)
-                state = advance(optimizer, state, step, g, buffers)
-                show(count)
+                state = advance_state(optimizer, state, step, g, buffers)
+                advance(count)
         return _check_finite(state)
 
-    def replay_alone(self, group: np.ndarray, show: Advance) -> State:
-        """The state without one group, through the very function that trained the model.
+    def replay_alone(self, group: np.ndarray, advance: Advance) -> State:
+        """The state without one group, by the same function that trained the model.
 
-        With nothing removed it must arrive where that did.
+        With nothing removed it must arrive where the training did.
         """
         executor, optimizer, state = self.recording.executor, self.recording.optimizer, self.start
         with executor.training():
@@ -135,7 +132,7 @@ class CounterfactualRuns:
                     raise NotSupported(
                         f"Step {t} cannot be taken with what is left of its batch: {error}"
                     ) from error
-                show(1)
+                advance(1)
         state = _check_finite(state)
         if not len(group):
             expected = self.recording.state_at(self.stop)
@@ -159,12 +156,12 @@ class CounterfactualRuns:
             return [batch.load().select(mask) for batch, mask in pairs if mask.any()], None
         return batches, [_as_weights(mask, batch) for mask, batch in zip(present, batches)]
 
-    # --- whether models may go side by side -----------------------------------------------------------
+    # --- whether models may go side by side -------------------------------------------------------
 
     def batches_may_be_cut(self, groups: Sequence[np.ndarray]) -> bool:
-        """Whether BatchNorm can be told who is present, in every batch of every run.
+        """Whether BatchNorm can leave absent instances out, in every batch of every run.
 
-        It has no statistics of one instance, and none of an empty batch.
+        It has no statistics of a single instance, and none of an empty batch.
         """
         objective = self.recording.objective
         if not set(objective.layout.moving) <= set(statistics_of(objective.model)):
@@ -180,9 +177,9 @@ class CounterfactualRuns:
         return True
 
     def _check_cuts(self, step: Step, batches: Sequence[LazyBatch]) -> None:
-        """Find a layer that mixes instances and does not know who is present.
+        """Find a layer that mixes instances and does not leave absent ones out.
 
-        A batch that lacks every second instance shows it.
+        Tried on a batch that lacks every second instance.
         """
         executor, start = self.recording.executor, self.start
         for micro, batch in zip(step.micros, batches):
@@ -206,10 +203,10 @@ class CounterfactualRuns:
         step: Step,
         batches: Sequence[AnyBatch],
     ) -> bool:
-        """Side by side, a model must take the step that it takes alone.
+        """Check that a model takes the same step side by side as alone.
 
         Inside vmap some layers draw other random numbers, and a layer that mixes the instances of a
-        batch may not know who is present. False: this step has nothing to compare.
+        batch may not leave absent ones out. False: this step has nothing to compare.
         """
         executor, optimizer = self.recording.executor, self.recording.optimizer
         batches, w = self._what_is_left(step, batches, group)
@@ -272,7 +269,7 @@ def _first_batch(recording: Recording, first: int) -> LazyBatch | None:
 
 
 def _even_size(count: int, most: int) -> int:
-    """The size of about equal chunks of at most so many: a GPU's graph is captured for a size."""
+    """The size of about equal chunks of at most `most`: a GPU captures one graph per size."""
     return max(1, -(-count // -(-count // max(1, most)))) if count else 1
 
 

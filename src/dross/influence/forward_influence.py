@@ -2,8 +2,8 @@
 
     delta_{t+1} = Z_t delta_t + eta_t/|S_t| g(z_j; theta_t) [j in S_t]            (plain SGD)
 
-for many instances at once. <u, delta_j> is the score that the retrace gives z_j, u being the query's
-gradient.
+for many instances at once. <u, delta_j> is the score that the retrace gives z_j, where u is the
+query's gradient.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ from ..support.progress import progress_bar
 
 @dataclass(frozen=True)
 class ParameterInfluence(Mapping):
-    """name -> [J, *shape]: how each parameter would differ without each of J instances.
+    """How each parameter would differ without each of J instances, to first order.
 
-    To first order.
+    A mapping from the parameter's name to [J, *shape]. Made by `Run.parameter_influence`.
     """
 
-    instances: np.ndarray
-    parameters: dict[str, Tensor]
+    instances: np.ndarray  # int64 [J]: their ids
+    parameters: dict[str, Tensor]  # each [J, *shape]
     buffers: dict[str, Tensor]  # the same for BatchNorm's running statistics
     flat: Tensor  # [J, p]: all parameters side by side, in the order of `parameters`
 
@@ -72,7 +72,14 @@ def parameter_influence(
 def forward_step(
     recording: Recording, taken: TakenStep, chosen: Tensor, tangent: Derivative
 ) -> Derivative:
-    """The tangent after a step. It moves because its instance's weight falls from 1 to 0."""
+    """The tangent after a step: how the state changes as an instance's weight falls from 1 to 0.
+
+    Arguments:
+        recording: the run.
+        taken: the step.
+        chosen: the ids of the J instances that are followed.
+        tangent: before the step, with a leading axis [J].
+    """
     executor, state, buffers = recording.executor, taken.state, taken.state.buffers
 
     def push_batch(item, buffers_dot: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

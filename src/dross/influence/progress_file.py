@@ -1,12 +1,11 @@
-"""How far a retrace has come, so that one that was killed goes on from there.
+"""How far a retrace has come: one that was killed continues from there.
 
     folder/retrace-3f2a90c41b77d05e.safetensors     the adjoint, the totals, and their step
 
 The name is a digest of everything that the scores depend on: the tape's segments, the part of them
 that is retraced, and the query. A query is known by its derivative at the model, which is all that
-a retrace uses of it. So a folder holds the progress of many questions, and that of another question
-is never taken for this one. A file is written whole or not at all, and removed when the scores are
-there.
+a retrace uses of it. So one folder holds the progress of many questions without mixing them up. A
+file is written whole or not at all, and removed when the scores are finished.
 """
 
 import hashlib
@@ -26,8 +25,8 @@ from ..step.state import Derivative
 from ..support.atomic_files import write_bytes
 from ..tape.reader import parse
 
-_SECONDS_BETWEEN_WRITES = 30.0  # what a kill may cost
-_MAX_SHARE_OF_TIME = 20  # no more than 1/20 of the time goes into writing, however large it is
+_SECONDS_BETWEEN_WRITES = 30.0  # the work that a kill may cost
+_MIN_TIMES_OF_WRITING = 20  # at most 1/20 of the time goes into writing, however large the file
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Place:
     position: int  # every step from this one on has been retraced
     adjoint: Derivative  # d query / d the state before that step
     totals: Tensor  # [E, Q, N]: the scores so far
-    plans: list  # how it is computed (PullPlans.to_json); another way rounds otherwise
+    plans: list  # how it is computed (PullPlans.to_json); another way rounds differently
 
 
 class ProgressFile:
@@ -66,7 +65,7 @@ class ProgressFile:
         }
         write_bytes(self.path, save(tensors, {"dross": json.dumps(about)}))
         now = time.monotonic()
-        self._next = now + max(_SECONDS_BETWEEN_WRITES, _MAX_SHARE_OF_TIME * (now - began))
+        self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
 
     def read(self) -> Place | None:
         """What an earlier retrace of the same question left, if one was interrupted."""
@@ -90,7 +89,7 @@ class ProgressFile:
             ) from None
 
     def remove(self) -> None:
-        """The scores are there. A kill may have left a temporary file, too."""
+        """Remove the file once the scores are finished, and temporary ones that a kill left."""
         for path in [self.path, *self.path.parent.glob(f".{self.path.name}.*")]:
             path.unlink(missing_ok=True)
 
@@ -100,7 +99,7 @@ def describe_question(
 ) -> dict:
     """All that the bits of the scores depend on.
 
-    Not how many ranks share the work: a job may go on with those that are left.
+    The number of ranks is not part of it: a job may continue with fewer.
     """
     first, stop = window
     tape = recording.tape

@@ -1,7 +1,7 @@
 """What is asked of a trained model, and its derivative: the seed of a retrace.
 
-A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It is given as
-parts, so that a large validation set is never in memory at once; the parts are added up (a mean) or
+A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It consists of
+parts, so that a large validation set is never in memory at once. The parts are added up (a mean) or
 put one after the other (one query each).
 """
 
@@ -33,12 +33,16 @@ _MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
 _SKETCH_DIRECTIONS = 4
 _MAX_SKETCHED = 1 << 20  # coordinates: a large derivative is sampled
 _SKETCH_TOLERANCE = 1e-3  # of the derivative's length, in float32 on another device
-_ROWS = 16  # queries of one instance each: their seeds are backward passes over the whole chunk
+_QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked of a model. Made by `mean_loss`, `losses`, `outputs` and `query`."""
+    """What is asked of a model: Q numbers, or a single one.
+
+    Made by `mean_loss`, `losses`, `outputs` and `query`, and passed to `Run.influence`,
+    `Run.evaluate`, `Run.leave_one_out` and `Run.verify`.
+    """
 
     name: str
     parts: Callable[[Objective], Iterator[QueryPart]]
@@ -57,6 +61,9 @@ class Query:
 
         Returns:
             float64, a scalar or [Q].
+
+        Raises:
+            BadInput: where the query does not fit the model.
         """
         with objective.evaluating(), torch.no_grad():
             values = [
@@ -66,7 +73,7 @@ class Query:
         return _combine(values, self.added)
 
     def evaluate_many(self, objective: Objective, states: State) -> Tensor:
-        """The query's values at K states; all at once where the model allows it.
+        """The query's values at K states, all at once where the model allows it.
 
         Arguments:
             objective: of the run.
@@ -74,6 +81,9 @@ class Query:
 
         Returns:
             float64 [K] or [Q, K].
+
+        Raises:
+            BadInput: where the query does not fit the model.
         """
         one_by_one = False
 
@@ -93,9 +103,17 @@ class Query:
         return _combine([value.movedim(0, -1) for value in values], self.added)
 
     def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
-        """d query / d s with a leading axis [Q], and whether the query is a scalar.
+        """The derivative of the query with respect to the state: the seed of a retrace.
+
+        Arguments:
+            objective: of the run.
+            state: the state that is asked.
+
+        Returns:
+            d query / d state with a leading axis [Q], and whether the query is a scalar.
 
         Raises:
+            BadInput: where the query does not fit the model.
             NotFinite: where the query is not finite at this state.
         """
         # by name: sums round by their order, and a file does not keep the order of its tensors
@@ -144,11 +162,16 @@ class Query:
 def mean_loss(data: Any) -> Query:
     """The mean loss over a data set, without the penalty.
 
+        scores = run.influence(dross.mean_loss((X_val, y_val)))
+
     Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors (X, Y).
+        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
 
     Returns:
-        A scalar query.
+        A query of one number.
+
+    Raises:
+        BadInput: where the data cannot be used, once the query is asked.
     """
     source = _Source(data)
 
@@ -164,10 +187,7 @@ def mean_loss(data: Any) -> Query:
 
 
 def mean_losses(data_sets: Sequence[Any]) -> Query:
-    """The mean loss over each of several data sets, without the penalty.
-
-    One query each, retraced together.
-    """
+    """The mean loss over each of several data sets, without the penalty: one query per data set."""
     sources = [_Source(data) for data in data_sets]
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -183,7 +203,7 @@ def mean_losses(data_sets: Sequence[Any]) -> Query:
 def error_rate(data: Any) -> Query:
     """The share of a data set that the model's largest output gets wrong.
 
-    To be evaluated: its derivative is 0.
+    For `evaluate` only: its derivative is 0.
     """
     source = _Source(data)
 
@@ -200,13 +220,18 @@ def error_rate(data: Any) -> Query:
 
 
 def losses(data: Any) -> Query:
-    """One query per instance of a data set: its loss, without the penalty.
+    """The loss of each instance of a data set, without the penalty: one query per instance.
+
+        scores = run.influence(dross.losses((X_val, y_val)))      # scores.values is [M, N]
 
     Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors (X, Y).
+        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
 
     Returns:
-        A query of as many values as there are instances.
+        A query of M numbers.
+
+    Raises:
+        BadInput: where the data cannot be used, once the query is asked.
     """
     source = _Source(data)
 
@@ -214,7 +239,7 @@ def losses(data: Any) -> Query:
         def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
             return _losses(objective, theta, buffers, x, y)
 
-        yield from source.parts(objective, _ROWS, each)
+        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
 
     return Query("losses", parts, added=False, data=data)
 
@@ -222,12 +247,18 @@ def losses(data: Any) -> Query:
 def outputs(data: Any, index: int | None = None) -> Query:
     """The model's outputs on the inputs of a data set.
 
+        scores = run.influence(dross.outputs(X_test[:1], index=3))      # one class of one image
+
     Arguments:
-        data: a data set, a pair of tensors (X, Y), or a tensor of inputs alone.
+        data: a data set, a pair of tensors (X, Y), or a tensor of inputs X [M, ...] alone.
         index: only output number `index` of each instance.
 
     Returns:
-        A query of one value per instance and output, by instance, then by output.
+        A query of one number per instance and output, by instance, then by output: M numbers with
+        `index`, M times the number of outputs without.
+
+    Raises:
+        BadInput: where there is no output `index`, once the query is asked.
     """
     source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
 
@@ -235,7 +266,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
         def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
             return _select(objective.predict(theta, buffers, x), index)
 
-        yield from source.parts(objective, _ROWS, each)
+        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
 
     name = "outputs" if index is None else f"outputs[{index}]"
     return Query(name, parts, added=False, data=source.data)
@@ -247,10 +278,14 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         dross.query(lambda params, buffers: sum(p.square().sum() for p in params.values()))
 
     Arguments:
-        fn: fn(params, buffers) -> a scalar or a vector, given dicts of name -> tensor.
+        fn: fn(params, buffers) -> a scalar or a vector [Q]; both arguments are dicts of
+            name -> tensor. The model is in eval mode.
 
     Returns:
-        A query of as many values as fn returns.
+        A query of as many numbers as fn returns.
+
+    Raises:
+        BadInput: where fn fails or returns something else, once the query is asked.
     """
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -278,7 +313,7 @@ def as_query(given: Any) -> Query:
 
 
 class _Source:
-    """A query's data, read once per kind of model that asks."""
+    """A query's data, read once per device and type of the models that are asked."""
 
     def __init__(self, data: Any):
         self.data = data
@@ -337,9 +372,9 @@ def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 # --- what was asked -------------------------------------------------------------------------------
-# All that a retrace uses of a query is its derivative at the model. Its length and a few projections
-# tell two queries apart, and are the same on another machine up to rounding, where a digest of the
-# bits would not be.
+# All that a retrace uses of a query is its derivative at the model. Its length and a few
+# projections tell two queries apart. On another machine they are the same up to rounding; a digest
+# of the bits would not be.
 
 
 def sketch_seed(seed: Derivative) -> list[float]:

@@ -1,5 +1,4 @@
-"""Before ranks share a retrace: that they mean the same run and the same question, and what each
-of them may do."""
+"""Before ranks share a retrace: do they ask the same of the same run, and what may be divided?"""
 
 import hashlib
 import warnings
@@ -18,7 +17,10 @@ from ..support.closeness import ROUNDING, ROUNDING_OF_LENGTH, is_close
 
 
 def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any]) -> None:
-    """Ranks with different tapes or questions would add up numbers of different runs."""
+    """Refuse ranks with different tapes or questions: they would add up unrelated numbers.
+
+    asked: the question, by the names under which a message tells the difference.
+    """
     made = recording.tape.manifest
     digests = "".join(e["sha256"] for e in (*recording.tape.entries, made["end"]))
     own = {
@@ -42,7 +44,7 @@ def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any
 
 
 def agree_on_seed(own: Derivative, reducer: Reducer) -> Derivative:
-    """The first rank's seed, on every rank: each goes on from the same bits."""
+    """The first rank's seed, on every rank, so that all start from the same bits."""
     if reducer.size == 1:
         return own
     device = own.theta.device
@@ -58,12 +60,12 @@ def agree_on_seed(own: Derivative, reducer: Reducer) -> Derivative:
 
 
 def share_work(recording: Recording, ranks: RankReducer, stop: int) -> Recording:
-    """The same recording, of whose steps this rank does its part.
+    """The same recording, with this rank doing its part of every step.
 
-    What may be divided is found out, not asked. Where an instance's loss depends on who else is in
-    the batch, or on random numbers drawn for the whole batch, a batch is not cut, and micro-batches
-    are shared whole. Where the forward pass moves buffers, each micro-batch begins where the last
-    one ended: then every rank does every step.
+    What may be divided is found out by trying. Where an instance's loss depends on the other
+    instances of the batch, or on random numbers drawn for the whole batch, batches are not cut, and
+    micro-batches are shared whole. Where the forward pass moves buffers, each micro-batch starts
+    where the last one ended; then every rank does every step.
     """
     objective = recording.objective
     if ranks.size == 1 or stop == recording.tape.first:

@@ -3,10 +3,10 @@
 With s the state, w the instance weights and a the adjoint of the query with respect to s_{t+1}, one
 reverse step (reverse_steps.py) is
 
-    a_g, a_s   = the optimizer's table at s_t, read by columns, at a      plain SGD:  a_g = -eta_t a_theta
-    terms_i    = c_i <a_g, grad l(z_i; theta_t)>   for i in S_t           d query / d w_i, by this step
-    score_j   -= terms_j                                                  removing z_j is w_j: 1 -> 0
-    a_theta    = a_s.theta + sum_i c_i H_i a_g                            the Hessian-vector product
+    a_g, a_s   = the optimizer's table at s_t, by columns, at a    plain SGD: a_g = -eta_t a_theta
+    terms_i    = c_i <a_g, grad l(z_i; theta_t)>   for i in S_t    d query / d w_i, by this step
+    score_j   -= terms_j                                           removing z_j is w_j: 1 -> 0
+    a_theta    = a_s.theta + sum_i c_i H_i a_g                     the Hessian-vector product
 
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
 """
@@ -45,19 +45,23 @@ def retrace(
 ) -> Scores:
     """Scores of every instance for one query or many, in one pass.
 
+    Cost: about 2-3 training steps per step; with checkpoints one more to replay it.
+
     Arguments:
         recording: the run.
         query: what is asked of the model.
-        epochs: only the last so many (the paper's approximation).
+        epochs: retrace only this many of the last epochs (the paper's approximation).
         at: ask the model after that many steps instead of the last.
         hessian: False leaves the Hessian term out; what remains is TracIn over every step.
         resume: a folder in which progress is kept from time to time. A retrace that was killed
-            goes on from there, to the same bits.
+            continues from there, to the same bits.
         group: a torch.distributed group whose ranks share the work; all of them call this, and all
             get the scores.
         progress: show a bar.
 
-    Cost: about 2-3 training steps per step; with checkpoints one more to replay it.
+    Raises:
+        NotFinite: where the run magnifies every change without limit.
+        TapeError: where the tape is damaged, or the model or the data have changed.
     """
     window = choose_window(recording.tape, epochs=epochs, at=at)
     ranks = ALONE if group is None else RankReducer(group, recording.device)
@@ -120,9 +124,9 @@ def _progress_file(
 
 
 def _drop_spent_statistics(adjoint: Derivative) -> Derivative:
-    """The adjoint of a running statistic shrinks by 1 - momentum per step.
+    """Leave out the adjoint of running statistics once it is smaller than rounding.
 
-    Once it is beyond rounding, it is left out.
+    It shrinks by 1 - momentum per step.
     """
     if not adjoint.buffers:
         return adjoint

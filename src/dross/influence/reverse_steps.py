@@ -72,7 +72,14 @@ def reverse_steps(
 ) -> tuple[Derivative, list[Tensor]]:
     """The adjoint before a block of steps, and the terms of each step, the last step's first.
 
-    On a GPU several steps may be one pass. advance: is called with the number of steps done.
+    On a GPU several steps may be one pass.
+
+    Arguments:
+        recording: the run.
+        block: the steps, with the state before each.
+        adjoint: after the last of them.
+        hessian: False leaves the Hessian-vector product out.
+        advance: is called with the number of steps done.
     """
     found: list[Tensor] = []
     for part in reversed(_parts(recording, block)):
@@ -83,10 +90,8 @@ def reverse_steps(
             found.append(terms)
         else:
             alike = LazyBatches(tuple(only for (only,) in block.batches[part]))
-            states = block.states[part]
-            adjoint, rows = _reverse_together(
-                recording, block.steps[k], alike, states, adjoint, hessian
-            )
+            given = (block.steps[k], alike, block.states[part])
+            adjoint, rows = _reverse_together(recording, *given, adjoint, hessian)
             found += list(rows.flip(0))
         advance(part.stop - k)
     return adjoint, found
@@ -95,16 +100,10 @@ def reverse_steps(
 def _parts(recording: Recording, block: Block) -> list[slice]:
     if not block.steps:
         return []
-    if recording.reducer.size > 1:  # ranks talk to each other in every step
+    if recording.reducer.size > 1:  # ranks exchange sums in every step
         return [slice(k, k + 1) for k in range(len(block.steps))]
-    return group_steps(
-        "reverse steps",
-        recording.executor,
-        recording.optimizer,
-        block.states[0],
-        block.steps,
-        block.batches,
-    )
+    given = (recording.executor, recording.optimizer, block.states[0], block.steps, block.batches)
+    return group_steps("reverse steps", *given)
 
 
 def _reverse_together(

@@ -26,7 +26,15 @@ from .verification import Verification, choose, compare
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`."""
+    """A recorded run, and what can be asked of it.
+
+        scores = run.influence(dross.mean_loss((X_val, y_val)))
+        scores.most_harmful(10)
+        run.verify(scores, dross.mean_loss((X_val, y_val)))
+
+    Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`. N is the number of its
+    training instances, which are known by their index; len(run) gives it.
+    """
 
     recording: Recording
     progress: bool = True
@@ -55,7 +63,11 @@ class Run:
             augment: the augmentation, where there was one.
             progress: show bars for what takes long.
 
+        Returns:
+            The run. Where its recording was interrupted, it ends there, with a warning.
+
         Raises:
+            BadInput: for arguments that cannot be used.
             TapeError: where there is no tape, or it is damaged, or belongs to another model, data
                 set or loss.
         """
@@ -103,12 +115,25 @@ class Run:
 
         Returns:
             float64 [], or [Q] for a query of Q values.
+
+        Raises:
+            BadInput: where the query does not fit the model, or the tape does not hold that step.
         """
         state = self.recording.state_at(self.steps if at is None else at)
         return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
 
     def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
-        """The parameters after the last step, or after `at` steps, by name."""
+        """The parameters of the trained model.
+
+        Arguments:
+            at: after that many steps instead of the last.
+
+        Returns:
+            A dict of name -> tensor.
+
+        Raises:
+            BadInput: where the tape does not hold that step.
+        """
         state = self.recording.state_at(self.steps if at is None else at)
         return self.recording.objective.layout.unflatten(state.theta)
 
@@ -128,11 +153,11 @@ class Run:
 
         Arguments:
             query: made by dross.mean_loss, losses, outputs or query.
-            epochs: retrace only the last so many.
+            epochs: retrace only this many of the last epochs.
             at: ask the model after that many steps instead of the last.
             resume: where progress is kept every half minute: a folder, or True for the tape's own.
-                The same call after a crash goes on from there and gives the same bits; the file is
-                removed when the scores are there.
+                The same call after a crash continues from there and gives the same bits; the file
+                is removed when the scores are finished.
             group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
                 them makes this call and gets the scores.
 
@@ -140,6 +165,8 @@ class Run:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
 
         Raises:
+            BadInput: where the query does not fit the model, the tape does not hold those epochs,
+                or resume=True and the tape is read from a URL.
             NotFinite: where the run magnifies every change without limit.
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
@@ -168,11 +195,17 @@ class Run:
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
 
+            run.parameter_influence([3, 7])["0.weight"]      # [2, *shape of the weight]
+
         Arguments:
             instances: the ids of J instances.
 
         Returns:
             A mapping from each parameter's name to [J, *shape].
+
+        Raises:
+            BadInput: where there are no ids, or they name instances that do not exist.
+            TapeError: where the tape is damaged, or the model or the data have changed.
         """
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
@@ -192,10 +225,13 @@ class Run:
             absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from
                 the batch and from BatchNorm's statistics as well; what training on the cleansed
                 data does).
-            epochs: only the last so many are run without them.
-            n_jobs: spreads the runs over processes, as does a joblib.parallel_config around the
-                call, over a cluster as well. Every worker opens the tape.
-            folder: keep what is done there, and go on from it when the same call is given again.
+            epochs: the groups are absent from only this many of the last epochs.
+            n_jobs: spread the runs over processes; -1 is one per core. A joblib.parallel_config
+                around the call does the same, over a cluster as well. Every worker opens the tape.
+            folder: keep finished runs there; the same call continues with them later.
+
+        Returns:
+            The models, one per group.
 
         Raises:
             BadInput: where groups are empty or name instances that do not exist.
@@ -227,6 +263,10 @@ class Run:
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values.
+
+        Raises:
+            BadInput: where the query does not fit the model, or instances do not exist.
+            NotFinite: where a run without its instance diverges.
         """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         window = choose_window(self.recording.tape, epochs=epochs, at=at)
@@ -239,11 +279,16 @@ class Run:
     ) -> Verification:
         """Check scores against real counterfactual runs.
 
+            print(run.verify(scores, query).sentence)
+
         Arguments:
             scores: of this run.
             query: the query that they were computed for.
-            instances: the ids to check; by default the extremes and a random sample.
+            instances: the ids to check [K]; by default the extremes and a random sample.
             n: how many, where `instances` are not given.
+
+        Returns:
+            Estimated and actual changes [K], or [Q, K], and how well they agree.
 
         Raises:
             BadInput: where the scores are of another query or another run.
@@ -270,7 +315,10 @@ class Run:
         return compare(ids, scores.values[..., ids], actual)
 
     def _check_same_question(self, scores: Scores, query: Query) -> None:
-        """By the derivative, which is what was asked; by the name where scores have no sketch."""
+        """Refuse scores of another query.
+
+        Queries are compared by their derivatives, and by name where scores have no sketch of it.
+        """
         if scores.seed_sketch is None:
             same = scores.query == query.name
         else:

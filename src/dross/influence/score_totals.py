@@ -1,4 +1,4 @@
-"""Scores while they are being added up: one place for the totals and for the progress file."""
+"""The sums that become scores: one place for the totals and for the progress file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from .progress_file import Place, ProgressFile
 class ScoreTotals:
     """totals [E, Q, N] -= d query / d w_i of every step, in float64.
 
-    A GPU's results are looked at one block late, while it computes the next block. Progress is
-    saved only for blocks that were checked.
+    A GPU's results are read one block late, while it computes the next block. Progress is saved
+    only for blocks that were checked.
     """
 
     def __init__(
         self, window: Window, queries: int, instances: int, file: ProgressFile | None, lag: int
     ):
-        """lag: how many blocks may wait before they are looked at."""
+        """lag: how many blocks may wait before they are read."""
         self.window, self.file, self.lag = window, file, lag
         self.totals = torch.zeros(window.epochs, queries, instances, dtype=torch.float64)
         self._waiting: list[_Terms] = []
@@ -39,7 +39,7 @@ class ScoreTotals:
             block: its steps.
             terms: [Q, |S_t|] for each step.
             adjoint: before the block's first step.
-            plans: how it was computed; another way rounds otherwise.
+            plans: how it was computed; another way rounds differently.
         """
         if terms:
             self._waiting.append(_Terms.send(block, terms, adjoint, plans))
@@ -47,7 +47,7 @@ class ScoreTotals:
             self._count(self._waiting.pop(0))
 
     def wait(self) -> None:
-        """Until the last block has been computed: its states go before others come."""
+        """Wait until the last block is computed: its states are freed before others are made."""
         if self._waiting:
             self._waiting[-1].sent.wait()
 
@@ -84,7 +84,7 @@ class _Terms:
         return _Terms(block.first, numbered, sent, adjoint, plans)
 
     def add_to(self, totals: Tensor, oldest: int) -> None:
-        """An instance may stand in a batch several times."""
+        """Add the terms at their instances; one may be in a batch several times."""
         seen = self.sent.wait()
         by_step = seen["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
         if not bool(torch.isfinite(seen["terms"]).all()):
@@ -101,7 +101,7 @@ class _Terms:
 def _not_finite(t: int) -> NotFinite:
     return NotFinite(
         f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies "
-        "every change without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, or "
-        "use float64.",
+        "every change without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
+        "or use float64.",
         step=t,
     )

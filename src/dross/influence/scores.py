@@ -1,11 +1,12 @@
-"""Scores: one number per training instance, `score_j` = estimated query(without z_j) - query(with z_j).
+"""Scores: one number per training instance, the estimated query(without z_j) - query(with z_j).
 
-With a loss query a negative score means that the loss would fall without the instance: it is harmful. Positive: helpful.
+With a loss query a negative score means that the loss would fall without the instance: it is
+harmful. A positive score means that it is helpful.
 """
 
 import csv
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,69 +18,105 @@ if TYPE_CHECKING:
     import pandas
 
 _FORMATS = (".parquet", ".csv", ".safetensors")
+# what every file says of the scores; the sketch of the query is missing in older files
+_NEEDED = ("query", "first_epoch", "at", "hessian", "details")
 
 
 @dataclass(frozen=True)
 class Scores:
+    """One number per training instance: the estimated change of a query without it.
+
+    With a loss query a negative score means that the loss would fall without the instance: it is
+    harmful. Made by `Run.influence` and by the estimators.
+
+        scores = run.influence(dross.mean_loss((X_val, y_val)))
+        scores.values                # float64 [N]
+        scores.most_harmful(10)      # ids, the most harmful first
+        scores.save("scores.csv")
+
+    The N instances are those of the training set, by their index. A query of Q values has Q rows
+    of scores. E is the number of epochs that were retraced.
+    """
+
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query
-    by_epoch: (
-        np.ndarray
-    )  # float64 [E, N], or [Q, E, N]: each epoch's own contribution; they add up to the values
-    query: str = "query"
+    by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; they add up to values
+    query: str = "query"  # its name
     first_epoch: int = 0  # the epoch that by_epoch begins with
     at: int = 0  # after how many steps the model was asked
-    hessian: bool = True
+    hessian: bool = True  # False: the Hessian term was left out
     details: dict[str, Any] = field(default_factory=dict)  # what an estimator says of itself
     seed_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
             raise BadInput(
-                f"Scores are [N] or [Q, N] with one axis more by epoch, not {self.values.shape}, {self.by_epoch.shape}."
+                f"Scores are [N] or [Q, N] with one axis more by epoch, not {self.values.shape}, "
+                f"{self.by_epoch.shape}."
             )
 
     def __len__(self) -> int:
         return self.values.shape[-1]
 
     def __repr__(self) -> str:
-        shape = (
-            f"{len(self):,} instances"
-            if self.values.ndim == 1
-            else f"{len(self.values)} queries x {len(self):,} instances"
-        )
+        shape = f"{len(self):,} instances"
         worst = ""
         if self.values.ndim == 1:
             j = self.most_harmful(1)[0]
             worst = f", most harmful {j} ({self.values[j]:+.2e})"
+        else:
+            shape = f"{len(self.values)} queries x {shape}"
         return f"<Scores of {shape} for {self.query}, {self.by_epoch.shape[-2]} epochs{worst}>"
 
     def most_harmful(self, m: int = 10, query: int | None = None) -> np.ndarray:
-        """The ids of the m lowest scores, lowest first."""
-        return self._ranked(query)[: self._checked(m)]
+        """The ids of the m lowest scores, lowest first.
+
+        Arguments:
+            m: how many.
+            query: of which query, where there are several.
+
+        Returns:
+            int64 [m], fewer where there are fewer instances.
+
+        Raises:
+            BadInput: where there are several queries and `query` names none of them.
+        """
+        return self._order(query)[: _check_count(m)]
 
     def most_helpful(self, m: int = 10, query: int | None = None) -> np.ndarray:
-        """The ids of the m highest scores, highest first."""
-        return self._ranked(query)[::-1][: self._checked(m)]
+        """The ids of the m highest scores, highest first.
+
+        Arguments, Returns, Raises: as for `most_harmful`.
+        """
+        return self._order(query)[::-1][: _check_count(m)]
 
     def last_epochs(self, epochs: int) -> "Scores":
-        """What a retrace of only the last so many epochs would have said."""
+        """The scores that a retrace of only the last epochs would have given.
+
+        Arguments:
+            epochs: how many.
+
+        Returns:
+            Scores of the same instances and queries.
+
+        Raises:
+            BadInput: where fewer epochs were retraced.
+        """
         if not 1 <= epochs <= self.by_epoch.shape[-2]:
             raise BadInput(f"There are {self.by_epoch.shape[-2]} epochs, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
-        skipped = self.by_epoch.shape[-2] - epochs
-        return Scores(
-            part.sum(-2),
-            part,
-            self.query,
-            self.first_epoch + skipped,
-            self.at,
-            self.hessian,
-            self.details,
-            self.seed_sketch,
-        )
+        first = self.first_epoch + self.by_epoch.shape[-2] - epochs
+        return replace(self, values=part.sum(-2), by_epoch=part, first_epoch=first)
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A table with one row per instance: id, score (score_0, ... for several queries), epoch_0, ..."""
+        """A table with one row per instance.
+
+        Returns:
+            Columns id, score (score_0, score_1, ... for several queries), and the part of each
+            epoch: epoch_0, ... (score_0_epoch_0, ...).
+
+        Raises:
+            BadInput: where pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
@@ -87,8 +124,19 @@ class Scores:
         return pandas.DataFrame(self._columns())
 
     def save(self, path: str | Path) -> Path:
-        """Write .parquet, .csv or .safetensors (all three keep every digit)."""
-        path = _checked_path(path)
+        """Write the scores to a file. Every digit is kept.
+
+        Arguments:
+            path: ends in .parquet, .csv or .safetensors.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: for another ending.
+            StorageFailed: where the file cannot be written.
+        """
+        path = _check_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".parquet":
@@ -113,102 +161,93 @@ class Scores:
 
     @staticmethod
     def load(path: str | Path) -> "Scores":
-        path = _checked_path(path)
+        """Read scores that `save` has written.
+
+        Arguments:
+            path: ends in .parquet, .csv or .safetensors.
+
+        Returns:
+            The same scores, to the last digit.
+
+        Raises:
+            BadInput: where there is no such file.
+            TapeDamaged: where the file does not hold scores.
+        """
+        path = _check_path(path)
         try:
             if path.suffix == ".safetensors":
                 from safetensors import safe_open
 
                 with safe_open(path, "numpy") as file:
                     about = json.loads(file.metadata()["dross"])
-                    return _restored(file.get_tensor("values"), file.get_tensor("by_epoch"), about)
+                    return _build(file.get_tensor("values"), file.get_tensor("by_epoch"), about)
             if path.suffix == ".parquet":
                 import pandas
 
                 frame = pandas.read_parquet(path)
-                return _from_columns(
-                    {name: frame[name].to_numpy() for name in frame}, frame.attrs["dross"]
-                )
+                columns = {str(name): frame[name].to_numpy() for name in frame}
+                return _from_columns(columns, frame.attrs["dross"])
             with open(path, newline="") as file:
                 about = json.loads(file.readline().removeprefix("# "))
                 names, *rows = csv.reader(file)
-            return _from_columns(
-                dict(zip(names, np.array(rows, dtype=np.float64).reshape(-1, len(names)).T)), about
-            )
+            table = np.array(rows, dtype=np.float64).reshape(-1, len(names))
+            return _from_columns(dict(zip(names, table.T)), about)
         except FileNotFoundError:
             raise BadInput(f"There are no scores at {path}.") from None
         except Exception as error:  # a file that is not ours can fail anywhere inside three parsers
             raise TapeDamaged(f"{path} does not hold scores written by dross ({error}).") from None
 
-    def _ranked(self, query: int | None) -> np.ndarray:
+    def _order(self, query: int | None) -> np.ndarray:
+        """The ids by their scores, lowest first."""
         if self.values.ndim == 1:
             if query not in (None, 0):
                 raise BadInput(f"These are the scores of one query; there is no query {query}.")
             return np.argsort(self.values, kind="stable")
         if query is None or not 0 <= query < len(self.values):
+            last = len(self.values) - 1
             raise BadInput(
-                f"These are the scores of {len(self.values)} queries: say which, query=0..{len(self.values) - 1}."
+                f"These are the scores of {len(self.values)} queries: say which, query=0..{last}."
             )
         return np.argsort(self.values[query], kind="stable")
 
-    def _checked(self, m: int) -> int:
-        if m < 0:
-            raise BadInput(f"m must not be negative, but it is {m}.")
-        return m
-
     def _columns(self) -> dict[str, np.ndarray]:
-        columns = {"id": np.arange(len(self))}
-        epochs = self.by_epoch.shape[-2]
-        if self.values.ndim == 1:
-            columns["score"] = self.values
-            return columns | {
-                f"epoch_{e + self.first_epoch}": self.by_epoch[e] for e in range(epochs)
-            }
-        columns |= {f"score_{q}": row for q, row in enumerate(self.values)}
-        return columns | {
-            f"score_{q}_epoch_{e + self.first_epoch}": self.by_epoch[q, e]
-            for q in range(len(self.values))
-            for e in range(epochs)
-        }
+        columns, epochs = {"id": np.arange(len(self))}, self.by_epoch.shape[-2]
+        several = self.values.ndim == 2
+        names = [f"score_{q}" for q in range(len(self.values))] if several else ["score"]
+        columns |= dict(zip(names, np.atleast_2d(self.values)))
+        by_epoch = self.by_epoch if several else self.by_epoch[None]
+        for name, rows in zip(names, by_epoch):
+            prefix = f"{name}_" if several else ""
+            columns |= {f"{prefix}epoch_{e + self.first_epoch}": rows[e] for e in range(epochs)}
+        return columns
 
     def _about(self) -> dict[str, Any]:
-        kept = {
-            name: getattr(self, name)
-            for name in ("query", "first_epoch", "at", "hessian", "details", "seed_sketch")
-        }
-        return kept | {"shape": list(self.by_epoch.shape)}
+        names = (*_NEEDED, "seed_sketch")
+        return {name: getattr(self, name) for name in names} | {"shape": list(self.by_epoch.shape)}
 
 
-def _checked_path(path: str | Path) -> Path:
+def _check_count(m: int) -> int:
+    if m < 0:
+        raise BadInput(f"m must not be negative, but it is {m}.")
+    return m
+
+
+def _check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in _FORMATS:
         raise BadInput(f"{path}: scores are kept as {', '.join(_FORMATS)}.")
     return path
 
 
-def _restored(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
-    return Scores(
-        values,
-        by_epoch,
-        about["query"],
-        about["first_epoch"],
-        about["at"],
-        about["hessian"],
-        about["details"],
-        about.get("seed_sketch"),
-    )
+def _build(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
+    known = {name: about[name] for name in _NEEDED}
+    return Scores(values, by_epoch, **known, seed_sketch=about.get("seed_sketch"))
 
 
 def _from_columns(columns: dict[str, np.ndarray], about: dict) -> Scores:
-    scores = [
-        column
-        for name, column in columns.items()
-        if name.startswith("score") and "epoch" not in name
-    ]
+    is_score = lambda name: name.startswith("score") and "epoch" not in name
+    scores = [column for name, column in columns.items() if is_score(name)]
     epochs = [column for name, column in columns.items() if "epoch_" in name]
-    shape = about["shape"]
-    values = np.asarray(scores, dtype=np.float64)
-    return _restored(
-        values[0] if len(shape) == 2 else values,
-        np.asarray(epochs, dtype=np.float64).reshape(shape),
-        about,
-    )
+    shape, values = about["shape"], np.asarray(scores, dtype=np.float64)
+    by_epoch = np.asarray(epochs, dtype=np.float64).reshape(shape)
+    return _build(values[0] if len(shape) == 2 else values, by_epoch, about)

@@ -1,48 +1,81 @@
-"""How well the scores agree with the truth: estimated against actual changes, instance by instance."""
+"""How well scores agree with the truth: estimated and actual changes, instance by instance."""
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import BadInput
 from .scores import Scores
 
+if TYPE_CHECKING:
+    import pandas
+
 _EXTREMES = 10  # the paper's choice: the ten largest and the ten smallest
+# from which tau on, and what it means
+_VERDICTS = (
+    (0.8, "the scores put them in nearly the true order; trust the ranking"),
+    (
+        0.5,
+        "the scores put them roughly in the true order; trust the extremes, not the fine order",
+    ),
+    (
+        0.2,
+        "the scores carry some of the truth; use them to choose what to look at, not what to "
+        "remove",
+    ),
+    (float("-inf"), "the scores say little about this run; do not act on them"),
+)
 
 
 @dataclass(frozen=True)
 class Verification:
-    instances: np.ndarray  # the ids that were checked
-    estimated: np.ndarray  # their scores: [K], or [Q, K]
-    actual: np.ndarray  # the true changes by counterfactual runs, in the same shape
-    tau: float  # Kendall's, how well the order is right; the mean over queries where there are several
-    spearman: float
+    """Scores beside the true changes of K instances. Made by `Run.verify`.
+
+    Correlations are means over the queries where there are several. They are nan where removing the
+    instances changes nothing.
+    """
+
+    instances: np.ndarray  # int64 [K]: the ids that were checked
+    estimated: np.ndarray  # float64 [K], or [Q, K]: their scores
+    actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
+    tau: float  # Kendall's: how well the order is right
+    spearman: float  # the correlation of the ranks
     slope: float  # actual per estimated: 1 is the right size
-    jaccard: float  # overlap of the extremes
-    sentence: str
+    jaccard: float  # the overlap of the extremes, 0 to 1
+    sentence: str  # what all this means for the use of the scores
 
     def __repr__(self) -> str:
         return f"<Verification: {self.sentence}>"
 
-    def to_frame(self):
-        """One row per checked instance (and query): id, estimated, actual."""
+    def to_frame(self) -> "pandas.DataFrame":
+        """A table with one row per checked instance (and query).
+
+        Returns:
+            Columns id, estimated, actual; where there are several queries, the first is query.
+        """
         import pandas
 
         estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
         queries, ids = np.indices(estimated.shape)
         columns = {"query": queries.ravel()} if self.estimated.ndim == 2 else {}
-        columns |= {
-            "id": self.instances[ids.ravel()],
-            "estimated": estimated.ravel(),
-            "actual": actual.ravel(),
-        }
+        columns["id"] = self.instances[ids.ravel()]
+        columns |= {"estimated": estimated.ravel(), "actual": actual.ravel()}
         return pandas.DataFrame(columns)
 
 
 def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
-    """Half of n from the extremes (most harmful and most helpful), the other half at random from the rest."""
+    """The ids to check: half of n are the extremes, the others a random sample of the rest.
+
+    Arguments:
+        scores: their extremes are the most harmful and the most helpful instances.
+        n: how many.
+        seed: of the sample.
+
+    Returns:
+        int64 [n], in ascending order; all ids where there are no more than n.
+    """
     count = len(scores)
     if n < 2:
         raise BadInput(f"A verification needs at least 2 instances, not {n}.")
@@ -56,39 +89,42 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
 
 
 def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) -> Verification:
+    """Compare the scores of some instances with the true changes.
+
+    Arguments:
+        instances: their ids [K].
+        estimated: their scores [K], or [Q, K].
+        actual: the true changes, in the same shape.
+    """
+    pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
+    columns = zip(*(_correlate(e, a) for e, a in pairs))
+    tau, spearman, slope, jaccard = (float(np.mean(column)) for column in columns)
+    sentence = _sentence(len(instances), tau, slope)
+    numbers = (tau, spearman, slope, jaccard)
+    return Verification(instances, estimated, actual, *numbers, sentence)
+
+
+def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
+    """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K]."""
     from scipy import stats
 
-    def correlations(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
-        with warnings.catch_warnings():
-            # constant input: the correlation is nan, and the sentence says so
-            warnings.simplefilter("ignore")
-            kendall: Any = stats.kendalltau(e, a)
-            spearman: Any = stats.spearmanr(e, a)
-            tau, rho = float(kendall.statistic), float(spearman.statistic)
-        spread = float(((e - e.mean()) ** 2).sum())
-        slope = (
-            float(((e - e.mean()) * (a - a.mean())).sum()) / spread if spread > 0 else float("nan")
-        )
-        return tau, rho, slope, jaccard_of_extremes(e, a)
-
-    pairs = zip(np.atleast_2d(estimated), np.atleast_2d(actual))
-    tau, spearman, slope, jaccard = (
-        float(np.mean(column)) for column in zip(*(correlations(e, a) for e, a in pairs))
-    )
-    return Verification(
-        instances,
-        estimated,
-        actual,
-        tau,
-        spearman,
-        slope,
-        jaccard,
-        _sentence(len(instances), tau, slope),
-    )
+    with warnings.catch_warnings():
+        # constant input: the correlation is nan, and the sentence says so
+        warnings.simplefilter("ignore")
+        kendall: Any = stats.kendalltau(e, a)
+        spearman: Any = stats.spearmanr(e, a)
+        tau, rho = float(kendall.statistic), float(spearman.statistic)
+    e_off, a_off = e - e.mean(), a - a.mean()
+    spread = float((e_off**2).sum())
+    slope = float((e_off * a_off).sum()) / spread if spread > 0 else float("nan")
+    return tau, rho, slope, jaccard_of_extremes(e, a)
 
 
 def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXTREMES) -> float:
-    """Overlap of {m largest, m smallest} by estimate and by truth (fewer than m where there are not that many)."""
+    """The overlap of {m largest, m smallest} by estimate and by truth, 0 to 1.
+
+    m is lower where there are fewer than 4 m numbers.
+    """
     m = max(1, min(m, len(actual) // 4))
     found, true = ({*np.argsort(v)[:m], *np.argsort(v)[-m:]} for v in (estimated, actual))
     return len(found & true) / len(found | true)
@@ -97,20 +133,12 @@ def jaccard_of_extremes(estimated: np.ndarray, actual: np.ndarray, m: int = _EXT
 def _sentence(count: int, tau: float, slope: float) -> str:
     checked = f"Checked by retraining without each of {count} instances:"
     if not np.isfinite(tau):
-        return f"{checked} removing them changes nothing that can be measured, so the scores cannot be judged."
-    if tau >= 0.8:
-        verdict = "the scores put them in nearly the true order; trust the ranking"
-    elif tau >= 0.5:
-        verdict = (
-            "the scores put them roughly in the true order; trust the extremes, not the fine order"
+        return (
+            f"{checked} removing them changes nothing that can be measured, so the scores cannot "
+            "be judged."
         )
-    elif tau >= 0.2:
-        verdict = "the scores carry some of the truth; use them to choose what to look at, not what to remove"
-    else:
-        verdict = "the scores say little about this run; do not act on them"
-    size = (
-        "of about the right size"
-        if 0.67 <= slope <= 1.5
-        else f"off in size (true change = {slope:.2g} x estimate)"
-    )
+    verdict = next(verdict for least, verdict in _VERDICTS if tau >= least)
+    size = "of about the right size"
+    if not 0.67 <= slope <= 1.5:
+        size = f"off in size (true change = {slope:.2g} x estimate)"
     return f"{checked} {verdict} (Kendall's tau {tau:.2f}). The estimates are {size}."

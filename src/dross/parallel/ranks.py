@@ -4,10 +4,10 @@
     H a_g   = sum over ranks of  sum over i in the rank's part of  c_i H_i a_g
     terms_i = known to the rank that has i, 0 elsewhere
 
-Replaying a step sends p numbers; a reverse step sends Q (p + |S_t|) numbers, H a_g and the terms in
-one message. All the rest (states, the optimizer's table, the scores so far) every rank computes
-for itself from the same sums. So all ranks hold the same bits, and no rank waits for another but in
-these sums.
+Replaying a step sends p numbers. A reverse step sends Q (p + |S_t|) numbers: H a_g and the terms,
+in one message. Every rank computes all the rest (states, the optimizer's table, the scores so far)
+from the same sums. So all ranks hold the same bits, and ranks wait for each other in these sums
+only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,13 @@ class RankReducer(Reducer):
     """One rank of a torch.distributed group whose ranks share the work."""
 
     def __init__(self, group: Any, device: torch.device, *, cuts_batches: bool = True):
-        """device: where nccl wants its messages. cuts_batches: otherwise batches stay whole."""
+        """Join the group.
+
+        Arguments:
+            group: a torch.distributed group; None is the default one.
+            device: where nccl needs its messages.
+            cuts_batches: False shares whole micro-batches only.
+        """
         if not dist.is_available() or not dist.is_initialized():
             raise BadInput(
                 "torch.distributed is not initialised: call "
@@ -41,10 +47,10 @@ class RankReducer(Reducer):
         self.group, self.device, self.cuts_batches = group, device, cuts_batches
 
     def without_cutting(self) -> "RankReducer":
-        """The same ranks, which share whole micro-batches only."""
+        """The same ranks, sharing whole micro-batches only."""
         return RankReducer(self.group, self.device, cuts_batches=False)
 
-    # --- who does what ----------------------------------------------------------------------------
+    # --- sharing the work -------------------------------------------------------------------------
 
     def share(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This rank's part of a step."""
@@ -59,10 +65,10 @@ class RankReducer(Reducer):
         ]
 
     def _rows(self, k: int, count: int) -> slice:
-        turn = (self.rank + k) % self.size  # so that longer parts do not always go to one rank
+        turn = (self.rank + k) % self.size  # longer parts do not always go to the same rank
         return slice(count * turn // self.size, count * (turn + 1) // self.size)
 
-    # --- what they send each other -----------------------------------------------------------------
+    # --- messages between ranks -------------------------------------------------------------------
 
     def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Each of them summed over the ranks, in one message. All ranks get the same bits."""
@@ -105,7 +111,7 @@ class RankReducer(Reducer):
         return values
 
     def on_first(self, action: Callable[[], Value]) -> Value:
-        """What the action returns on the first rank, or its error, on every rank."""
+        """The result of the first rank's `action()`, or its error, on every rank."""
         outcome: Any = None
         if self.rank == 0:
             try:
@@ -127,7 +133,7 @@ class RankReducer(Reducer):
             with torch.cuda.device(self.device) if on_gpu else nullcontext():
                 yield
         except RuntimeError as error:
-            # the backend's words, without its file and its advice
+            # the backend's message, without its file name and its advice
             reason = str(error).split("] ", 1)[-1].split(". ")[0]
             raise RankLost(
                 f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one "

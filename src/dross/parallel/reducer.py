@@ -1,7 +1,7 @@
-"""Who does which part of a step, and how the parts are added up.
+"""How the work of a step is divided among members, and how their parts are added up.
 
-A `Reducer` with one member does everything itself. `parallel/ranks.py` has the one whose members
-are the processes of a torch.distributed group.
+A `Reducer` has one member, which does everything itself. Those of `parallel/ranks.py` have a member
+per process of a torch.distributed group.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.lazy_batch import AnyBatch
 
 Value = TypeVar("Value")
-Piece = tuple[int, slice, AnyBatch]  # of which micro-batch, which rows of it, and these rows
+Piece = tuple[int, slice, AnyBatch]  # the micro-batch's number, the rows, and their instances
 
 
 class Reducer:
@@ -33,9 +33,15 @@ class Reducer:
     def merge_terms(
         self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:
-        """The terms [Q, b] of this member's pieces at their places in the step: [Q, |S_t|].
+        """The terms of this member's pieces at their places in the step: [Q, |S_t|].
 
-        0 where another member knows better. like: [Q, ...], for their type and number.
+        Arguments:
+            found: this member's pieces and the terms [Q, b] of each.
+            batches: the micro-batches of the step.
+            like: [Q, ...], for the number of queries and the type.
+
+        Returns:
+            [Q, |S_t|], with 0 at the instances of other members.
         """
         columns = [terms for _, terms in found]
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
@@ -49,7 +55,7 @@ class Reducer:
         return [value]
 
     def on_first(self, action: Callable[[], Value]) -> Value:
-        """What the action returns, or raises, at the first member, at every member."""
+        """The result of the first member's `action()`, or its error, at every member."""
         return action()
 
 

@@ -1,1 +1,1 @@
-"""Recording a run: our own loop, and anybody else's."""
+"""Recording a run: the loop of `dross.train`, and loops of the user's own."""

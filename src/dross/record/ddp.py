@@ -1,9 +1,10 @@
 """A loop under DistributedDataParallel, recorded as one run.
 
-DDP's step is the mean over its ranks of their gradients, each of a batch of its own. That is a step with one micro-batch per rank, in
-which instance i of rank r counts c_i / ranks: nothing that a tape does not know already. So the ranks tell each other their ids and weights as
-each step is taken, and the first rank writes an ordinary tape, which one process or many can retrace. An instance with which
-DistributedSampler fills up the last batch stands in the step twice, and counts twice.
+DDP steps with the mean of its ranks' gradients, and each rank has a batch of its own. That is a
+step with one micro-batch per rank, in which instance i has the weight c_i / ranks: an ordinary step
+of a tape. So the ranks exchange their ids and weights at each step, and the first rank writes an
+ordinary tape, which one process or many can retrace. An instance with which DistributedSampler
+fills up the last batch is in the step twice, and counts twice.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def find_ddp(model: Any) -> DistributedDataParallel | None:
 
 
 def ranks_of(model: Any) -> Reducer:
-    """The ranks that train this model together. Each of them has batches of its own."""
+    """The ranks that train this model together, each on its own batches."""
     wrapper = find_ddp(model)
     if wrapper is None:
         return ALONE
@@ -43,71 +44,91 @@ def bare_module(model: Any) -> Any:
 
 
 def check_recordable(objective: Objective, ranks: Reducer) -> None:
+    """Refuse BatchNorm's statistics where several ranks train the model."""
     if ranks.size > 1 and objective.layout.moving:
         raise NotSupported(
-            f"BatchNorm under DistributedDataParallel has statistics of its own on each rank ('{objective.layout.moving[0]}'), and "
-            "SyncBatchNorm's join the ranks: neither can be recorded yet. Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record "
-            "on one process."
+            "BatchNorm under DistributedDataParallel has statistics of its own on each rank "
+            f"('{objective.layout.moving[0]}'), and SyncBatchNorm's join the ranks: neither can be "
+            "recorded yet. Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on "
+            "one process."
         )
 
 
 @dataclass(frozen=True)
 class SharedStep:
-    """What the ranks told each other of a step."""
+    """A step as all ranks know it."""
 
     micros: tuple[MicroBatch, ...]  # of all ranks
     opens_segment: bool
 
 
 def place_among_ranks(k: int, ranks: Reducer) -> int:
-    """Where this rank's k-th micro-batch of a step stands among all of them; its random numbers follow from that."""
+    """The place of this rank's k-th micro-batch in the whole step; it seeds its random numbers."""
     return k * ranks.size + ranks.rank
 
 
 def share_step(ranks: Reducer, micros: list[MicroBatch], opens_segment: bool) -> SharedStep:
-    """Every rank's micro-batches, in their places, as the mean over the ranks counts them."""
+    """Every rank's micro-batches, in their places, with their weights in the mean over ranks.
+
+    Arguments:
+        ranks: all of them call this.
+        micros: this rank's micro-batches.
+        opens_segment: whether the step opens a segment; the first rank's answer counts.
+    """
     if ranks.size == 1:
         return SharedStep(tuple(micros), opens_segment)
-    heard = ranks.gather(
-        ([(micro.ids, micro.weights / ranks.size) for micro in micros], opens_segment)
-    )
-    counts = [len(own) for own, _ in heard]
+    weighted = [(micro.ids, micro.weights / ranks.size) for micro in micros]
+    gathered = ranks.gather((weighted, opens_segment))
+    counts = [len(own) for own, _ in gathered]
     if len(set(counts)) > 1:
         raise NotSupported(
-            f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let each have as many."
+            f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let "
+            "each have as many."
         )
-    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in heard)
-    return SharedStep(tuple(merged), heard[0][1])
+    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in gathered)
+    return SharedStep(tuple(merged), gathered[0][1])
 
 
 def after_averaging(action: Callable[[], None]) -> None:
-    """Called in a backward pass: do this once DDP has put the mean over its ranks into the gradients.
+    """In a backward pass: call `action` once the gradients hold the mean over the ranks.
 
-    DDP does so in a callback at the end of the pass that it queues when the last gradient is there; one that is queued by a callback runs after it."""
+    DDP computes the mean in a callback at the end of the pass, queued when the last gradient is
+    there. A callback that is queued by a callback runs after it.
+    """
     engine = Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(action))
 
 
 class NoTape:
-    """What a TapeWriter is on the first rank, on the others: the steps are counted, and none is written."""
+    """Stands in for the TapeWriter on all ranks but the first: counts steps and writes none."""
 
     def __init__(self, steps: int):
         self.first = self.next = steps
 
     def wants_state(self) -> bool:
-        return True  # the first rank knows which step opens a segment and is rehearsed, and tells with the ids, when it is too late to look
+        """True: a step that opens a segment is rehearsed from its state.
+
+        Only the first rank knows which step that is. It says so when the step has been taken, too
+        late to read the state before it.
+        """
+        return True
 
     def opens_segment(self) -> bool:
+        """False: the first rank decides."""
         return False
 
     def is_full(self, epoch: int) -> bool:
+        """False: there is nothing to write."""
         return False
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
+        """Count a step."""
         self.next += 1
 
     def flush(self, after: State | None = None) -> None:
+        """Begin a new segment."""
         self.first = self.next
 
     def finish(self, after: State | None = None, complete: bool = True) -> None:
+        """End the last segment."""
         self.first = self.next

@@ -20,6 +20,9 @@ def check_finite(
         losses: of each micro-batch.
         ids: the instances of the step, in the order of the losses.
         kept: up to which step the tape is whole.
+
+    Raises:
+        NotFinite: it names the step and the instances.
     """
     gradient_is_finite = bool(torch.isfinite(g).all())
     if gradient_is_finite and bool(torch.isfinite(after.theta).all()):

@@ -36,7 +36,7 @@ class LiveModel:
         return current_numbers(self.optimizer, self.groups)
 
     def read(self, numbers: np.ndarray | None = None) -> State:
-        """A copy of the state. numbers: of the next step, where they are not the present ones."""
+        """A copy of the state. numbers: those of the next step, by default the present ones."""
         numbers = self.numbers() if numbers is None else numbers
         theta, buffers = self.layout.read(self.model)
         given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)

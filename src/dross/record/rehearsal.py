@@ -1,4 +1,4 @@
-"""Whether what a loop does can be done again: checked while it runs, not when somebody wants scores."""
+"""Check that a loop can be replayed, while it runs and not when its scores are wanted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def rehearse(
     ranks: Reducer,
     t: int,
 ) -> None:
-    """Take step t once more as a pure function, and compare with theta as the loop left it.
+    """Take step t again as a pure function, and compare with theta as the loop left it.
 
     Arguments:
         executor, optimizer: of the run.
@@ -63,7 +63,7 @@ def rehearse(
 
 
 def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
-    """A data set that answers twice differently cannot be replayed."""
+    """Refuse a data set that does not give the first batch again: it cannot be replayed."""
     seen, again = tree_leaves((x, y)), tree_leaves(instances[ids])
     pairs = zip(seen, again)
     same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)

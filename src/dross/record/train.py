@@ -1,4 +1,4 @@
-"""Our own training loop: Algorithm 1. For a loop that is yours, see recorder.py."""
+"""`dross.train`: train a model and record the run. For a loop of your own see recorder.py."""
 
 import hashlib
 import os
@@ -55,21 +55,25 @@ def train(
 ) -> Run:
     """Train a model and record the run on a tape.
 
-        run = dross.train(model, (X, y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = dross.train(model, (X, y), "cross_entropy", optimizer,
                           epochs=30, batch_size=32, tape="runs/digits")
+        scores = run.influence(dross.mean_loss((X_val, y_val)))
 
     Arguments:
         model: trained in place.
-        train_set: a map-style data set of (x, y), or a pair of tensors (X, Y). An instance's id is
-            its index.
+        train_set: a map-style data set of (x, y), or a pair of tensors X [N, ...], Y [N, ...]. An
+            instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".
         optimizer: of torch.optim.
         tape: the folder that the run is recorded in.
         epochs, batch_size: how long to train, and on how many instances at a time.
-        batches: the ids of every step. By default they are drawn anew each epoch from `seed`.
-        eta: one rate, one per step, a function of the step (from 0), or a torch scheduler, which is
-            stepped once per training step. By default the optimizer's own rate.
+        batches: a list with the ids of every step. By default they are drawn anew each epoch from
+            `seed`.
+        eta: one rate, one per step [T] (or per step and parameter group [T, G]), a function of the
+            step (from 0), or a torch scheduler, which is stepped once per training step. By default
+            the optimizer's own rate.
         penalty: penalty(params) -> scalar, added to every instance's loss; it leaves with the
             instance.
         augment: augment(x, generator) -> x, replayed with the same random numbers.
@@ -81,9 +85,9 @@ def train(
         device: where to train; by default where the model is.
         progress: show a bar.
         overwrite: replace a tape that is there.
-        resume: True goes on with what a crash or Ctrl-C left in `tape`. Naming that folder means
-            the same.
-        arithmetic: "strict"; quicker and less exact are "tf32" (NVIDIA GPUs) and "bf16". A run is
+        resume: True continues what a crash or Ctrl-C left in `tape`. Naming that folder means the
+            same.
+        arithmetic: "strict"; faster and less exact are "tf32" (NVIDIA GPUs) and "bf16". A run is
             retraced as it was recorded.
 
     Returns:
@@ -94,6 +98,7 @@ def train(
         NotSupported: for a model or an optimizer that cannot be retraced.
         NotFinite: where the training diverges; the tape is whole up to that step.
         TapeExists: where there is a tape already.
+        TapeMismatch: where the tape to be continued is of another run.
     """
     _check_options(keep, clip)
     model = _prepare_model(model, device)
@@ -148,15 +153,8 @@ def _open_tape(
     if earlier is not None:
         check_same_run(earlier, manifest)
         start = Tape(tape).end_state().map(lambda t: t.to(settings.device))
-    bytes_per_step = 16 + 4 * batch
-    writer = TapeWriter(
-        tape,
-        earlier or manifest,
-        settings.keep,
-        start.nbytes,
-        settings.planned,
-        step_bytes=bytes_per_step,
-    )
+    given = (settings.keep, start.nbytes, settings.planned)
+    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch)
     if earlier is None:
         writer.flush(start)
     return writer, start
@@ -172,7 +170,7 @@ def _check_options(keep: Any, clip: Any) -> None:
 
 
 def _check_all_labels(objective: Objective, instances: Instances, x: Any) -> None:
-    """One bad label in the last batch would otherwise end a long run."""
+    """Find a bad label now, before it ends a long run in its last batch."""
     if instances.stored and objective.loss_name == "cross_entropy":
         theta, buffers = objective.layout.read(objective.model)
         with objective.evaluating(), torch.no_grad():

@@ -30,7 +30,7 @@ _MAX_UNCHECKED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """Algorithm 1: everything that the steps of a run are made of."""
+    """Algorithm 1: all that the steps of a run depend on."""
 
     executor: Executor
     optimizer: Optimizer
@@ -42,7 +42,7 @@ class TrainingLoop:
     seed: int
 
     def run(self, writer: TapeWriter, state: State, progress: bool) -> State:
-        """Take the steps that are still to be taken; the tape keeps them, whatever ends them."""
+        """Take the steps that are left. The tape keeps those that were taken, whatever happens."""
         complete, writer.ends = False, {writer.next: state}
         left = self.plan.steps - writer.next
         with self.executor.training(), progress_bar("training", left, show=progress) as advance:
@@ -116,7 +116,7 @@ class TrainingLoop:
                 advance(1)
 
     def _check(self, row: "_TakenRow") -> None:
-        """A theta that is not finite stays so: the last one tells, and then each, since when."""
+        """Find the step that is not finite. Theta stays so after it, so the last one tells."""
         if row.is_finite:
             return
         taken = zip(row.steps, row.batches, row.states)
@@ -144,7 +144,7 @@ class _TakenRow:
 
 
 def _count_unchecked(state: State) -> int:
-    """How many steps to take before looking whether they were finite: it makes a GPU wait."""
+    """How many steps to take before checking that they were finite: a GPU waits for the check."""
     if not state.theta.is_cuda:
         return 1
     return max(1, min(_MAX_UNCHECKED_STEPS, _MAX_UNCHECKED_BYTES // max(state.nbytes, 1)))

@@ -1,33 +1,38 @@
-"""How to go backwards through a row of steps with room for few of its states.
+"""How to go backwards through a row of steps when only few of its states fit into memory.
 
-A row is cut in two: its first part is gone through to know the state in the middle, its second part is done with one state less of room, then its first part
-again. With room for r states, of which the one at the start is one, and each step taken at most k times, the longest row is
+A row is cut in two. Its first part is replayed to reach the state in the middle. Then the second
+part is done, with one state less to spare, and after it the first part. With memory for r states
+(the one at the start included) and each step taken at most k times, the longest row has
 
     reach(r, k) = reach(r, k - 1) + reach(r - 1, k),        reach(r, 1) = r,  reach(1, k) = k
 
-where the two parts are the two terms: five states and three times are enough for 41 steps, nine and four for 550.
+steps, where the two terms are the two parts: five states and three times are enough for 41 steps,
+nine states and four times for 550.
 """
 
 import math
 
 
-def reach(room: int, times: int) -> int:
-    """The longest row that can be done with so many states and each step taken at most so many times."""
-    if room < 1 or times < 1:
+def reach(capacity: int, times: int) -> int:
+    """The longest row for a number of states in memory and of times that each step is taken."""
+    if capacity < 1 or times < 1:
         return 0
-    return math.comb(room + times, times) - math.comb(room + times - 2, times - 1)
+    return math.comb(capacity + times, times) - math.comb(capacity + times - 2, times - 1)
 
 
-def times(steps: int, room: int) -> int:
-    """How often a step is taken at most."""
+def times(steps: int, capacity: int) -> int:
+    """How often a step is taken at most, with memory for `capacity` states."""
     k = 1
-    while reach(room, k) < steps:
+    while reach(capacity, k) < steps:
         k += 1
     return k
 
 
-def first_part(steps: int, room: int) -> int:
-    """Where to cut a row that is longer than the room: as early as the second part can be done with taking each step once less, or else
-    where the first part is as long as it may be."""
-    k = times(steps, room)
-    return min(reach(room, k - 1), steps - reach(room - 1, k - 1))
+def first_part(steps: int, capacity: int) -> int:
+    """Where to cut a row of more steps than fit: the length of its first part.
+
+    As early as the second part can be done with each step taken once less, or else where the first
+    part is as long as it may be.
+    """
+    k = times(steps, capacity)
+    return min(reach(capacity, k - 1), steps - reach(capacity - 1, k - 1))

@@ -54,7 +54,7 @@ class Recording:
     instances: Instances
     augment: Augment | None
     seed: int
-    reducer: Reducer = ALONE  # who shares the work of a step
+    reducer: Reducer = ALONE  # shares the work of a step among ranks
 
     @staticmethod
     def open(
@@ -97,7 +97,7 @@ class Recording:
         return Recording(tape, executor, optimizer, instances, augment, made["seed"])
 
     def __reduce__(self):
-        """To another process a run travels as what it takes to open its tape there.
+        """Pickle a run as what it takes to open its tape in another process.
 
         Graphs, caches and copies of the data stay here.
         """
@@ -129,7 +129,7 @@ class Recording:
     # --- walks ------------------------------------------------------------------------------------
 
     def recorded_steps(self, first: int, stop: int) -> Iterator[tuple[int, Step, list[LazyBatch]]]:
-        """Steps first..stop-1 with their numbers and batches. Nothing is computed."""
+        """Steps first..stop-1 as (number, step, batches). Nothing is computed."""
         for segment in self.segments(self.find_segments(first, stop)):
             all_batches = self.batches(segment.first, segment.steps)
             numbers = range(segment.first, segment.end)
@@ -157,7 +157,7 @@ class Recording:
         position = stop if position is None else position
         for index, segment in self.segments_backward(first, position):
             if position < min(stop, segment.end):
-                self._replay.check_whole(index, segment)
+                self._replay.check_segment(index, segment)
             for block in self._replay.blocks(index, segment, first, position):
                 yield block.from_step(first)
                 del block  # before the next one is made
@@ -215,7 +215,7 @@ class Recording:
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
         with self.executor.training():
-            return self._replay.replay_whole(segment, t - segment.first)
+            return self._replay.replay_first_steps(segment, t - segment.first)
 
     def _move_and_check(self, segment: Segment) -> Segment:
         """The segment on the device. Its first batch must be what the run was trained on."""
@@ -255,14 +255,14 @@ class Recording:
         return t.to(self.device, copy=True)
 
     def _augmented_elsewhere(self) -> bool:
-        """Augmented floats may differ in the last bit between devices; the end check judges."""
+        """Whether augmented inputs may differ in the last bit, because the device is another.
+
+        Then the end of the segment is compared instead.
+        """
         return self.augment is not None and str(self.device) != self.tape.manifest["device"]
 
     def check_unchanged(self) -> None:
-        """The frozen weights and the data must still be the recorded ones.
-
-        Both are the user's, who may have touched them.
-        """
+        """Refuse frozen weights or data that the user has changed since the recording."""
         made = self.tape.manifest
         check_constants(made["model"], self.objective.model, self.objective.layout)
         if self.instances.aliased and made["data"] not in (None, self.instances.fingerprint()):
@@ -273,7 +273,7 @@ class Recording:
 
 
 def checksum(batch: AnyBatch) -> int:
-    """Of what the model sees, to tell a data set that has changed from a replay that is wrong."""
+    """A checksum of what the model sees: it tells a changed data set from a wrong replay."""
     value, batch = 0, batch.load()
     for leaf in tree_leaves((batch.x, batch.y)):
         value = zlib.crc32(to_bytes(leaf), value)

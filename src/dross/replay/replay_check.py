@@ -1,4 +1,4 @@
-"""Whether a replay is where the recording went on from."""
+"""Check that a replay arrives where the recording did."""
 
 from collections.abc import Callable
 
@@ -20,10 +20,19 @@ def check_same(reached: State, recorded: State, t: int, tape: Tape) -> None:
 def check_later(
     reached: State, recorded: Callable[[], State], t: int, tape: Tape
 ) -> Callable[[], None]:
-    """The check, as a function for the caller to call.
+    """`check_same`, as a function for the caller to call.
 
-    On a GPU that is done when there is something else to compute meanwhile. On a CPU it is done
-    here, and there is nothing left to do.
+    On a GPU it is called when the GPU has other work to do meanwhile. On a CPU the check is done
+    here, and the function does nothing.
+
+    Arguments:
+        reached: the state that the replay reached.
+        recorded: gives the recorded state.
+        t: the number of steps that led there.
+        tape: says where the run was recorded.
+
+    Raises:
+        TapeMismatch: where the two differ by more than rounding.
     """
     copy, device = HostCopy(reached.tensors()), reached.theta.device
 
@@ -39,7 +48,7 @@ def check_later(
 
 
 def do_nothing() -> None:
-    """The check of what needs none, or has been checked."""
+    """A check that finds nothing: there is none to do, or it has been done."""
 
 
 def _compare(
@@ -56,7 +65,8 @@ def _compare(
             continue
         if not value.is_floating_point():
             raise TapeMismatch(
-                f"Step {t - 1} replayed to another {name}: the tape is of another model or data set."
+                f"Step {t - 1} replayed to another {name}: the tape is of another model or data "
+                "set."
             )
         scale = size(value, ROUNDING)
         if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):

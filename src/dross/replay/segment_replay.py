@@ -1,4 +1,4 @@
-"""Take the steps of a segment again, with as few of its states in memory as there is space for."""
+"""Take the steps of a segment again, with no more of its states in memory than fit."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from .replay_check import check_later, do_nothing
 from .take_steps import take_step, take_steps
 
 _MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
-MAX_RECOMPUTES_BEFORE_WARNING = 8  # times that a step is taken
+MAX_RECOMPUTES_BEFORE_WARNING = 8  # how often one step is taken
 
 Check = Callable[[], None]
 StatesAndGradients = tuple[list[State], list[Tensor | None]]
@@ -69,7 +69,7 @@ class SegmentReplay:
             yield Block(first, steps, self.batches(first, steps), states, gradients)
             del states, gradients  # before the next ones are made
 
-    # --- every state is on the tape -----------------------------------------------------------------
+    # --- every state is on the tape ---------------------------------------------------------------
 
     def _kept_states(
         self, index: int, segment: Segment, count: int
@@ -81,10 +81,10 @@ class SegmentReplay:
     def _check_links(
         self, index: int, segment: Segment, count: int
     ) -> tuple[list[Tensor | None], Check]:
-        """Each kept state must lead to the next. The gradients that this gives, and the last check.
+        """Check that each kept state leads to the next. The gradients found, and the last check.
 
-        dross.train wrote them so, and its first step is a sample; in somebody else's loop anything
-        may have happened in between.
+        On a tape of dross.train only the first step is checked, as a sample. In a loop of the
+        user's own anything may have happened between two steps, so all are.
         """
         suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
         gradients: list[Tensor | None] = [None] * count
@@ -100,12 +100,12 @@ class SegmentReplay:
                 check = self.check_end_later(index, after, segment)
         return gradients, check
 
-    # --- states are replayed ------------------------------------------------------------------------
+    # --- states are replayed ----------------------------------------------------------------------
 
     def _replayed_states(
         self, index: int, segment: Segment, begin: int, stop: int
     ) -> Iterator[tuple[int, StatesAndGradients]]:
-        """A block may begin before `begin`; checkpoint_schedule.py says where to cut."""
+        """Replayed states in blocks (see checkpoint_schedule.py). One may begin before `begin`."""
         first, last = segment.first, min(stop, segment.end) - segment.first
         capacity = self._capacity(segment, last)
         self._warn_of_recomputes(segment, last, capacity)
@@ -141,7 +141,7 @@ class SegmentReplay:
     def replay_to_end(
         self, first: int, steps: Sequence[Step], state: State, capacity: int
     ) -> tuple[State, int]:
-        """The state after these steps, and how many states do fit."""
+        """The state after these steps, and how many states fit."""
         k = 0
         while k < len(steps):
             row = steps[k : k + max(1, capacity - 1)]  # the one at the start is held, too
@@ -150,16 +150,16 @@ class SegmentReplay:
             else:
                 state, k = found[2], k + len(row)
             del found  # before others are made
-        # on a GPU it is a part of a row of states, which would all be held with it
+        # a copy: on a GPU it is a part of a row of states, which it would keep alive
         return state.map(torch.clone), capacity
 
-    def replay_whole(self, segment: Segment, steps: int) -> State:
-        """The state after so many steps of a segment."""
+    def replay_first_steps(self, segment: Segment, steps: int) -> State:
+        """The state after the first `steps` steps of a segment."""
         taken, capacity = segment.steps[:steps], self._capacity(segment, steps)
         return self.replay_to_end(segment.first, taken, segment.states[0], capacity)[0]
 
     def _replay_if_it_fits(self, first: int, steps: Sequence[Step], start: State):
-        """`replay_steps`, or None where the states do not fit into the memory that there is."""
+        """`replay_steps`, or None where the states do not fit into memory."""
         return try_to_fit(
             lambda: self.replay_steps(steps, start, self.batches(first, steps)),
             len(steps),
@@ -171,7 +171,7 @@ class SegmentReplay:
     def replay_steps(
         self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]
     ) -> tuple[list[State], list[Tensor | None], State]:
-        """The states before each step, the gradients that a retrace will need, and the end."""
+        """The states before each step, the gradients that a retrace needs, and the end state."""
         if self.reducer.size == 1 and not self._need_gradients(steps):
             after = take_steps(self.executor, self.optimizer, state, steps, batches)
             states = [state, *after]
@@ -193,12 +193,12 @@ class SegmentReplay:
     def _need_gradients(self, steps: Sequence[Step]) -> bool:
         return any(needs_gradient(self.optimizer, step) for step in steps)
 
-    # --- memory -------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def _capacity(self, segment: Segment, steps: int) -> int:
-        """How many of so many states are held at a time.
+        """How many states to hold at a time while a row of `steps` steps is replayed.
 
-        With a budget, the states before and after the step in hand come on top.
+        With a memory budget, the states before and after the current step come on top.
         """
         if (allowed := self.tape.manifest.get("memory")) is None:
             by_default = _MAX_BYTES_OF_STATES // self._bytes_per_state(segment)
@@ -206,7 +206,7 @@ class SegmentReplay:
         return max(1, allowed // self._bytes_per_state(segment))
 
     def _bytes_per_state(self, segment: Segment) -> int:
-        """Of a state, and of the gradient that is kept with it."""
+        """The size of a state and of the gradient that is kept with it."""
         state = segment.states[0]
         gradient = state.theta.nbytes if self._need_gradients(segment.steps) else 0
         return max(1, state.nbytes + gradient)
@@ -225,19 +225,20 @@ class SegmentReplay:
             stacklevel=6,
         )
 
-    # --- checks -------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def check_end(self, index: int, reached: State, segment: Segment) -> None:
-        """The end of a replayed segment must be where the recording went on from."""
+        """Refuse a replayed segment that does not end where the recording went on from."""
         self.check_end_later(index, reached, segment)()
 
     def check_end_later(self, index: int, reached: State, segment: Segment) -> Check:
-        """The same as a function: on a GPU it is called when there is something to compute."""
+        """`check_end` as a function, called when a GPU has other work to do meanwhile."""
         last = index + 1 == len(self.tape.entries)
         recorded = lambda: self.tape.end_state() if last else self.tape.read(index + 1).states[0]
         return check_later(reached, recorded, segment.end, self.tape)
 
-    def check_whole(self, index: int, segment: Segment) -> None:
-        """Whether a segment's steps lead where they led, for who goes on in the middle of it."""
+    def check_segment(self, index: int, segment: Segment) -> None:
+        """Check the end of a segment for a walk that starts in its middle."""
         if len(segment.states) < len(segment.steps):
-            self.check_end(index, self.replay_whole(segment, len(segment.steps)), segment)
+            reached = self.replay_first_steps(segment, len(segment.steps))
+            self.check_end(index, reached, segment)

@@ -1,11 +1,11 @@
 """Take a training step, or several.
 
-Training is the first replay: `dross.train` folds `take_step` over its batches, and everything later
-folds the same function over the tape, so a run and its replay differ in nothing.
+`dross.train` applies `take_step` to its batches, and everything later applies the same function to
+the steps of the tape. So a run and its replay do not differ.
 
-On a GPU a step of a small network is over before Python has asked for the next one. Steps that are
-alike in everything but their instances (as many of them, the same rate) are therefore captured
-many at a time and launched at once. What is computed is what one step after the other computes.
+On a GPU a step of a small network is over before Python has launched the next one. Steps that
+differ in nothing but their instances (the same number of them, the same rate) are therefore
+captured many at a time and launched at once. The result is that of one step after the other.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -36,7 +36,7 @@ def sum_over_batches(
     compute: Callable[[Item, Buffers], tuple[Tensor, Buffers]],
     like: Tensor,
 ) -> tuple[Tensor, Buffers]:
-    """The sum of what each micro-batch of a step gives; each starts from the last one's buffers.
+    """The sum over the micro-batches of a step. Each starts from the buffers of the last one.
 
     Arguments:
         batches: the micro-batches, or this rank's part of them.
@@ -69,7 +69,7 @@ def take_step(
         step: what was recorded of the step.
         batches: its micro-batches.
         w: instance weights per micro-batch, all 1 by default.
-        reducer: who shares the work; losses are of this rank's part.
+        reducer: shares the work among ranks; the losses are of this rank's part.
     """
     losses: list[Tensor] = []
 
@@ -125,7 +125,7 @@ def _take_together(
     return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
 
 
-# --- steps that are alike -----------------------------------------------------------------------------
+# --- steps that are alike -------------------------------------------------------------------------
 
 
 def group_steps(
@@ -136,9 +136,13 @@ def group_steps(
     steps: Sequence[Step],
     batches: Sequence[list[LazyBatch]],
 ) -> list[slice]:
-    """These steps, of which the first begins at `start`, in parts of STEPS_AT_ONCE steps or one.
+    """Cut steps into parts: STEPS_AT_ONCE steps that can be one pass, or a single step.
 
-    name: of the pass that takes several of them.
+    Arguments:
+        name: of the pass that takes several steps.
+        executor, optimizer: of the run.
+        start: the state before the first step.
+        steps, batches: the steps, and the micro-batches of each.
     """
     possible = (
         executor.captures(name, start.theta)
@@ -159,7 +163,7 @@ def group_steps(
 
 
 def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
-    """Steps of the same kind may be captured together. None: a step for itself."""
+    """Steps of the same kind may be captured together. None: a step that is taken alone."""
     if len(batches) != 1 or step.clip is not None or not batches[0].source.capturable:
         return None
     return len(batches[0].ids), step.numbers.tobytes()

@@ -26,7 +26,7 @@ def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = Non
 
     Arguments:
         tape: the recorded run.
-        epochs: only the last so many before that; by default all that are kept.
+        epochs: how many of the last epochs before that; by default all that are kept.
         at: after how many steps the model is asked.
 
     Raises:

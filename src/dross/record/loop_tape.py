@@ -1,0 +1,147 @@
+"""The tape of a loop that belongs to the user: opened at its first batch, continued, closed."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Augment, Batch
+from ..data.dataset import Instances
+from ..errors import BadInput, TapeMismatch
+from ..execution.executor import Executor
+from ..parallel.reducer import Reducer
+from ..step.inspect_model import inspect_run
+from ..step.layout import Layout, check_signature
+from ..step.loss import NAMED_LOSSES
+from ..step.objective import Penalty
+from ..step.optimizers import Optimizer
+from ..tape.manifest import RunSettings, check_same_run, describe
+from ..tape.reader import Tape
+from ..tape.retention import Keep
+from ..tape.writer import TapeWriter
+from . import ddp
+from .live_model import LiveModel
+
+
+@dataclass(frozen=True)
+class UserLoop:
+    """What a loop trains, and how."""
+
+    model: nn.Module
+    called: nn.Module  # the model as the loop calls it: perhaps compiled, or wrapped by DDP
+    optimizer: torch.optim.Optimizer
+    loss_name: str
+    loss: Callable[..., Tensor]
+    penalty: Penalty | None
+    augment: Augment | None
+    keep: Keep
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+    instances: Instances | None  # the training set, where the recorder was given it
+    ranks: Reducer
+
+    @property
+    def given_loss(self) -> Any:
+        """The loss as the user gave it: a name or a function."""
+        return self.loss_name if self.loss_name in NAMED_LOSSES else self.loss
+
+
+@dataclass(frozen=True)
+class OpenTape:
+    """What is known from the first batch on."""
+
+    executor: Executor
+    live: LiveModel
+    writer: TapeWriter | ddp.NoTape
+
+
+class LoopTape:
+    """The tape that a loop is recorded on."""
+
+    def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: dict | None):
+        """earlier: the manifest of a tape to be continued."""
+        self.loop, self.folder, self.earlier = loop, folder, earlier
+        self.opened: OpenTape | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps are recorded, those before a resume included."""
+        if self.opened is not None:
+            return self.opened.writer.next
+        return self.earlier["steps"] if self.earlier else 0
+
+    def restore(self) -> None:
+        """Put the model and the optimizer where the tape to be continued ends."""
+        if self.earlier is None:
+            return
+        loop, made = self.loop, self.earlier
+        layout = Layout.from_json(made["layout"], made["model"])
+        check_signature(made["model"], loop.model, layout)
+        pure = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        own_optimizer = type(loop.optimizer).__name__
+        if made["loss"] != loop.loss_name or own_optimizer != pure.name:
+            raise TapeMismatch(
+                f"The tape was recorded with loss {made['loss']} and {pure.name}; this is "
+                f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
+            )
+        state = Tape(self.folder).end_state().map(lambda t: t.to(loop.device))
+        live = LiveModel(loop.model, loop.optimizer, layout, pure)
+        live.write(state, slots=bool(made["steps"]))
+
+    def open(self, batch: Batch) -> OpenTape:
+        """Inspect the model with its first batch, and begin or continue the tape."""
+        if self.opened is None:
+            self.opened = self._open(batch)
+        return self.opened
+
+    def _open(self, batch: Batch) -> OpenTape:
+        loop = self.loop
+        if not loop.model.training:
+            raise BadInput("The model is in eval mode: call model.train() before recording a step.")
+        given = (loop.given_loss, loop.penalty, batch.x, batch.y)
+        objective, pure = inspect_run(loop.model, loop.optimizer, *given)
+        ddp.check_recordable(objective, loop.ranks)
+        executor = Executor(objective)
+        live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
+        if loop.ranks.rank > 0:
+            return OpenTape(executor, live, ddp.NoTape(self.steps))
+        settings = RunSettings(
+            objective=objective,
+            optimizer=pure,
+            loss_name=loop.loss_name,
+            augment=loop.augment,
+            keep=loop.keep,
+            seed=loop.seed,
+            planned=None,
+            device=loop.device,
+            instances=loop.instances,
+            foreign=True,
+        )
+        manifest = describe(settings)
+        if self.earlier is not None:
+            check_same_run(self.earlier, manifest)
+            manifest = self.earlier
+        state = live.read()
+        writer = TapeWriter(self.folder, manifest, loop.keep, state.nbytes, None)
+        if self.earlier is None:
+            writer.flush(state)
+        return OpenTape(executor, live, writer)
+
+    def finish(self, *, whole: bool, complete: bool, buffers: dict[str, Tensor] | None) -> None:
+        """Write what is still open.
+
+        Arguments:
+            whole: whether the last step is known from its beginning to its end.
+            complete: whether the loop came to its end.
+            buffers: of the model before micro-batches that no step followed, where there are any.
+        """
+        if self.opened is not None and whole:
+            state = self.opened.live.read()
+            state = state if buffers is None else replace(state, buffers=buffers)
+            self.opened.writer.finish(state, complete=complete)
+        elif complete and self.earlier is None:
+            raise BadInput("Nothing was recorded.")

@@ -1,0 +1,61 @@
+"""Batches that are looked up and augmented together are those that are looked up one by one."""
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from dross.data.batch import SplitAugment
+from dross.data.lazy_batch import BatchSource
+from dross.datasets.augment import ShiftAndFlip
+
+
+class Sometimes(ShiftAndFlip):
+    """Draws more than its parent does, in a way of its own."""
+
+    def __call__(self, x, generator):
+        x = super().__call__(x, generator)
+        return torch.where(torch.rand((), generator=generator) < 0.5, -x, x)
+
+
+class Jitter(SplitAugment):
+    """Of a dict of tensors."""
+
+    def draw(self, x, generator):
+        return (torch.rand(len(x["a"]), generator=generator),)
+
+    def apply(self, x, drawn):
+        return {name: value + drawn[0][:, None] for name, value in x.items()}
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        ShiftAndFlip(1, flip=True),
+        Sometimes(1),
+        lambda x, g: x + torch.rand(len(x), generator=g)[:, None, None, None],
+        None,
+    ],
+)
+def test_a_row_of_batches_is_what_each_batch_is_by_itself(augment):
+    x, y = torch.randn(30, 1, 5, 5), torch.arange(30)
+    assert_same_rows(lambda ids: (x[ids], y[ids]), augment)
+
+
+def test_a_row_of_batches_of_several_tensors():
+    x, y = {"a": torch.randn(30, 3), "b": torch.randn(30, 4)}, torch.arange(30)
+    assert_same_rows(
+        lambda ids: ({name: value[ids] for name, value in x.items()}, y[ids]), Jitter()
+    )
+
+
+def assert_same_rows(look_up, augment):
+    source = BatchSource(look_up, augment, torch.device("cpu"), True)
+    ids = torch.randint(0, 30, (6, 4))
+    single = []
+    for place, row in enumerate(ids):
+        source.generator(place).manual_seed(place)
+        single.append(source.apply_augment(look_up(row), place))
+    for place in range(6):
+        source.generator(place).manual_seed(place)
+    for one, other in zip(tree_leaves(source.load_many(ids)), tree_leaves(single), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,232 @@
+"""What a Recorder refuses: steps that could not be replayed, and arguments that cannot be used."""
+
+import pytest
+import torch
+from torch import nn
+
+import dross
+from dross.errors import BadInput, NotFinite, NotReplayable, NotSupported, TapeMismatch
+from record.user_loops import query, take_step
+from zoo import problem
+
+
+class TestRefusals:
+    """What a tape cannot represent is refused at the moment it happens."""
+
+    @pytest.fixture
+    def loop(self, tmp_path):
+        self.p = problem("mlp", "sgd")
+        self.model, self.optimizer = self.p.start()
+        self.recorder = dross.Recorder(self.model, self.optimizer, self.p.loss, tmp_path / "mine")
+        ids = self.p.batches[0]
+        self.batch = (ids, self.p.X[ids], self.p.Y[ids])
+        yield
+        self.recorder._save_what_there_is()
+
+    def good_step(self):
+        take_step(self.recorder, self.optimizer, *self.batch)
+
+    def test_clipping_behind_its_back(self, loop):
+        message = r"changed between backward\(\) and optimizer.step\(\) at step 0.*clip_grad_norm_"
+        with pytest.raises(NotReplayable, match=message):
+            with self.recorder.step(*self.batch) as losses:
+                losses.mean().backward()
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+
+    def test_a_term_that_is_not_in_the_losses(self, loop):
+        with pytest.raises(NotReplayable, match=r"Step 0 cannot be reproduced.*penalty="):
+            with self.recorder.step(*self.batch) as losses:
+                (losses.mean() + 0.1 * self.model[0].weight.pow(2).sum()).backward()
+                self.optimizer.step()
+
+    def test_a_skipped_step(self, loop):
+        self.good_step()
+        with self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()  # a GradScaler that finds an infinity does not step
+            self.optimizer.zero_grad()
+        with (
+            pytest.raises(NotReplayable, match="cleared without a step"),
+            self.recorder.step(*self.batch) as losses,
+        ):
+            losses.mean().backward()
+
+    def test_gradients_left_over(self, loop):
+        with self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+            self.optimizer.step()
+        with (
+            pytest.raises(NotReplayable, match="left over"),
+            self.recorder.step(*self.batch) as losses,
+        ):
+            losses.mean().backward()
+
+    def test_a_step_outside_and_twice(self, loop):
+        self.good_step()
+        with pytest.raises(NotReplayable, match="outside"):
+            self.optimizer.step()
+        with pytest.raises(NotReplayable, match="twice"), self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+            self.optimizer.step()
+            self.optimizer.step()
+
+    @pytest.mark.parametrize("touch", ["clamp", "load"])
+    def test_parameters_changed_by_hand(self, loop, touch):
+        best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.good_step()
+        if touch == "clamp":
+            with torch.no_grad():
+                self.model[0].weight.clamp_(-0.01, 0.01)
+            with pytest.raises(NotReplayable, match="other than the optimizer"):
+                self.good_step()
+        else:
+            self.model.load_state_dict(best)
+            with pytest.raises(NotReplayable, match="other than the optimizer"):
+                self.recorder.close()
+
+    def test_momentum_that_comes_late(self, loop):
+        self.good_step()
+        self.optimizer.param_groups[0]["momentum"] = 0.9
+        with pytest.raises(NotReplayable, match="momentum came in late"):
+            self.good_step()
+
+    def test_an_exception_after_backward_in_a_later_micro_batch(self, loop):
+        with self.recorder.step(*self.batch) as losses:
+            (losses.mean() / 2).backward()
+        with pytest.raises(ZeroDivisionError), self.recorder.step(*self.batch) as losses:
+            (losses.mean() / 2).backward()
+            raise ZeroDivisionError
+        with (
+            pytest.raises(NotReplayable, match="left over"),
+            self.recorder.step(*self.batch) as losses,
+        ):
+            losses.mean().backward()
+        self.optimizer.zero_grad()
+        self.good_step()
+
+    def test_two_clips_in_one_step(self, loop):
+        with pytest.raises(NotSupported, match="twice"), self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+            self.recorder.clip_grad_norm_(0.5)
+            self.recorder.clip_grad_value_(0.1)
+        self.optimizer.zero_grad()
+        self.good_step()  # the clip of the batch that failed is forgotten
+
+    def test_last_epochs_without_epochs(self, tmp_path):
+        p = problem("mlp", "sgd")
+        model, optimizer = p.start()
+        recorder = dross.Recorder(
+            model, optimizer, p.loss, tmp_path / "other", keep=dross.LastEpochs(1)
+        )
+        ids = p.batches[0]
+        with (
+            pytest.raises(BadInput, match="has to know the epochs"),
+            recorder.step(ids, p.X[ids], p.Y[ids]),
+        ):
+            pass
+
+    def test_ids_beyond_the_data_set(self, loop):
+        ids, x, y = self.batch
+        take_step(self.recorder, self.optimizer, ids + 1000, x, y)
+        message = r"used instance 10\d\d, but the data set has only 15"
+        with pytest.raises(TapeMismatch, match=message):
+            self.recorder.run((self.p.X, self.p.Y)).influence(query(self.p))
+
+    def test_epochs_count_up(self, loop):
+        ids, x, y = self.batch
+        take_step(self.recorder, self.optimizer, ids, x, y, epoch=3)
+        with (
+            pytest.raises(BadInput, match="Epoch 0 came after epoch 3"),
+            self.recorder.step(ids, x, y, epoch=0),
+        ):
+            pass
+
+    def test_a_closure(self, loop):
+        with (
+            pytest.raises(NotSupported, match="closure"),
+            self.recorder.step(*self.batch) as losses,
+        ):
+            losses.mean().backward()
+            self.optimizer.step(lambda: losses.mean())
+
+    def test_no_backward(self, loop):
+        with (
+            pytest.raises(NotReplayable, match=r"backward\(\) was not called"),
+            self.recorder.step(*self.batch),
+        ):
+            pass
+
+    def test_autocast(self, loop):
+        with (
+            torch.autocast("cpu"),
+            pytest.raises(NotSupported, match="Autocast"),
+            self.recorder.step(*self.batch),
+        ):
+            pass
+
+    def test_a_nan(self, loop):
+        ids, x, y = self.batch
+        with (
+            pytest.raises(NotFinite, match="Step 0"),
+            self.recorder.step(ids, x * float("nan"), y) as losses,
+        ):
+            losses.mean().backward()
+            self.optimizer.step()
+
+    def test_bad_batches(self, loop):
+        ids, x, y = self.batch
+        with pytest.raises(BadInput, match="whole numbers"), self.recorder.step(ids + 0.5, x, y):
+            pass
+        with pytest.raises(BadInput, match="3 ids came with"), self.recorder.step(ids[:3], x, y):
+            pass
+
+    def test_eval_mode(self, loop):
+        self.model.eval()
+        with pytest.raises(BadInput, match="eval mode"), self.recorder.step(*self.batch):
+            pass
+
+    def test_closing_with_pending_gradients(self, loop):
+        self.good_step()
+        with self.recorder.step(*self.batch) as losses:
+            losses.mean().backward()
+        with pytest.warns(dross.DrossWarning, match="no optimizer step followed"):
+            run = self.recorder.run((self.p.X, self.p.Y))
+        assert run.steps == 1 and run.complete and run.influence(query(self.p)).values.any()
+
+    def test_inputs_that_are_not_the_data_sets(self, tmp_path):
+        p = problem("mlp", "sgd")
+        model, optimizer = p.start()
+        recorder = dross.Recorder(
+            model, optimizer, p.loss, tmp_path / "other", train_set=(p.X, p.Y)
+        )
+        ids = p.batches[0]
+        with (
+            pytest.raises(NotReplayable, match="augment="),
+            recorder.step(ids, p.X[ids] + 1, p.Y[ids]),
+        ):
+            pass
+        with (
+            pytest.raises(BadInput, match=r"must lie in 0\.\.14"),
+            recorder.step(ids + 100, p.X[ids], p.Y[ids]),
+        ):
+            pass
+
+    @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam", "Adafactor"])
+    def test_unsupported_optimizers(self, tmp_path, name):
+        p = problem("mlp", "sgd")
+        model, _ = p.start()
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+        ids = p.batches[0]
+        with (
+            pytest.raises(NotSupported, match=f"{name} is not supported yet.*AdamW"),
+            recorder.step(ids, p.X[ids], p.Y[ids]),
+        ):
+            pass
+
+    def test_compiled_inside(self, tmp_path):
+        p = problem("mlp", "sgd")
+        model, optimizer = p.start()
+        model[0] = torch.compile(model[0], backend="eager")
+        with pytest.raises(NotSupported, match="'0' is compiled"):
+            dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")

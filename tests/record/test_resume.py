@@ -1,0 +1,182 @@
+"""Runs that were interrupted continue where they were recorded."""
+
+import os
+
+import pytest
+import torch
+
+import dross
+from dross.errors import BadInput, TapeExists, TapeMismatch
+from dross.record.training_loop import TrainingLoop
+from dross.tape.reader import Tape
+from record.user_loops import query, recorded_loop, take_step
+from zoo import problem
+
+# what resume= may be: each means the folder of the tape
+SAME_FOLDER = {
+    "True": lambda folder: True,
+    "a Path": lambda folder: folder,
+    "a string": str,
+    "a relative path": os.path.relpath,
+    "a roundabout path": lambda folder: folder / ".." / folder.name,
+}
+
+
+def crash_at_step(stop, p, model, optimizer, folder):
+    with dross.Recorder(model, optimizer, p.loss, folder) as recorder:
+        for t, ids in enumerate(p.batches):
+            with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
+                if t == stop:
+                    raise ZeroDivisionError
+                losses.mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def train(p, folder, **options):
+    model, optimizer = p.start()
+    options |= {"batches": p.batches, "epochs": p.epochs, "progress": False}
+    return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=folder, **options), model
+
+
+def stop_training_at(stop, p, folder, monkeypatch):
+    """dross.train, interrupted at a step."""
+    take_row = TrainingLoop._take_row
+
+    def interrupted(self, state, steps, batches, first):
+        if first == stop:
+            raise KeyboardInterrupt
+        return take_row(self, state, steps, batches, first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_take_row", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(p, folder)
+    assert Tape(folder).steps == stop and not Tape(folder).complete
+
+
+@pytest.mark.parametrize("how", SAME_FOLDER)
+def test_train_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, monkeypatch, how):
+    p = problem("batchnorm", "adam", epochs=3)
+    whole, _ = train(p, tmp_path / "whole")
+    stop_training_at(7, p, tmp_path / "tape", monkeypatch)
+    taken, take_row = [], TrainingLoop._take_row
+
+    def counted(self, state, steps, batches, first):
+        taken.append(first)
+        return take_row(self, state, steps, batches, first)
+
+    monkeypatch.setattr(TrainingLoop, "_take_row", counted)
+    run, model = train(p, tmp_path / "tape", resume=SAME_FOLDER[how](tmp_path / "tape"))
+    assert taken == list(range(7, len(p.batches)))
+    assert run.complete and run.steps == len(p.batches)
+    for name, value in whole.parameters().items():
+        assert torch.equal(run.parameters()[name], value)
+        assert torch.equal(dict(model.named_parameters())[name], value)
+    expected = whole.influence(query(p)).values
+    assert (run.influence(query(p)).values == expected).all()
+
+
+def test_train_does_not_resume_from_another_folder(tmp_path, monkeypatch):
+    p = problem("mlp", "sgd")
+    for name in ("tape", "other"):
+        stop_training_at(3, p, tmp_path / name, monkeypatch)
+    for resume in (tmp_path / "other", str(tmp_path), "nowhere"):
+        with pytest.raises(BadInput, match=r"is not the folder of the tape.*resume=True"):
+            train(p, tmp_path / "tape", resume=resume)
+    with pytest.raises(TapeExists, match="resume=True"):
+        train(p, tmp_path / "tape", resume=False)
+    assert Tape(tmp_path / "tape").steps == 3 and Tape(tmp_path / "other").steps == 3
+
+
+@pytest.mark.parametrize("how", SAME_FOLDER)
+def test_a_recorder_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, how):
+    p, folder = problem("batchnorm", "adam", epochs=3), tmp_path / "mine"
+    _, finished = recorded_loop(p, tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        crash_at_step(7, p, *p.start(), folder)
+    model, optimizer = p.start()
+    recorder = dross.Recorder(
+        model.train(), optimizer, p.loss, folder, resume=SAME_FOLDER[how](folder)
+    )
+    assert recorder.steps == 7
+    for ids in p.batches[recorder.steps :]:
+        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+    run = recorder.run((p.X, p.Y))
+    assert run.complete and run.steps == len(p.batches)
+    for one, other in zip(model.state_dict().values(), finished.state_dict().values()):
+        assert torch.equal(one, other)
+
+
+def test_a_recorder_does_not_resume_from_another_folder(tmp_path):
+    p = problem("mlp", "sgd")
+    for name in ("mine", "other"):
+        with pytest.raises(ZeroDivisionError):
+            crash_at_step(3, p, *p.start(), tmp_path / name)
+    for resume in (tmp_path / "other", str(tmp_path), "nowhere"):
+        model, optimizer = p.start()
+        with pytest.raises(BadInput, match=r"is not the folder of the tape.*resume=True"):
+            dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=resume)
+    model, optimizer = p.start()
+    with pytest.raises(TapeExists, match="resume=True"):
+        dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=False)
+    assert Tape(tmp_path / "mine").steps == 3 and Tape(tmp_path / "other").steps == 3
+
+
+def test_a_crash_in_the_middle_continues(tmp_path):
+    p = problem("batchnorm", "adam", epochs=3)
+    _, finished = recorded_loop(p, tmp_path / "whole")
+    model, optimizer = p.start()
+    model.train()
+    with pytest.raises(ZeroDivisionError):
+        crash_at_step(7, p, model, optimizer, tmp_path / "mine")
+    assert Tape(tmp_path / "mine").steps == 7 and not Tape(tmp_path / "mine").complete
+    with pytest.warns(dross.DrossWarning, match="7 steps"):
+        part = dross.Run.open(tmp_path / "mine", model, (p.X, p.Y), p.loss, progress=False)
+    # the forward pass that had moved BatchNorm's statistics is undone
+    assert part.influence(query(p)).values.any()
+
+    model, optimizer = p.start()
+    model.train()
+    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True)
+    assert recorder.steps == 7
+    for ids in p.batches[recorder.steps :]:
+        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+    run = recorder.run((p.X, p.Y))
+    assert run.complete and run.steps == len(p.batches)
+    for one, other in zip(model.state_dict().values(), finished.state_dict().values()):
+        assert torch.equal(one, other)
+    assert run.influence(query(p)).values.any()
+    with pytest.raises(TapeMismatch, match="seed was 0 and is 9"):
+        model, optimizer = p.start()
+        other = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True, seed=9)
+        with other.step(ids, p.X[ids], p.Y[ids]):
+            pass
+    with pytest.raises(TapeMismatch, match="Continue it with the same"):
+        model, _ = p.start()
+        sgd = torch.optim.SGD(model.parameters(), lr=1)
+        dross.Recorder(model, sgd, p.loss, tmp_path / "mine", resume=True)
+
+
+def test_an_abandoned_recorder_does_no_harm(tmp_path):
+    p = problem("mlp", "sgd")
+    model, optimizer = p.start()
+    ids = p.batches[0]
+
+    def steps(recorder, optimizer, count):
+        for _ in range(count):
+            take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+
+    first = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+    steps(first, optimizer, 2)
+    # on the same optimizer
+    second = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", overwrite=True)
+    steps(second, optimizer, 5)
+    # on another, in the same folder
+    other, other_optimizer = p.start()
+    third = dross.Recorder(other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True)
+    steps(third, other_optimizer, 4)
+    third.close()
+    with pytest.raises(TapeExists, match="Another run"):
+        second._save_what_there_is()  # what happens at exit
+    assert Tape(tmp_path / "mine").steps == 4 and Tape(tmp_path / "mine").complete

@@ -1,0 +1,43 @@
+"""Training loops as a user would write them, recorded by a Recorder."""
+
+import numpy as np
+
+import dross
+
+
+def take_step(recorder, optimizer, ids, x, y, **options):
+    """One step of a loop on one batch."""
+    with recorder.step(ids, x, y, **options) as losses:
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def recorded_loop(p, folder, **options):
+    """The problem's run, through a Recorder."""
+    model, optimizer = p.start()
+    model.train()
+    options |= {"penalty": p.penalty, "seed": p.seed}
+    recorder = dross.Recorder(model, optimizer, p.loss, folder, **options)
+    for t, ids in enumerate(p.batches):
+        if p.rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = p.rate(t)
+        with recorder.step(ids, p.X[ids], p.Y[ids], epoch=t * p.epochs // len(p.batches)) as losses:
+            losses.mean().backward()
+            if p.clip_norm is not None:
+                recorder.clip_grad_norm_(p.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    return recorder, model
+
+
+def close(found, expected, relative=1e-9):
+    """Equal up to a part of the largest number."""
+    absolute = relative * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=relative, atol=absolute)
+
+
+def query(p):
+    """The mean loss on the problem's validation set."""
+    return dross.mean_loss((p.X_val, p.Y_val))
