@@ -4,8 +4,8 @@
     python docs/draw_map.py --check    fail if the map is not that of the code, or imports go round
 
 Each box is a folder of src/dross with the number of its modules and the first line of what it says
-about itself. An arrow means that modules of the upper folder import modules of the lower one; arrows
-that follow from two others are left out. Lazy and type-only imports count.
+about itself. An arrow means that modules of the upper folder import modules of the lower one;
+arrows that follow from two others are left out. Lazy and type-only imports count.
 """
 
 import argparse

@@ -156,6 +156,8 @@ def test_a_crash_in_the_middle_continues(tmp_path):
         model, _ = p.start()
         sgd = torch.optim.SGD(model.parameters(), lr=1)
         dross.Recorder(model, sgd, p.loss, tmp_path / "mine", resume=True)
+    p.loss(model(p.X), p.Y).mean().backward()
+    sgd.step()  # the recorder that could not be made does not listen
 
 
 def test_an_abandoned_recorder_does_no_harm(tmp_path):

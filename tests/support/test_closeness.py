@@ -53,7 +53,7 @@ def test_float32_admits_more_than_float64(name):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_never_close(name, bad):
     good, broken = torch.ones(3), torch.tensor([1.0, bad, 1.0])
-    for found, expected in ((broken, good), (broken, broken)):
+    for found, expected in ((broken, good), (good, broken), (broken, broken)):
         assert not is_close(found, expected, TOLERANCES[name])
     assert not is_close(broken, good, TOLERANCES[name], scale=1e30)
 

@@ -117,8 +117,8 @@ class Recorder:
         )
         self._tape = LoopTape(self._loop, tape, earlier)
         self._watch, self._closed = StepWatch(self._loop, self._tape), False
-        self._listen()
         self._tape.restore()
+        self._listen()  # last: a recorder that could not be made listens to nothing
 
     def _describe_loop(self, ranks: Reducer) -> UserLoop:
         return UserLoop(

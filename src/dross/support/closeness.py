@@ -1,5 +1,6 @@
 """Whether two results are the same up to rounding: one test, and a name for each tolerance."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +28,10 @@ SAME_KERNELS = Tolerance(1, 0.75)
 #: the same step computed by another loop, another number of ranks or another machine
 ROUNDING = Tolerance(1, 0.5)
 ROUNDING_OF_LENGTH = Tolerance(1, 0.5, order=2)
-#: a step taken in another way (inside vmap, by somebody else's loop): its sums are added in another order
+#: a step taken in another way (inside vmap, by somebody else's loop): its sums have another order
 OTHER_ORDER = Tolerance(100, 0.5)
-#: another derivation of the same derivative. Deep float32 networks round to 1e-3, and kernels differ
-#: where a ReLU has its kink; a wrong rule is off by 5 % and more
+#: another derivation of the same derivative. Deep float32 networks round to 1e-3, and kernels
+#: differ where a ReLU has its kink; a wrong rule is off by 5 % and more
 OTHER_KERNELS = Tolerance(30, 0.5, order=2)
 #: whether a result depends on something at all
 ONE_PERCENT = Tolerance(0.01, 0)
@@ -39,7 +40,7 @@ ONE_PERCENT = Tolerance(0.01, 0)
 def is_close(
     found: Tensor, expected: Tensor, tolerance: Tolerance, *, scale: float | None = None
 ) -> bool:
-    """Whether `found` is `expected` up to rounding.
+    """Whether `found` is `expected` up to rounding. What is not finite is close to nothing.
 
     Arguments:
         found: a tensor of any shape.
@@ -50,6 +51,8 @@ def is_close(
     if found.numel() == 0 or not found.is_floating_point():
         return torch.equal(found, expected)
     limit = size(expected, tolerance) if scale is None else scale
+    if not math.isfinite(limit):
+        return False
     return size(found - expected, tolerance) <= tolerance.relative(found.dtype) * limit
 
 
