@@ -5,6 +5,7 @@ harmful. A positive score means that it is helpful.
 """
 
 import csv
+import io
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BadInput, StorageFailed, TapeDamaged
+from ..errors import BadInput, TapeDamaged
+from ..support.atomic_files import write_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -137,26 +139,8 @@ class Scores:
             StorageFailed: where the file cannot be written.
         """
         path = _check_path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                frame = self.to_frame()
-                frame.attrs = {"dross": self._about()}
-                frame.to_parquet(path)
-            elif path.suffix == ".csv":
-                columns = self._columns()
-                with open(path, "w", newline="") as file:
-                    file.write(f"# {json.dumps(self._about())}\n")
-                    writer = csv.writer(file)
-                    writer.writerow(columns)
-                    writer.writerows(zip(*(column.tolist() for column in columns.values())))
-            else:
-                from safetensors.numpy import save_file
-
-                arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
-                save_file(arrays, path, {"dross": json.dumps(self._about())})
-        except OSError as error:
-            raise StorageFailed(f"{path} cannot be written: {error.strerror or error}.") from error
+        encode = {".parquet": self._to_parquet, ".csv": self._to_csv}
+        write_bytes(path, encode.get(path.suffix, self._to_safetensors)())
         return path
 
     @staticmethod
@@ -209,6 +193,25 @@ class Scores:
                 f"These are the scores of {len(self.values)} queries: say which, query=0..{last}."
             )
         return np.argsort(self.values[query], kind="stable")
+
+    def _to_parquet(self) -> bytes:
+        frame = self.to_frame()
+        frame.attrs = {"dross": self._about()}
+        return frame.to_parquet()
+
+    def _to_csv(self) -> bytes:
+        text, columns = io.StringIO(newline=""), self._columns()
+        text.write(f"# {json.dumps(self._about())}\n")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values())))
+        return text.getvalue().encode()
+
+    def _to_safetensors(self) -> bytes:
+        from safetensors.numpy import save
+
+        arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
+        return save(arrays, {"dross": json.dumps(self._about())})
 
     def _columns(self) -> dict[str, np.ndarray]:
         columns, epochs = {"id": np.arange(len(self))}, self.by_epoch.shape[-2]
