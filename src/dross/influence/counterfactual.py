@@ -63,14 +63,7 @@ class Counterfactual:
     def changes(self, query: Query) -> np.ndarray:
         """query(without the group) - query(with it), for every group.
 
-        Arguments:
-            query: as for `Run.influence`.
-
-        Returns:
-            float64 [K], or [Q, K] for a query of Q values.
-
-        Raises:
-            BadInput: where the query does not fit the model.
+        Arguments, Returns, Raises: as for `evaluate`.
         """
         return np.concatenate([_compare(values) for values in self._values(query)], axis=-1)
 
