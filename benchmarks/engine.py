@@ -82,7 +82,7 @@ def retrace_over_training(
     model = make().to(device)
     run = record(model, pair, folder, steps=3, keep=dross.EveryStep())
     recording, query = run.recording, dross.mean_loss(pair)
-    adjoint, _ = query.seed(recording.objective, recording.state_at(2))
+    adjoint, _ = query.derivative(recording.objective, recording.state_at(2))
     segment = recording.segment(0)
     trained = make().to(device)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)

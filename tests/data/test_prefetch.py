@@ -48,5 +48,5 @@ def test_data_that_travel_to_the_device_give_the_same_scores(record, monkeypatch
     p = problem("mlp", "momentum")
     query = dross.mean_loss((p.X_val, p.Y_val))
     expected = record(p).influence(query).values
-    monkeypatch.setattr(Instances, "_must_travel", lambda self: self.stored is not None)
+    monkeypatch.setattr(Instances, "_is_sent_batch_by_batch", lambda self: self.stored is not None)
     np.testing.assert_array_equal(record(p).influence(query).values, expected)

@@ -41,7 +41,7 @@ def dense_solution(run, query, damping):
     x, y = recording.instances[np.arange(len(run))]
     loss = lambda theta: recording.objective.loss(recording.objective.predict(theta, {}, x), y)
     H = torch.func.hessian(lambda theta: loss(theta).mean())(state.theta)
-    u = query.seed(recording.objective, state)[0].theta[0]
+    u = query.derivative(recording.objective, state)[0].theta[0]
     v = torch.linalg.solve(H + damping * torch.eye(len(H), dtype=H.dtype), u)
     return (torch.func.jacrev(loss)(state.theta) @ v / len(run)).numpy()
 

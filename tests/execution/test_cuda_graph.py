@@ -63,7 +63,7 @@ def test_data_that_do_not_fit_on_the_gpu_are_sent_batch_by_batch(tmp_path):
     for k, keep in enumerate((dross.Checkpoints(), dross.Budget(100 << 20, in_memory=1 << 20))):
         torch.manual_seed(0)
         run, query = recorded(tmp_path / str(k), mnist_cnn(), keep=keep)
-        assert run.recording.instances._must_travel() == bool(k)
+        assert run.recording.instances._is_sent_batch_by_batch() == bool(k)
         found.append(run.influence(query).values)
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6 * np.abs(found[0]).max())
 

@@ -60,17 +60,17 @@ def test_threads_come_back_whatever_happens(tmp_path, two_threads):
         trained(tmp_path, 8, fail=True)
     assert torch.get_num_threads() == 2
     with threads.manage_threads():
-        threads.use_for(1)
+        threads.set_threads_for(1)
         with threads.manage_threads():  # of another model
-            threads.use_for(1e12)
+            threads.set_threads_for(1e12)
             assert torch.get_num_threads() == 2
-        threads.use_for(1)
+        threads.set_threads_for(1)
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
 
 def test_nobody_decides_outside(two_threads):
-    threads.use_for(1)
+    threads.set_threads_for(1)
     assert torch.get_num_threads() == 2
 
 

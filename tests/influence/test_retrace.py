@@ -144,7 +144,7 @@ def test_forwards_and_backwards_agree(record, model, optimizer):
     run = record(p)
     ids = np.array([0, 3, 5, len(p.X) - 1])
     delta = run.parameter_influence(ids)
-    seed, _ = query(p).seed(run.recording.objective, run.recording.state_at(run.steps))
+    seed, _ = query(p).derivative(run.recording.objective, run.recording.state_at(run.steps))
     u = run.recording.objective.layout.unflatten(seed.theta[0])
     products = sum((delta[name] * u[name]).flatten(1).sum(1) for name in delta)
     products = products + sum(

@@ -101,7 +101,7 @@ def test_scores_from_a_file_are_verified_like_those_in_memory(case, tmp_path, su
     asked = dross.losses((p.X_val, p.Y_val)) if several else query(p)
     scores = run.influence(asked) if several else scores
     loaded = dross.Scores.load(scores.save(tmp_path / f"scores{suffix}"))
-    assert loaded.seed_sketch == scores.seed_sketch is not None
+    assert loaded.query_sketch == scores.query_sketch is not None
     found, expected = run.verify(loaded, asked, [0, 1, 5]), run.verify(scores, asked, [0, 1, 5])
     np.testing.assert_array_equal(found.estimated, expected.estimated)
     np.testing.assert_array_equal(found.actual, expected.actual)
@@ -118,13 +118,13 @@ def test_scores_of_an_older_file_are_known_by_the_name_of_their_query(
     about = dross.Scores._about
 
     def without_sketch(self):
-        return {name: value for name, value in about(self).items() if name != "seed_sketch"}
+        return {name: value for name, value in about(self).items() if name != "query_sketch"}
 
     with monkeypatch.context() as patch:
         patch.setattr(dross.Scores, "_about", without_sketch)
         path = scores.save(tmp_path / f"older{suffix}")
     older = dross.Scores.load(path)
-    assert older.seed_sketch is None
+    assert older.query_sketch is None
     np.testing.assert_array_equal(older.values, scores.values)
     assert run.verify(older, query(p), [0, 1, 2, 3]).estimated.shape == (4,)
 

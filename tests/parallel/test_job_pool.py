@@ -279,8 +279,12 @@ def test_errors_of_the_work_and_of_its_payload(record):
         list(job_pool.sweep(lambda piece: lock, range(3), what="failing", n_jobs=2))
     for wrong in (0, 1.5, "two"):
         with pytest.raises(BadInput, match="number of workers"):
-            job_pool.is_spread(wrong)
-    assert not job_pool.is_spread(None) and not job_pool.is_spread(1) and job_pool.is_spread(-1)
+            job_pool.uses_workers(wrong)
+    assert (
+        not job_pool.uses_workers(None)
+        and not job_pool.uses_workers(1)
+        and job_pool.uses_workers(-1)
+    )
 
 
 def test_kept_json_is_still_refused_and_mended(tmp_path):

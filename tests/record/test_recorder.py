@@ -84,7 +84,7 @@ def test_gradient_accumulation_and_instance_weights(tmp_path):
     run = loop(None, recorder=True)
     scores = run.influence(query(p)).values
     delta = run.parameter_influence([2, 5])
-    seed, _ = query(p).seed(run.recording.objective, run.recording.state_at(run.steps))
+    seed, _ = query(p).derivative(run.recording.objective, run.recording.state_at(run.steps))
     u = run.recording.objective.layout.unflatten(seed.theta[0])
     products = sum((delta[name] * u[name]).flatten(1).sum(1) for name in delta)
     products = products + sum(

@@ -98,7 +98,7 @@ def test_empty_batches_are_steps(trained):
         query = dross.mean_loss((p.X_val, p.Y_val))
         scores = run.influence(query)
         delta = run.parameter_influence([2])
-        seed, _ = query.seed(run.recording.objective, run.recording.state_at(7))
+        seed, _ = query.derivative(run.recording.objective, run.recording.state_at(7))
         flat = run.recording.objective.layout.flatten(delta.parameters)[0]
         np.testing.assert_allclose(scores.values[2], float(flat @ seed.theta[0]), rtol=1e-9)
 

@@ -49,7 +49,7 @@ def test_cell(shared_oracle, tmp_path, cell):
     assert_close(run.leave_one_out(query), known["f64_infl_true"])
     instances = np.arange(0, 200, 40)
     linear = run.counterfactual([[j] for j in instances])
-    seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
+    seed, _ = query.derivative(run.recording.objective, run.recording.state_at(run.steps))
     theta, layout = run.recording.state_at(run.steps).theta, run.recording.objective.layout
     moved = (
         torch.stack([layout.flatten(linear.parameters(k)) for k in range(len(instances))]) - theta

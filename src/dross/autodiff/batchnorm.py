@@ -20,7 +20,7 @@ Buffers = dict[str, Tensor]
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers that keep running statistics, by name."""
     return {
         name: module
@@ -31,7 +31,7 @@ def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
 
 def statistics_of(model: nn.Module, *, training: bool = False) -> list[str]:
     """The names of all buffers that belong to BatchNorm; `training`: of layers that move them."""
-    layers = tracking_layers(model).items()
+    layers = batchnorm_layers(model).items()
     names = [name for name, layer in layers if layer.training or not training]
     return [f"{name}.{kind}" if name else kind for name in names for kind in STATISTICS]
 
@@ -44,7 +44,7 @@ def watch_statistics(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]
     buffers before it.
     """
     inputs: list[tuple[str, _BatchNorm, Tensor]] = []
-    layers = {name: layer for name, layer in tracking_layers(model).items() if layer.training}
+    layers = {name: layer for name, layer in batchnorm_layers(model).items() if layer.training}
 
     def note(name: str, layer: _BatchNorm):
         # without its tangent: the statistics need none
@@ -86,7 +86,7 @@ def differentiable_statistics(model: nn.Module) -> Iterator[None]:
         centred = x - layer.running_mean.view([1, -1] + [1] * (x.dim() - 2))
         return apply_statistics(centred, layer.running_var, layer.eps, layer.weight, layer.bias)
 
-    layers = list(tracking_layers(model).values())
+    layers = list(batchnorm_layers(model).values())
     for layer in layers:
         layer.__dict__["forward"] = MethodType(forward, layer)
     try:

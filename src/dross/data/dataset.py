@@ -97,7 +97,7 @@ class Instances:
         empty = np.zeros(0, dtype=np.int64)
         together = torch.from_numpy(np.concatenate([empty, *(micro.ids for micro in micros)]))
         ids = self._move_ids(together).split([len(micro.ids) for micro in micros])
-        fetches = self._fetch_ahead(ids) if self._must_travel() else [None] * len(ids)
+        fetches = self._fetch_ahead(ids) if self._is_sent_batch_by_batch() else [None] * len(ids)
         source, coming = self._source(augment), zip(ids, fetches)
 
         def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
@@ -120,7 +120,7 @@ class Instances:
             self._sources[id(augment)] = source
         return self._sources[id(augment)]
 
-    def _must_travel(self) -> bool:
+    def _is_sent_batch_by_batch(self) -> bool:
         """Whether batches are looked up in the host's memory and sent to the device."""
         return self.device.type == "cuda" and self.stored is not None and not self._is_on_device()
 

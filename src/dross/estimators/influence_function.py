@@ -146,7 +146,7 @@ class InfluenceFunction:
             raise BadInput(f"damping must not be negative, but it is {self.damping}.")
         recording, query = run.recording, as_query(query)
         state = recording.state_at(run.steps)
-        seed, scalar = query.seed(recording.objective, state)
+        seed, scalar = query.derivative(recording.objective, state)
         u, rng, count = seed.theta, np.random.default_rng(self.seed), len(run)
         gradients = InstanceGradients(recording, state, penalty=self.penalty)
 

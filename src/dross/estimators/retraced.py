@@ -82,7 +82,7 @@ class TracIn:
         for epoch in range(window.oldest, window.newest + 1):
             last = start_of_epoch(recording.tape, epoch + 1) - 1
             state = recording.state_at(last + 1)
-            u, scalar = query.seed(recording.objective, state)
+            u, scalar = query.derivative(recording.objective, state)
             products = InstanceGradients(recording, state, penalty=True).products(u.theta)
             rows.append(_rate_per_instance(recording, last) * products)
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]

@@ -110,7 +110,7 @@ def _write_down(function: Callable, inputs: list[Tensor]) -> _Program | None:
         with _NoPeeking(), notes:
             outputs, form = flatten(function(*inputs))
         names = [notes.names[id(t)] for t in outputs]
-        notes.quicken(inputs)
+        notes.replace_slow_operators(inputs)
         return _Program(notes.as_function(names), form)
     except (RuntimeError, TypeError, ValueError, KeyError):  # a model may do anything
         return None
@@ -222,7 +222,7 @@ class _Notes(TorchDispatchMode):
             self.names[id(value)] = name
         return name
 
-    def quicken(self, inputs: Sequence[Tensor]) -> None:
+    def replace_slow_operators(self, inputs: Sequence[Tensor]) -> None:
         """Replace operators by functions that take less time to call.
 
         The lines are run once more, to try the functions on their arguments.

@@ -64,7 +64,7 @@ class Graphs:
             torch.cuda.empty_cache()
 
     @property
-    def hold_memory(self) -> bool:
+    def has_graphs(self) -> bool:
         """Whether there is memory to free."""
         return bool(self._graphs)
 
@@ -90,12 +90,12 @@ class Graphs:
         parts, build, kind = batch.to_tensors()
         given, form = flatten(args)
         if sum(t.nbytes for t in given) > _MAX_INPUT_BYTES:
-            return self.run_beside(name, function, batch, args)
+            return self.run_uncaptured(name, function, batch, args)
         inputs = [*parts, *given]
         key = (name, mode, kind, form, *[(t.shape, t.dtype) for t in inputs])
         if key in self._graphs and self._graphs[key].trusted:
             return self._graphs[key].replay(inputs, batch)
-        expected = self.run_beside(name, function, batch, args, key)
+        expected = self.run_uncaptured(name, function, batch, args, key)
         if key in self._graphs:
             self._try(key, inputs, batch, expected, name)
             return expected
@@ -115,7 +115,7 @@ class Graphs:
                 return self._graphs[key].replay(inputs, batch)
         return expected
 
-    def run_beside(
+    def run_uncaptured(
         self, name: str, function: Callable, batch: GraphBatch, args: tuple, key: Any = None
     ) -> Any:
         """function(batch, *args) as it stands. Where memory is missing, that of graphs is freed.
@@ -130,7 +130,7 @@ class Graphs:
                 raise
         # outside the handler, because the error itself holds memory
         if has_graph:  # the pass fits, but not a second time beside its graph
-            self._do_without(batch, name)
+            self._give_up_graph(batch, name)
         else:
             self.free_memory()
         return function(batch.load(), *args)
@@ -199,7 +199,7 @@ class Graphs:
             _leave_pool(inputs[0].device, self._pool)
             self._pool = None
             no_memory = isinstance(error, torch.OutOfMemoryError)
-            give_up = self._refuse if no_memory else self._suspect_augmentation
+            give_up = self._refuse if no_memory else self._retry_without_augmentation
             give_up(batch, name, first_line(error))
         finally:
             self.capturing = False
@@ -216,19 +216,19 @@ class Graphs:
         except torch.OutOfMemoryError:
             same = None
         if same is None:
-            self._do_without(batch, name)
+            self._give_up_graph(batch, name)
         elif not same:
             del self._graphs[key]
             reason = "the replay differs from the step itself"
-            self._suspect_augmentation(batch, name, reason)
+            self._retry_without_augmentation(batch, name, reason)
         return bool(same)
 
-    def _do_without(self, batch: GraphBatch, name: str) -> None:
+    def _give_up_graph(self, batch: GraphBatch, name: str) -> None:
         """Go on without a graph of this pass."""
         self.free_memory()
         self._refuse(batch, name, "there is no memory for it")
 
-    def _suspect_augmentation(self, batch: GraphBatch, name: str, reason: str) -> None:
+    def _retry_without_augmentation(self, batch: GraphBatch, name: str, reason: str) -> None:
         """Try again with the augmentation outside of the graph; refuse the pass after that."""
         if isinstance(batch, LazyBatch) and batch.source.capturable:
             batch.source.capturable = False

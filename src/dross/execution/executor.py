@@ -170,7 +170,7 @@ class Executor:
         """`run`, on as many threads as a pass for `count` models or queries is worth."""
         if batch.c.device.type == "cpu" and not self._hooked:
             flops = self._count_flops_each(batch, args[0], args[1])
-            threads.use_for(flops * len(batch.c) * count)
+            threads.set_threads_for(flops * len(batch.c) * count)
         return self.run(name, function, batch, *args)
 
     def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
@@ -182,26 +182,26 @@ class Executor:
             batch: what the pass sees; `function` gets it loaded.
             args: tensors, dicts of tensors, and values that are part of what the pass does.
         """
-        if self.must_recompute or not self._mode or is_eager():
+        if self.cannot_reuse_passes or not self._mode or is_eager():
             return function(batch.load(), *args)
         if self.graphs.is_available(name, batch.c):
             return self.graphs.run(name, self._mode, function, batch, args)
-        if self.graphs.hold_memory:
-            return self.graphs.run_beside(name, function, batch, args)
+        if self.graphs.has_graphs:
+            return self.graphs.run_uncaptured(name, function, batch, args)
         loaded = batch.load()
         if isinstance(loaded, Batch) and self.programs.are_available(loaded.c):
             return self.programs.run((name, self._mode), function, loaded, args)
         return function(loaded, *args)
 
     @property
-    def must_recompute(self) -> bool:
+    def cannot_reuse_passes(self) -> bool:
         """Whether no pass may be reused: random numbers, hooks, parameters that come and go."""
         objective = self.objective
         return objective.stochastic or self._hooked or bool(objective.unused)
 
-    def captures(self, name: str, theta: Tensor) -> bool:
+    def would_capture(self, name: str, theta: Tensor) -> bool:
         """Whether a pass of this name would be captured as a CUDA graph."""
-        usable = bool(self._mode) and not self.must_recompute and not is_eager()
+        usable = bool(self._mode) and not self.cannot_reuse_passes and not is_eager()
         return usable and self.graphs.is_available(name, theta)
 
     def free_memory(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.batch import Batch
-from ..step.objective import Buffers, Objective, random_direction
+from ..step.objective import Buffers, Objective, probe_direction
 from ..support.closeness import OTHER_KERNELS, is_close
 
 MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
@@ -77,7 +77,7 @@ def forward_mode_is_right(
     Some operators have no forward mode, and a forward rule can be wrong once it is differentiated
     again (see autodiff/forward_rules.py).
     """
-    a_g = random_direction(theta)
+    a_g = probe_direction(theta)
     a_buffers = {name: a[:1] for name, a in a_buffers.items()}
     try:
         found = objective.pull_forward(theta, buffers, batch, a_g, a_buffers)

@@ -21,7 +21,7 @@ _allowed = 1  # the number of threads outside them
 
 @contextmanager
 def manage_threads() -> Iterator[None]:
-    """Inside, `use_for` sets the number of threads. At the end it is what it was before."""
+    """Inside, `set_threads_for` sets the number of threads. At the end it is what it was before."""
     global _depth, _allowed
     if _depth == 0:
         _allowed = torch.get_num_threads()
@@ -34,7 +34,7 @@ def manage_threads() -> Iterator[None]:
             _set_threads(_allowed)
 
 
-def use_for(operations: float) -> None:
+def set_threads_for(operations: float) -> None:
     """Choose the number of threads for a pass of this many operations."""
     if _depth:
         _set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)

@@ -114,7 +114,7 @@ def _check_run(recording: Recording, strong: float, smooth: float) -> None:
         raise BadInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
     made = recording.tape.manifest["optimizer"]
     columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
-    if not plain or any(made["flags"].values()) or recording.objective.layout.moving:
+    if not plain or any(made["flags"].values()) or recording.objective.layout.moving_buffers:
         raise NotSupported(
             "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
         )

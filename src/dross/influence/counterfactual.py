@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..parallel.job_pool import is_spread, sweep
+from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..replay.recording import Recording
 from ..step.state import Clock, State
@@ -107,9 +107,9 @@ class HowToRun:
     folder: str | os.PathLike | None = None  # where results are kept, piece by piece
 
     @property
-    def leaves_this_process(self) -> bool:
+    def in_pieces(self) -> bool:
         """Whether the work is cut into pieces, for workers or for a folder."""
-        return self.folder is not None or is_spread(self.n_jobs)
+        return self.folder is not None or uses_workers(self.n_jobs)
 
 
 def counterfactual(
@@ -126,7 +126,7 @@ def counterfactual(
     """
     checked = check_groups(recording, groups)
     models = _Models(recording, window, _check_absent(absent), how.progress)
-    if not how.leaves_this_process:
+    if not how.in_pieces:
         return Counterfactual(tuple(checked), recording, tuple(models.chunks(checked)))
     found = _sweep(models, models.about(), (), checked, how)
     clock = recording.state_at(window[1]).clock  # counts steps: the same for every model
@@ -151,7 +151,7 @@ def leave_one_out(
     groups = [np.array([j]) for j in instances]
     models = _Models(recording, window, _check_absent(absent), how.progress)
     changes = _Changes(models, query)
-    if not how.leaves_this_process:
+    if not how.in_pieces:
         return changes(groups)["changes"].numpy()
     about = models.about() | {"query": query.name, "values": values.size}
     found = _sweep(changes, about, (float(values.mean()), float(values.std())), groups, how)

@@ -4,6 +4,7 @@ A replica from which nothing is removed runs beside them. Changes are measured a
 because rounding differs between one model and many and would look like an effect.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..support.progress import progress_bar
 
 MAX_MODELS_AT_ONCE = 256
-_MODELS_ONE_BY_ONE = 16  # in a chunk, where they do not go side by side
+_SINGLE_RUNS_IN_A_CHUNK = 16  # in a chunk, where they do not go side by side
 
 Advance = Callable[[int], None]
 Buffers = dict[str, Tensor]
@@ -49,8 +50,9 @@ def replay_without(
     start = recording.state_at(first)
     recording.check_unchanged()
     executor, runs = recording.executor, CounterfactualRuns(recording, start, first, stop, absent)
-    together = absent == "weight" or runs.batches_may_be_cut(groups)
-    count = _even_size(len(groups), _count_fitting(recording, start, first)) if together else 1
+    together = absent == "weight" or runs.batchnorm_can_skip_absent(groups)
+    count = _even_size(len(groups), _count_fitting(recording, start, first))
+    count = count if together else _SINGLE_RUNS_IN_A_CHUNK
     total, at = (stop - first) * (len(groups) + 1), 0
     nothing = np.zeros(0, dtype=np.int64)
     with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as advance:
@@ -66,7 +68,7 @@ def replay_without(
             except (DrossError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, ValueError, NotImplementedError) as error:
-                together, count = False, _MODELS_ONE_BY_ONE
+                together, count = False, _SINGLE_RUNS_IN_A_CHUNK
                 _warn_of_one_by_one(error, len(groups))
                 continue
             if states is None:
@@ -101,7 +103,7 @@ class CounterfactualRuns:
         count, device, cut = len(groups), self.recording.device, self.absent == "batch"
         present = torch.from_numpy(self._present(groups)).to(device)
         state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
-        checked = False  # the replica's steps are compared with steps taken alone
+        checked = False  # whether a step of the replica was compared with that step taken alone
         with executor.training():
             for _, step, batches in self.recording.recorded_steps(self.first, self.stop):
                 if not checked and cut:
@@ -112,7 +114,7 @@ class CounterfactualRuns:
                     return executor.gradients(thetas, buffers, batch, w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
-                checked = checked or self._check_row(0, groups[0], state, g, step, batches)
+                checked = checked or self._check_replica(state, g, step, batches)
                 state = advance_state(optimizer, state, step, g, buffers)
                 advance(count)
         return _check_finite(state)
@@ -158,15 +160,15 @@ class CounterfactualRuns:
 
     # --- whether models may go side by side -------------------------------------------------------
 
-    def batches_may_be_cut(self, groups: Sequence[np.ndarray]) -> bool:
+    def batchnorm_can_skip_absent(self, groups: Sequence[np.ndarray]) -> bool:
         """Whether BatchNorm can leave absent instances out, in every batch of every run.
 
         It has no statistics of a single instance, and none of an empty batch.
         """
         objective = self.recording.objective
-        if not set(objective.layout.moving) <= set(statistics_of(objective.model)):
+        if not set(objective.layout.moving_buffers) <= set(statistics_of(objective.model)):
             return False
-        if not objective.layout.moving:
+        if not objective.layout.moving_buffers:
             return True
         for start in range(0, len(groups), MAX_MODELS_AT_ONCE):
             present = self._present(groups[start : start + MAX_MODELS_AT_ONCE])
@@ -194,25 +196,20 @@ class CounterfactualRuns:
             if not is_close(together[0], alone, ONE_PERCENT):
                 raise RuntimeError("its layers see the absent instances of a batch")
 
-    def _check_row(
-        self,
-        k: int,
-        group: np.ndarray,
-        state: State,
-        g: Tensor,
-        step: Step,
-        batches: Sequence[AnyBatch],
+    def _check_replica(
+        self, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]
     ) -> bool:
-        """Check that a model takes the same step side by side as alone.
+        """Check that the replica, which comes first, takes the same step side by side as alone.
 
-        Inside vmap some layers draw other random numbers, and a layer that mixes the instances of a
-        batch may not leave absent ones out. False: this step has nothing to compare.
+        Inside vmap some layers draw other random numbers. False: the gradient is 0, so nothing was
+        compared.
         """
         executor, optimizer = self.recording.executor, self.recording.optimizer
-        batches, w = self._what_is_left(step, batches, group)
-        own = state.map(lambda t: t[k])
+        nobody = np.zeros(0, dtype=np.int64)
+        batches, w = self._what_is_left(step, batches, nobody)
+        own = state.map(lambda t: t[0])
         _, alone, _ = take_step(executor, optimizer, own, step, batches, w)
-        if not is_close(g[k], alone, OTHER_ORDER):
+        if not is_close(g[0], alone, OTHER_ORDER):
             raise RuntimeError("inside vmap it takes another step than alone")
         return size(alone, OTHER_ORDER) > 0
 
@@ -222,7 +219,7 @@ def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
 
 
 def _check_finite(state: State) -> State:
-    if not bool(torch.isfinite(state.theta).all()):  # once nan, always nan: the end tells
+    if not bool(torch.isfinite(state.theta).all()):  # nan persists: the end tells
         raise NotFinite(
             "A counterfactual run diverged: its parameters are not finite at the end. Lower the "
             "rate of the run."
@@ -251,6 +248,8 @@ def _count_fitting(recording: Recording, state: State, first: int) -> int:
     watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
     with recording.executor.training(), watch:
         recording.executor.plain_gradient(batch.load(), state.theta, state.buffers, None)
+    # activations and their gradients under vmap; the state, its gradient, update and copies; who is
+    # present. Measured on the networks of the benchmarks, with room for what torch keeps besides.
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
     available = _available_memory(recording.device) // 3
     if (allowed := recording.memory_limit) is not None:
@@ -270,7 +269,8 @@ def _first_batch(recording: Recording, first: int) -> LazyBatch | None:
 
 def _even_size(count: int, most: int) -> int:
     """The size of about equal chunks of at most `most`: a GPU captures one graph per size."""
-    return max(1, -(-count // -(-count // max(1, most)))) if count else 1
+    chunks = math.ceil(count / max(1, most))
+    return math.ceil(count / chunks) if count else 1
 
 
 def _available_memory(device: torch.device) -> int:
@@ -281,6 +281,6 @@ def _available_memory(device: torch.device) -> int:
             line = next(line for line in lines if line.startswith("MemAvailable"))
             return int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        if not hasattr(os, "sysconf"):
+        if not hasattr(os, "sysconf"):  # Windows: assume little
             return 2 << 30
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

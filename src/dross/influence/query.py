@@ -94,6 +94,8 @@ class Query:
                 try:
                     many = vmap(fn, randomness="same", chunk_size=chunk)
                     return many(states.theta, states.buffers)
+                except torch.OutOfMemoryError:
+                    raise
                 except (RuntimeError, ValueError):
                     one_by_one = True
             return torch.stack([fn(*_nth(states, k)) for k in range(len(states.theta))])
@@ -102,7 +104,7 @@ class Query:
             values = [self._run(ask_all, size, fn).double() for size, fn in self.parts(objective)]
         return _combine([value.movedim(0, -1) for value in values], self.added)
 
-    def seed(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
+    def derivative(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
         """The derivative of the query with respect to the state: the seed of a retrace.
 
         Arguments:
@@ -377,7 +379,7 @@ def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 # of the bits would not be.
 
 
-def sketch_seed(seed: Derivative) -> list[float]:
+def sketch_derivative(seed: Derivative) -> list[float]:
     """The length of a derivative [Q, p], and projections of it on fixed random directions."""
     flat = seed.theta.detach().reshape(-1)
     length = float(torch.linalg.vector_norm(flat, dtype=torch.float64))

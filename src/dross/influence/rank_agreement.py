@@ -43,7 +43,7 @@ def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any
                 )
 
 
-def agree_on_seed(own: Derivative, reducer: Reducer) -> Derivative:
+def agree_on_derivative(own: Derivative, reducer: Reducer) -> Derivative:
     """The first rank's seed, on every rank, so that all start from the same bits."""
     if reducer.size == 1:
         return own
@@ -59,7 +59,7 @@ def agree_on_seed(own: Derivative, reducer: Reducer) -> Derivative:
     return first
 
 
-def share_work(recording: Recording, ranks: RankReducer, stop: int) -> Recording:
+def divide_between_ranks(recording: Recording, ranks: RankReducer, stop: int) -> Recording:
     """The same recording, with this rank doing its part of every step.
 
     What may be divided is found out by trying. Where an instance's loss depends on the other
@@ -70,7 +70,7 @@ def share_work(recording: Recording, ranks: RankReducer, stop: int) -> Recording
     objective = recording.objective
     if ranks.size == 1 or stop == recording.tape.first:
         return recording
-    moving = objective.layout.moving
+    moving = objective.layout.moving_buffers
     cuts = not moving and not objective.stochastic and instances_are_independent(recording, stop)
     cuts = ranks.from_first(cuts)
     if ranks.rank == 0 and not cuts:
@@ -81,7 +81,7 @@ def share_work(recording: Recording, ranks: RankReducer, stop: int) -> Recording
 
 
 def _warn_where_nothing_is_shared(recording: Recording, ranks: RankReducer, stop: int) -> None:
-    moving = recording.objective.layout.moving
+    moving = recording.objective.layout.moving_buffers
     if not moving and len(_some_step(recording, stop).micros) >= ranks.size:
         return
     warnings.warn(

@@ -3,8 +3,8 @@
 With s the state, w the instance weights and a the adjoint of the query with respect to s_{t+1}, one
 reverse step (reverse_steps.py) is
 
-    a_g, a_s   = the optimizer's table at s_t, by columns, at a    plain SGD: a_g = -eta_t a_theta
-    terms_i    = c_i <a_g, grad l(z_i; theta_t)>   for i in S_t    d query / d w_i, by this step
+    a_g, a_s   = J_t^T a, with J_t the optimizer's table at s_t    plain SGD: a_g = -eta_t a_theta
+    terms_i    = c_i <a_g, grad l(z_i; theta_t)>   for i in S_t    d query / d w_i here
     score_j   -= terms_j                                           removing z_j is w_j: 1 -> 0
     a_theta    = a_s.theta + sum_i c_i H_i a_g                     the Hessian-vector product
 
@@ -25,8 +25,8 @@ from ..replay.window import Window, choose_window
 from ..step.state import Derivative
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
-from .query import Query, sketch_seed
-from .rank_agreement import agree_on_seed, check_agreement, share_work
+from .query import Query, sketch_derivative
+from .rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores
@@ -67,33 +67,34 @@ def retrace(
     ranks = ALONE if group is None else RankReducer(group, recording.device)
     asked = {"query": query.name, "the steps asked for": (window.first, window.stop)}
     check_agreement(recording, ranks, asked | {"hessian": hessian})
-    seed, scalar = query.seed(recording.objective, recording.state_at(window.stop))
-    seed = agree_on_seed(seed, ranks)
+    seed, scalar = query.derivative(recording.objective, recording.state_at(window.stop))
+    seed = agree_on_derivative(seed, ranks)
 
     file = _progress_file(resume, recording, window, hessian, query, seed)
-    lag = 1 if recording.device.type == "cuda" else 0  # a GPU computes the next block meanwhile
+    # on a GPU, a block's terms are read while the next block is computed
+    lag = 1 if recording.device.type == "cuda" else 0
     own_file = file if ranks.rank == 0 else None
     totals = ScoreTotals(window, len(seed.theta), len(recording.instances), own_file, lag)
     adjoint, position = seed, window.stop
     if file is not None and (place := ranks.on_first(file.read)) is not None:
         position, totals.totals = place.position, place.totals
         adjoint = place.adjoint.map(lambda t: t.to(recording.device))
-        recording.executor.plans.load_json(place.plans)
+        recording.executor.plans.load_json(place.plans)  # another plan would round differently
 
     recording.check_unchanged()
     if isinstance(ranks, RankReducer):
-        recording = share_work(recording, ranks, window.stop)
+        recording = divide_between_ranks(recording, ranks, window.stop)
     executor, show = recording.executor, progress and ranks.rank == 0
     with (
         executor.training(),
         progress_bar("retracing", position - window.first, show=show) as advance,
     ):
         for block in recording.walk_backward(window.first, window.stop, position):
-            adjoint = _drop_spent_statistics(adjoint)
+            adjoint = _drop_vanished_buffers(adjoint)
             adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance)
             totals.add(block, terms, adjoint, executor.plans.to_json())
             if recording.memory_limit is not None:
-                totals.wait()
+                totals.wait()  # until this block's states can go
             del block, terms  # before the next block is replayed
         by_epoch = totals.finish()  # [Q, E, N]
     values = by_epoch.sum(1)
@@ -104,7 +105,7 @@ def retrace(
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
-        seed_sketch=sketch_seed(seed),
+        query_sketch=sketch_derivative(seed),
     )
 
 
@@ -123,7 +124,7 @@ def _progress_file(
     return ProgressFile(Path(resume), question)
 
 
-def _drop_spent_statistics(adjoint: Derivative) -> Derivative:
+def _drop_vanished_buffers(adjoint: Derivative) -> Derivative:
     """Leave out the adjoint of running statistics once it is smaller than rounding.
 
     It shrinks by 1 - momentum per step.

@@ -52,7 +52,7 @@ def reverse_step(
         found.append((piece, terms))
         return product, a_buffers
 
-    pieces = reversed(reducer.share(batches))
+    pieces = reversed(reducer.own_part(batches))
     product, a_buffers = sum_over_batches(pieces, after.buffers, pull_batch, before.theta)
     terms = reducer.merge_terms(found[::-1], batches, before.theta)
     if hessian:

@@ -18,7 +18,7 @@ from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
-from .query import Query, as_query, same_question, sketch_seed
+from .query import Query, as_query, same_question, sketch_derivative
 from .retrace import retrace
 from .scores import Scores
 from .verification import Verification, choose, compare
@@ -319,12 +319,12 @@ class Run:
 
         Queries are compared by their derivatives, and by name where scores have no sketch of it.
         """
-        if scores.seed_sketch is None:
+        if scores.query_sketch is None:
             same = scores.query == query.name
         else:
             state = self.recording.state_at(scores.at)
-            seed, _ = query.seed(self.recording.objective, state)
-            same = same_question(scores.seed_sketch, sketch_seed(seed))
+            seed, _ = query.derivative(self.recording.objective, state)
+            same = same_question(scores.query_sketch, sketch_derivative(seed))
         if not same:
             raise BadInput(
                 f"These are the scores of {scores.query}, and this {query.name} asks something "

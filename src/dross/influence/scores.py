@@ -47,7 +47,7 @@ class Scores:
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True  # False: the Hessian term was left out
     details: dict[str, Any] = field(default_factory=dict)  # what an estimator says of itself
-    seed_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
+    query_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
@@ -225,7 +225,7 @@ class Scores:
         return columns
 
     def _about(self) -> dict[str, Any]:
-        names = (*_NEEDED, "seed_sketch")
+        names = (*_NEEDED, "query_sketch")
         return {name: getattr(self, name) for name in names} | {"shape": list(self.by_epoch.shape)}
 
 
@@ -244,7 +244,7 @@ def _check_path(path: str | Path) -> Path:
 
 def _build(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
     known = {name: about[name] for name in _NEEDED}
-    return Scores(values, by_epoch, **known, seed_sketch=about.get("seed_sketch"))
+    return Scores(values, by_epoch, **known, query_sketch=about.get("query_sketch"))
 
 
 def _from_columns(columns: dict[str, np.ndarray], about: dict) -> Scores:

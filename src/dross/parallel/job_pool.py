@@ -38,7 +38,7 @@ _UNPACKED: dict[str, tuple[Work, ResultStore | None]] = {}
 _LOCAL_WORKERS: ContextVar[int] = ContextVar("local workers", default=1)
 
 
-def is_spread(n_jobs: int | None) -> bool:
+def uses_workers(n_jobs: int | None) -> bool:
     """Whether a sweep would leave this process; raises BadInput for a wrong `n_jobs`."""
     if n_jobs is not None and (not isinstance(n_jobs, int) or n_jobs == 0):
         raise BadInput(f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}.")
@@ -86,7 +86,7 @@ def sweep(
         WorkerLost: workers die repeatedly and nothing more gets done.
         TapeMismatch: the store has results of other settings.
     """
-    spread = is_spread(n_jobs)
+    spread = uses_workers(n_jobs)
     found: dict[int, Any] = {}
     if store is not None:
         store.begin()

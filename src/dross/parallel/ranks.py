@@ -52,7 +52,7 @@ class RankReducer(Reducer):
 
     # --- sharing the work -------------------------------------------------------------------------
 
-    def share(self, batches: Sequence[AnyBatch]) -> list[Piece]:
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This rank's part of a step."""
         if self.size > 1 and (not self.cuts_batches or len(batches) % self.size == 0):
             mine = [k for k in range(len(batches)) if k % self.size == self.rank]

@@ -22,7 +22,7 @@ class Reducer:
     rank = 0
     size = 1
 
-    def share(self, batches: Sequence[AnyBatch]) -> list[Piece]:
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
         """This member's part of a step."""
         return [(k, all_rows(batch), batch) for k, batch in enumerate(batches)]
 

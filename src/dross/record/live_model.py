@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..step.inspect_model import moving_groups
+from ..step.inspect_model import trained_groups
 from ..step.layout import Layout
 from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
 from ..step.state import State
@@ -24,7 +24,7 @@ class LiveModel:
     @property
     def groups(self) -> list[dict]:
         """The optimizer's parameter groups that have a part of theta."""
-        return moving_groups(self.layout, self.model, self.torch_optimizer)
+        return trained_groups(self.layout, self.model, self.torch_optimizer)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from ..errors import BadInput, DrossWarning
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
 from ..step.clipping import ClipNorm, ClipValue
-from ..step.inspect_model import count_of, device_and_dtype, unwrap_model
+from ..step.inspect_model import count_instances, device_and_dtype, unwrap_model
 from ..step.loss import find_loss
 from ..step.objective import Penalty
 from ..tape.retention import DefaultRetention, Keep
@@ -195,10 +195,10 @@ class Recorder:
         most = len(self.instances) if self.instances else np.iinfo(np.int32).max
         ids = check_ids(ids, most, "Instance ids")
         x, y = (tree_map(lambda t: move_to(t, self.device, self.dtype), part) for part in (x, y))
-        if len(ids) != count_of(y):
+        if len(ids) != count_instances(y):
             raise BadInput(
-                f"{len(ids)} ids came with {count_of(y)} labels: pass the id of every instance of "
-                "the batch."
+                f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
+                "instance of the batch."
             )
         if self.instances is not None and self._tape.opened is None:
             check_first_batch(self.instances, ids, x, y)

@@ -4,7 +4,8 @@ A row is cut in two. Its first part is replayed to reach the state in the middle
 part is done, with one state less to spare, and after it the first part. With memory for r states
 (the one at the start included) and each step taken at most k times, the longest row has
 
-    reach(r, k) = reach(r, k - 1) + reach(r - 1, k),        reach(r, 1) = r,  reach(1, k) = k
+    longest_row(r, k) = longest_row(r, k - 1) + longest_row(r - 1, k)
+    longest_row(r, 1) = r,    longest_row(1, k) = k
 
 steps, where the two terms are the two parts: five states and three times are enough for 41 steps,
 nine states and four times for 550.
@@ -13,26 +14,26 @@ nine states and four times for 550.
 import math
 
 
-def reach(capacity: int, times: int) -> int:
+def longest_row(capacity: int, times: int) -> int:
     """The longest row for a number of states in memory and of times that each step is taken."""
     if capacity < 1 or times < 1:
         return 0
     return math.comb(capacity + times, times) - math.comb(capacity + times - 2, times - 1)
 
 
-def times(steps: int, capacity: int) -> int:
+def repetitions(steps: int, capacity: int) -> int:
     """How often a step is taken at most, with memory for `capacity` states."""
     k = 1
-    while reach(capacity, k) < steps:
+    while longest_row(capacity, k) < steps:
         k += 1
     return k
 
 
-def first_part(steps: int, capacity: int) -> int:
+def split_point(steps: int, capacity: int) -> int:
     """Where to cut a row of more steps than fit: the length of its first part.
 
     As early as the second part can be done with each step taken once less, or else where the first
     part is as long as it may be.
     """
-    k = times(steps, capacity)
-    return min(reach(capacity, k - 1), steps - reach(capacity - 1, k - 1))
+    k = repetitions(steps, capacity)
+    return min(longest_row(capacity, k - 1), steps - longest_row(capacity - 1, k - 1))

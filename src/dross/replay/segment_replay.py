@@ -131,7 +131,7 @@ class SegmentReplay:
                     check_end = False
                     continue
                 capacity = len(steps) // 2
-            middle = low + checkpoint_schedule.first_part(len(steps), capacity)
+            middle = low + checkpoint_schedule.split_point(len(steps), capacity)
             reached, capacity = self.replay_to_end(
                 first + low, segment.steps[low:middle], start, capacity
             )
@@ -213,10 +213,10 @@ class SegmentReplay:
 
     def _warn_of_recomputes(self, segment: Segment, steps: int, capacity: int) -> None:
         most = MAX_RECOMPUTES_BEFORE_WARNING
-        if (times := checkpoint_schedule.times(steps, capacity)) <= most:
+        if (times := checkpoint_schedule.repetitions(steps, capacity)) <= most:
             return
         more = range(capacity, steps + 1)
-        needed = next(n for n in more if checkpoint_schedule.times(steps, n) <= most)
+        needed = next(n for n in more if checkpoint_schedule.repetitions(steps, n) <= most)
         warnings.warn(
             f"Memory holds {capacity} states, so some of the steps are taken up to {times} times; "
             f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, would do "

@@ -80,7 +80,7 @@ def take_step(
         losses.append(seen)
         return g, buffers
 
-    g, buffers = sum_over_batches(reducer.share(batches), state.buffers, gradient, state.theta)
+    g, buffers = sum_over_batches(reducer.own_part(batches), state.buffers, gradient, state.theta)
     (g,) = reducer.sum(g)
     return advance(optimizer, state, step, g, buffers), g, losses
 
@@ -145,7 +145,7 @@ def group_steps(
         steps, batches: the steps, and the micro-batches of each.
     """
     possible = (
-        executor.captures(name, start.theta)
+        executor.would_capture(name, start.theta)
         and start.theta.numel() <= _MAX_PARAMETERS
         and len(optimizer.group_sizes) == 1
         and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays

@@ -32,12 +32,12 @@ def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = Non
     Raises:
         BadInput: where the tape does not hold those steps or epochs.
     """
-    stop = check_end(tape, at)
+    stop = check_at(tape, at)
     oldest, newest = _epochs_before(tape, stop, epochs)
     return Window(start_of_epoch(tape, oldest), stop, oldest, newest)
 
 
-def check_end(tape: Tape, at: int | None) -> int:
+def check_at(tape: Tape, at: int | None) -> int:
     """The number of steps after which the model is asked."""
     if at is not None and not tape.first <= at <= tape.steps:
         raise BadInput(

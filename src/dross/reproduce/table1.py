@@ -174,7 +174,7 @@ def _compute_truths(run: Run, query: Query) -> dict[str, np.ndarray]:
     Both come from the same counterfactual runs.
     """
     runs = run.counterfactual([[j] for j in range(len(run))])
-    seed, _ = query.seed(run.recording.objective, run.recording.state_at(run.steps))
+    seed, _ = query.derivative(run.recording.objective, run.recording.state_at(run.steps))
     parts = [(chunk.theta[1:] - chunk.theta[:1]) @ seed.theta[0] for chunk in runs.chunks]
     linear = np.concatenate([part.double().numpy() for part in parts])
     return {"change": runs.changes(query), "linear": linear}

@@ -16,7 +16,7 @@ from ..data.seeds import global_generators, use_seed
 from ..errors import BadInput, NotSupported, first_line
 from .layout import Layout
 from .loss import Loss, check_labels, check_per_instance, find_loss
-from .objective import Objective, Penalty, random_direction
+from .objective import Objective, Penalty, probe_direction
 from .optimizers import Optimizer, read_optimizer
 
 
@@ -117,12 +117,14 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return device, dtype
 
 
-def count_of(y: Any) -> int:
+def count_instances(y: Any) -> int:
     """How many instances a batch of labels is for."""
     return len(tree_leaves(y)[0])
 
 
-def moving_groups(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
+def trained_groups(
+    layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[dict]:
     """The optimizer's parameter groups that have a part of theta, in theta's order."""
     parameters = dict(model.named_parameters())
     moving = {parameters[name] for name in layout.names}
@@ -184,7 +186,7 @@ def _compute_losses(loss: Loss, loss_name: str, outputs: Any, y: Any) -> Tensor:
     if isinstance(y, Tensor):
         check_labels(outputs, y, loss_name)
     try:
-        return check_per_instance(loss(outputs, y), count_of(y))
+        return check_per_instance(loss(outputs, y), count_instances(y))
     except (RuntimeError, IndexError, AttributeError, TypeError) as error:
         got = f"a {type(outputs).__name__}"
         if isinstance(outputs, Tensor):
@@ -230,11 +232,11 @@ def _names_by_group(
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """Find an operator that can be trained but not retraced now, and not after a long run."""
     theta, buffers = objective.layout.read(objective.model)
-    count = count_of(y)
+    count = count_instances(y)
     batch = Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
     try:
         with objective.training():
-            objective.pull_reverse(theta, buffers, batch, random_direction(theta), {})
+            objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:

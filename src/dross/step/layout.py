@@ -24,7 +24,7 @@ class Layout:
     names: tuple[str, ...]  # the parameters that move, in the order of theta
     shapes: tuple[torch.Size, ...]
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each parameter group
-    moving: tuple[str, ...]  # buffers that the forward pass changes
+    moving_buffers: tuple[str, ...]  # those that the forward pass changes
 
     @property
     def sizes(self) -> list[int]:
@@ -63,8 +63,8 @@ class Layout:
 
     def read_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """A copy of the model's moving buffers by name."""
-        buffers = dict(model.named_buffers()) if self.moving else {}
-        return {name: buffers[name].detach().clone() for name in self.moving}
+        buffers = dict(model.named_buffers()) if self.moving_buffers else {}
+        return {name: buffers[name].detach().clone() for name in self.moving_buffers}
 
     def write(self, state: State, model: nn.Module) -> None:
         """Copy theta and the moving buffers of a state into the model."""
@@ -79,7 +79,7 @@ class Layout:
 
     def constants(self, model: nn.Module) -> dict[str, Tensor]:
         """Frozen parameters and buffers that training leaves alone."""
-        moving = {*self.names, *self.moving}
+        moving = {*self.names, *self.moving_buffers}
         everything = [*model.named_parameters(), *model.named_buffers()]
         return {name: tensor.detach() for name, tensor in everything if name not in moving}
 
@@ -101,7 +101,7 @@ class Layout:
         return {
             "names": list(self.names),
             "group_sizes": list(self.group_sizes),
-            "moving": list(self.moving),
+            "moving": list(self.moving_buffers),
         }
 
     @staticmethod

@@ -7,11 +7,12 @@
 
 The paper's letters: z_i is an instance of the batch S_t, and c_i = 1/|S_t| in plain training. The
 weights w are all 1 in the real run; removing z_j is w_j: 1 -> 0. Algorithm 2 needs, for an adjoint
-u, the products <u, g(z_i; theta)> and H u: `pull` gives both, for a_g = -eta u.
+u, the products <u, grad l_i> and H u. For a_g = -eta u, `pull` gives -eta c_i <u, grad l_i> and
+-eta H u.
 
 This file is mathematics only. How a pass is run (as a program, as a CUDA graph, how many queries at
 once) is decided in `execution/`; `DROSS_EXECUTOR=eager` runs these functions as they stand here.
-Shapes: B instances, p parameters, Q adjoints, J tangents, K models.
+Shapes: B instances, p parameters, Q adjoints, J directions, K models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -337,7 +338,7 @@ class Objective:
             yield
 
 
-def random_direction(theta: Tensor) -> Tensor:
+def probe_direction(theta: Tensor) -> Tensor:
     """A direction to try a pull with: [1, p], the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)

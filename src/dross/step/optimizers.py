@@ -11,10 +11,10 @@ from torch import Tensor
 from ..errors import NotReplayable, NotSupported
 from .layout import Layout
 from .state import Clock, Counters
-from .torch_step import ZERO_SLOTS, TorchStep, counter_dtype
+from .torch_step import TORCH_STEPPED, TorchStep, counter_dtype
 from .update_rules import SGD, Adam, Numbers, Rule, Slots, Table
 
-SUPPORTED = ("SGD", "Adam", "AdamW", *ZERO_SLOTS)
+SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED)
 _IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
 
 

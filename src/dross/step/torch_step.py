@@ -15,7 +15,7 @@ from .state import Counters
 from .update_rules import Numbers, Slots, Table, Updated
 
 #: The optimizers that are stepped so, and those of their slots that begin with zeros
-ZERO_SLOTS = {
+TORCH_STEPPED = {
     "RMSprop": ("square_avg",),
     "Adagrad": (),
     "Adadelta": ("square_avg", "acc_delta"),
@@ -39,7 +39,7 @@ class TorchStep:
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
         """The state that torch gives a parameter when it is stepped for the first time."""
-        slots = {name: torch.zeros_like(theta) for name in ZERO_SLOTS[self.name]}
+        slots = {name: torch.zeros_like(theta) for name in TORCH_STEPPED[self.name]}
         counters = {"step": 0.0}
         if self.name == "RMSprop":
             slots |= {"momentum_buffer": torch.zeros_like(theta)} if h["momentum"] > 0 else {}

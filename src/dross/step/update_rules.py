@@ -76,14 +76,14 @@ class SGD:
         g = _with_decay(theta, g, self.maximize, h["weight_decay"])
         if self.momentum:
             m = slots["momentum_buffer"]
-            m = g if counters["step"] == 0 else self.next_velocity(m, g, mu, h["dampening"])
+            m = g if counters["step"] == 0 else self.next_momentum_buffer(m, g, mu, h["dampening"])
             slots = {"momentum_buffer": m}
             if mu:
                 g = g.add(m, alpha=mu) if self.nesterov else m
         return theta.add(g, alpha=-lr), slots, {"step": counters["step"] + 1}
 
     @staticmethod
-    def next_velocity(m: Tensor, g: Tensor, mu: float, dampening: float = 0.0) -> Tensor:
+    def next_momentum_buffer(m: Tensor, g: Tensor, mu: float, dampening: float = 0.0) -> Tensor:
         """The momentum buffer m' after a step that is not the first."""
         return (m * mu).add(g, alpha=1 - dampening)
 
@@ -163,7 +163,9 @@ class Adam:
         sign = -1.0 if self.maximize else 1.0
         decay = 0.0 if self.decoupled else h["weight_decay"]
         m_by_g, v_by_g = 1 - beta1, 2 * (1 - beta2) * g  # d m' / d g', d v' / d g'
-        by_m, by_v = self._slopes(after, counters["step"] + 1, h)  # d theta' / d m' and d v'
+        by_m, by_v = self._slopes(
+            after, counters["step"] + 1, h
+        )  # d theta' / d m' and d theta' / d x'
         table: Table = {
             ("exp_avg", "exp_avg"): beta1,
             ("exp_avg", "g"): m_by_g * sign,

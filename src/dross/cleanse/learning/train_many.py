@@ -109,7 +109,7 @@ def train_many(
         for start in range(0, len(specs), size):
             chunk = specs[start : start + size]
             if together:  # no convolutions: every weight is multiplied with every instance once
-                threads.use_for(2 * weights * recipe.batch_size * len(chunk))
+                threads.set_threads_for(2 * weights * recipe.batch_size * len(chunk))
             train = trainer.train_together if len(chunk) > 1 else trainer.train_alone
             chunks.append(train(chunk))
     return _join(chunks)
@@ -177,7 +177,7 @@ class _Trainer:
             # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
             # rounds otherwise.
             for name, p in parameters.items():
-                velocity[name] = SGD.next_velocity(velocity[name], g[name], MOMENTUM)
+                velocity[name] = SGD.next_momentum_buffer(velocity[name], g[name], MOMENTUM)
                 p.sub_(shaped[name] * velocity[name])
             self._finish_step(step, specs, lambda: trained)
         return trained
