@@ -46,11 +46,11 @@ def bare_module(model: Any) -> Any:
 def check_recordable(objective: Objective, ranks: Reducer) -> None:
     """Refuse BatchNorm's statistics where several ranks train the model."""
     if ranks.size > 1 and objective.layout.moving_buffers:
+        statistic = objective.layout.moving_buffers[0]
         raise NotSupported(
-            "BatchNorm under DistributedDataParallel has statistics of its own on each rank "
-            f"('{objective.layout.moving_buffers[0]}'), and SyncBatchNorm's join the ranks: "
-            "neither can be recorded yet. Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or "
-            "record on one process."
+            f"BatchNorm under DistributedDataParallel has statistics of its own on each rank "
+            f"('{statistic}'), and SyncBatchNorm's join the ranks: neither can be recorded yet. "
+            "Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on one process."
         )
 
 
