@@ -57,6 +57,14 @@ def test_every_acknowledged_decision_survives_kill_9(tmp_path):
         assert len(rows) - len(acknowledged) <= len(people) * (moment + 1)
 
 
+def test_a_decision_is_synced_before_it_is_acknowledged(tmp_path):
+    """A power cut cannot be tried here; SQLite promises it for EXTRA (3), the folder included."""
+    log = Decisions(tmp_path / "decisions.sqlite")
+    assert log._connection.execute("PRAGMA synchronous").fetchone() == (3,)
+    assert log._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    log.close()
+
+
 def keep_deciding(origin, token, person, acknowledged):
     """Decide about one instance after the other until the server is gone."""
     generator = random.Random(person)

@@ -187,8 +187,8 @@ def test_an_answer_that_is_not_taken_is_dropped(tmp_path):
 
 def test_silent_connections_lock_nobody_out(fresh):
     limits = Limits(head_seconds=600, body_seconds=600, connections=5)
-    with client_of(fresh, limits=limits) as client:
-        silent = [open_socket(client) for _ in range(30)]
+    with client_of(fresh, limits=limits) as client, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(open_socket(client)) for _ in range(30)]
         for connection in silent:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(HALF[1])
@@ -197,8 +197,6 @@ def test_silent_connections_lock_nobody_out(fresh):
                 assert other.get(client.base_url.join("/api/project")).status_code == 200
         kept = [connection for connection in silent if not is_closed(connection)]
         assert len(kept) <= limits.connections
-        for connection in silent:
-            connection.close()
 
 
 def is_closed(connection):
