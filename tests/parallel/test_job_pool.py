@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -295,3 +297,23 @@ def test_kept_json_is_still_refused_and_mended(tmp_path):
         result_store.load(path, (1, 3))
     path.write_text("{")
     assert result_store.load(path, (1, 2)) is None and not path.exists()
+
+
+SWEEP_IN_A_STRANGERS_FOLDER = """
+import os, random, sys
+os.chdir(sys.argv[1])  # what was imported so far is Python's own
+from dross.parallel.job_pool import sweep
+print(sorted(dict(sweep(lambda piece: 2 * piece, [1, 2, 3], what="", n_jobs=2)).values()))
+assert "PYTHONSAFEPATH" not in os.environ
+"""
+
+
+def test_workers_run_no_modules_of_the_current_folder(tmp_path):
+    for name in ("random", "json", "joblib"):
+        ran = str(tmp_path / "ran")
+        (tmp_path / f"{name}.py").write_text(f"open({ran!r}, 'w')\nraise SystemExit(3)\n")
+    command = [sys.executable, "-P", "-c", SWEEP_IN_A_STRANGERS_FOLDER, str(tmp_path)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert not (tmp_path / "ran").exists()
+    assert done.stdout.strip() == "[2, 4, 6]", done.stderr

@@ -1,10 +1,10 @@
 """Decisions through the API: on disk when acknowledged, shared, counted once, and checked."""
 
+import json
 import threading
 
-import pytest
-
 from dross.cleanse.decisions import Decisions
+from dross.cleanse.project import Project
 from dross.review.server import serve_in_thread
 from review.review_client import client_of, connect, decide
 from review.review_project import make_project
@@ -63,29 +63,81 @@ def test_many_people_at_once_lose_nothing(fresh):
     assert fresh.decisions.current().keys() == set(range(60))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"changes": 3},
-        {"changes": [["remove", None]]},
-        {"changes": [["remove", None, [60]]]},
-        {"changes": [["explode", None, [1]]]},
-        {"changes": [["relabel", "no such class", [1]]]},
-        {"changes": [["remove", None, []]]},
-    ],
-)
-def test_nonsense_is_refused_with_a_sentence(fresh, body):
+REMOVE_1 = [["remove", None, [1]]]
+NONSENSE = [
+    {"changes": 3},
+    {"changes": {}},
+    {"changes": [["remove", None]]},
+    {"changes": [["remove", None, [60]]]},
+    {"changes": [["remove", None, [-1]]]},
+    {"changes": [["explode", None, [1]]]},
+    {"changes": [["relabel", "no such class", [1]]]},
+    {"changes": [["relabel", None, [1]]]},
+    {"changes": [["remove", ">50K", [1]]]},
+    {"changes": [["remove", None, []]]},
+    {"changes": [["remove", None, "12"]]},  # is not 1 and 2
+    {"changes": [["remove", None, {"1": 1}]]},
+    {"changes": [["remove", None, [True]]]},
+    {"changes": [["remove", None, [1.5]]]},
+    {"changes": [["remove", None, ["1"]]]},
+    {"changes": [["remove", None, [[1]]]]},
+    {"changes": [["remove", None, [1]], ["keep", None, [1]]]},
+    *({"changes": REMOVE_1, "revision": bad} for bad in ("x", "0", None, -1, 0.5, True, 10**30, 7)),
+    *({"changes": REMOVE_1, name: "x" * 201} for name in ("who", "why", "once")),
+    {"changes": REMOVE_1, "who": 3},
+    {"changes": REMOVE_1, "who": "\ud800"},
+    {"changes": REMOVE_1, "whoo": "ana"},
+]
+BROKEN = [
+    b"",
+    b"{",
+    b"[]",
+    b"\xff",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"changes": [["remove", null, [Infinity]]], "revision": 0}',
+    b'{"changes": [["remove", null, [1]]], "revision": NaN}',
+    b'{"changes": [["remove", null, [1e999]]], "revision": 0}',
+    b'{"changes": [["remove", null, [1]]], "revision": ' + b"1" * 5000 + b"}",
+    b'{"changes": [["remove", null, [1]]], "revision": 0, "revision": 0}',
+    b'{"changes": [["remove", null, [1]]]}',
+]
+
+
+def test_nonsense_is_refused_with_a_sentence_before_anything_is_done(fresh):
+    bodies = [json.dumps({"revision": 0} | body).encode() for body in NONSENSE] + BROKEN
     with client_of(fresh) as client:
-        answer = client.post("/api/decide", json={"revision": 0} | body)
-        assert answer.status_code == 400 and answer.json()["error"].endswith(".")
-        assert client.post("/api/decide", content=b"{").status_code == 400
-    assert fresh.decisions.revision == 0
+        for body in bodies:
+            answer = client.post("/api/decide", content=body)
+            assert answer.status_code == 400, (body[:80], answer.text)
+            assert answer.json()["error"].endswith("."), (body[:80], answer.text)
+        decide(client, ["remove", None, [5]])
+        for path in ("/api/undo", "/api/redo"):
+            for bad in ({"revision": "x"}, {}, {"revision": 0, "once": []}):
+                assert client.post(path, json=bad).status_code == 400
+    assert fresh.decisions.revision == 1
+
+
+def test_the_parameters_of_an_address_are_checked_too(fresh):
+    long = "9" * 5000
+    with client_of(fresh) as client:
+        for path in (
+            *(f"/api/since?revision={bad}" for bad in ("", "x", "-1", "1_0", "%D9%A1", "5", long)),
+            *(f"/api/why?id={bad}" for bad in ("", "60", "1.5", long)),
+            *("/api/items?ids=1,x", "/api/list?min=nan", f"/api/project?who={long}"),
+        ):
+            answer = client.get(path)
+            assert answer.status_code == 400 and answer.json()["error"].endswith("."), path
+        for id in (long, "9" * 300, "-1", "1x", "%D9%A1"):
+            assert client.get(f"/picture/train/{id}").status_code == 404
 
 
 def test_a_regression_takes_numbers_as_labels(tmp_path):
     with client_of(make_project(tmp_path / "r", "table", 40, task="regression")) as client:
-        for label, status in (("3.5", 200), ("much", 400), ("nan", 400)):
+        for label, status in (
+            *(("3.5", 200), ("-2e3", 200), ("much", 400), ("nan", 400)),
+            *(("1e999", 400), ("1e39", 400), ("1_000", 400), ("\u0661", 400), ("", 400)),
+        ):
             assert decide(client, ["relabel", label, [1]]).status_code == status
 
 
@@ -107,3 +159,17 @@ def test_a_damaged_verdict_does_not_break_the_page(fresh):
         answer = client.get("/api/verdicts")
         assert answer.status_code == 500 and "not readable JSON" in answer.json()["error"]
         assert client.get("/api/project").status_code == 200
+
+
+def test_data_that_json_cannot_hold_do_not_break_the_page(fresh):
+    about = json.loads((fresh.folder / "project.json").read_text()) | {"name": "half \udc80"}
+    (fresh.folder / "project.json").write_text(json.dumps(about))
+    (fresh.folder / "verdicts").mkdir()
+    (fresh.folder / "verdicts" / "1.json").write_text('{"metrics": [NaN, Infinity, 1.5]}')
+    (fresh.folder / "judging.json").write_text('{"done": Infinity, "of": 1}')
+    with client_of(Project.open(fresh.folder)) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/api/project").json()["name"] == "half \udc80"
+        assert client.get("/api/judge").json()["state"] == "idle"
+        verdict = client.get("/api/verdicts").json()["verdicts"][0]
+        assert verdict == {"metrics": [None, None, 1.5]}

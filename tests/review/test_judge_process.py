@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from dross.review.judge_process import JudgeProcess
 from review.review_client import client_of, decide, wait_for
 from review.review_project import judge_command, make_verdict
 
@@ -30,8 +31,9 @@ def test_a_judgement_is_started_watched_and_shown(fresh):
         refused = client.post("/api/judge", json={"seeds": 3, "quick": True})
         assert refused.status_code == 400 and "nothing to judge" in refused.json()["error"]
         decide(client, ["remove", None, [1]])
-        assert client.post("/api/judge", json={"seeds": 0}).status_code == 400
-        started = client.post("/api/judge", json={"seeds": "3", "quick": True})
+        for bad in ({"seeds": 0}, {"seeds": "3"}, {"seeds": 3, "quick": 1}, {"seeds": 3, "x": 1}):
+            assert client.post("/api/judge", json=bad).status_code == 400
+        started = client.post("/api/judge", json={"seeds": 3, "quick": True})
         assert started.json()["state"] == "running"
         assert client.post("/api/judge", json={"seeds": 3}).status_code == 400  # one at a time
         status = wait_for(lambda: (now := client.get("/api/judge").json()).get("of") and now)
@@ -67,3 +69,16 @@ def test_a_judgement_can_be_cancelled_and_ends_with_the_page(fresh):
     for pid in (first, second):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_judgement_runs_no_modules_of_the_current_folder(fresh, tmp_path, monkeypatch):
+    here = tmp_path / "downloads"
+    here.mkdir()
+    for name in ("random", "json", "torch", "dross"):
+        (here / f"{name}.py").write_text(f"open({str(here / 'ran')!r}, 'w')\nraise SystemExit(3)\n")
+    monkeypatch.chdir(here)
+    judging = JudgeProcess(fresh.folder.resolve())  # the real command
+    judging.start(2, quick=True)
+    status = wait_for(lambda: (now := judging.status())["state"] != "running" and now, 60)
+    assert not (here / "ran").exists()
+    assert "Nothing has been removed" in status["output"]  # what the real one says

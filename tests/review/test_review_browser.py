@@ -1,5 +1,6 @@
 """Deciding on the review page in a real browser: an hour of it, in a minute."""
 
+from dross.review.opening import private_doorway
 from dross.review.server import serve_in_thread
 from review.browser_page import (
     decisions_on_disk,
@@ -165,3 +166,68 @@ def test_nothing_is_lost_while_the_server_does_not_answer(browser, project):
         wait_until_saved(page)
         wait_for_text(page, "progress-text", "2 remove")
         assert len(decisions_on_disk(project)) == 3
+
+
+def test_a_refused_decision_is_told_and_not_sent_for_ever(browser, project):
+    first, second, *_ = harmful_ids(project)
+    asked = []
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.evaluate("localStorage.setItem('dross.who', '\\ud800')")  # half a character
+        page.keyboard.press("x")
+        wait_for_text(page, "problem", "This decision was not taken: The field who holds half")
+        wait_until_saved(page)
+        assert shown_decision(page, first) == "undecided"
+        page.evaluate("localStorage.setItem('dross.who', 'ana')")
+        page.keyboard.press("x")
+        wait_for_decision(page, second, "remove")
+        wait_until_saved(page)
+        assert sum("/api/decide" in url for url in asked) == 2
+    assert decisions_on_disk(project) == {second: ("remove", None)}
+
+
+def test_a_server_that_breaks_is_given_up_after_a_few_times(browser, project):
+    first, second, *_ = harmful_ids(project)
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        broken = []
+
+        def fail(route):
+            broken.append(route.request.post_data_json["once"])
+            route.fulfill(status=500, json={"error": "Something in dross broke."})
+
+        page.route("**/api/decide", fail)
+        page.keyboard.press("x")
+        wait_until_not_saved(page)
+        wait_for_text(page, "problem", "This decision was not taken: Something in dross broke.")
+        assert len(broken) == 3 and len(set(broken)) == 1
+        page.unroute("**/api/decide")
+        page.keyboard.press("k")
+        wait_for_decision(page, second, "keep")
+        wait_until_saved(page)
+        assert shown_decision(page, first) == "undecided"
+    assert decisions_on_disk(project) == {second: ("keep", None)}
+
+
+def test_the_file_that_the_browser_is_given_leads_to_the_page(browser, project):
+    context = browser.new_context()
+    with serve_in_thread(project) as server, private_doorway(server.address) as doorway:
+        page = context.new_page()
+        page.goto(doorway)
+        page.wait_for_selector("body[data-ready]")
+        assert page.url.startswith(server.origin) and server.token not in page.url
+        page.keyboard.press("x")
+        wait_until_saved(page)
+        reload(page)  # by the cookie alone
+        assert len(decisions_on_disk(project)) == 1
+    context.close()
+
+
+def test_what_another_program_stored_under_this_address_is_left_out(browser, project):
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        names = "'dross.waiting.' + document.querySelector('meta[name=dross-project]').content"
+        for k, stored in enumerate(("[1, null, {}]", "{", '[{"path": "/api/undo"}]')):
+            page.evaluate(f"localStorage.setItem({names} + '.{k}', {stored!r})")
+        reload(page)
+        page.keyboard.press("x")
+        wait_until_saved(page)
+        assert len(decisions_on_disk(project)) == 1

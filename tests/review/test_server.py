@@ -1,11 +1,21 @@
-"""Serving a folder: what can go wrong before the page is there."""
+"""Serving a folder: what can go wrong before the page is there, and how the browser gets there."""
 
+import os
+import re
 import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+import httpx
 import pytest
 
 from dross.errors import BadInput, TapeDamaged
 from dross.review.server import serve
+from review.review_client import wait_for
 
 
 def test_a_taken_port_says_what_to_do(fresh):
@@ -19,3 +29,30 @@ def test_a_taken_port_says_what_to_do(fresh):
 def test_a_folder_that_is_no_project_says_so(tmp_path):
     with pytest.raises(TapeDamaged, match="dross clean"):
         serve(tmp_path, open_browser=False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have modes on POSIX only")
+def test_the_browser_is_opened_without_the_token_in_its_command_line(fresh, tmp_path):
+    """The real command, and a browser that writes down what anybody could see in `ps`."""
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {seen}.new && mv {seen}.new {seen}\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-P", "-m", "dross", "review", str(fresh.folder)]
+    environment = os.environ | {"BROWSER": f"{browser} %s", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        try:
+            printed = b"".join(iter(server.stdout.readline, b"\n")) + server.stdout.readline()
+            address = re.search(r"http://\S+", printed.decode())[0]
+            token = address.partition("token=")[2]
+            given = wait_for(lambda: seen.exists() and seen.read_text().strip(), 60)
+            assert given.startswith("file://") and token not in given
+            doorway = Path(url2pathname(urlsplit(given).path))
+            assert stat.S_IMODE(doorway.stat().st_mode) == 0o600
+            assert stat.S_IMODE(doorway.parent.stat().st_mode) == 0o700
+            leads_to = re.search(r"url=(\S+?)\"", doorway.read_text())[1]
+            assert leads_to == address
+            assert httpx.get(leads_to, trust_env=False).status_code == 200
+        finally:
+            server.terminate()
+            server.wait(30)
+    assert not doorway.parent.exists()

@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -185,10 +186,30 @@ def _dispatch(
             shared = dask.submit(_return_payload, raw, key=f"dross-{digest}")
         machines = Counter(address.rpartition(":")[0] for address in dask.ncores())
         workers = max(machines.values(), default=1)
-    yield from parallel(
-        delayed(_run_piece)(shared, digest, workers, number, piece)
-        for number, piece in list(missing.items())
-    )
+    with _safe_import_path():
+        yield from parallel(
+            delayed(_run_piece)(shared, digest, workers, number, piece)
+            for number, piece in list(missing.items())
+        )
+
+
+@contextmanager
+def _safe_import_path() -> Iterator[None]:
+    """Have processes that are started inside not import from the current folder first.
+
+    loky starts its workers with `python -m`, for which a random.py that happens to lie there is
+    Python's own. They get this process's sys.path afterwards, so what can be imported here can be
+    imported there.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _pack(work: Work, store: ResultStore | None) -> tuple[np.ndarray, str]:

@@ -1,38 +1,61 @@
-"""What the page asks for and changes, as JSON. A change is answered when it is on disk."""
+"""What the page asks for and changes, as JSON.
 
+A request is read whole and checked before anything is done; a change is answered when it is on
+disk.
+"""
+
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ..cleanse.decisions import Decision, Event
 from ..cleanse.project import Project
 from ..errors import BadInput
+from .answers import JSONAnswer
 from .class_balance import class_warnings
 from .judge_process import JudgeProcess
+from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
+from .requests import (
+    CancelRequest,
+    Change,
+    DecideRequest,
+    JudgeRequest,
+    PreviewRequest,
+    UndoRequest,
+    describe,
+    is_plain_number,
+    parse_count,
+    query_count,
+    query_text,
+    read_request,
+)
 from .sentences import explain_instance
 
 _MAX_ITEMS = 500  # in one answer
-_MAX_FIELD = 200  # characters
+_MAX_FLOAT32 = 3.4e38
 _JSON = dict[str, Any]
+_Request = TypeVar("_Request")
 
 
 class Api:
     """The answers to the page's requests about one project.
 
     A method that answers a GET takes the parameters of the address, one that answers a POST takes
-    the JSON object that was sent. `who` is the name that a person gave on the page, or "": undo
-    and redo are about that person's decisions, or anybody's.
+    a request of requests.py. `who` is the name that a person gave on the page, or "": undo and
+    redo are about that person's decisions, or anybody's.
     """
 
-    def __init__(self, project: Project, judge_process: JudgeProcess):
+    def __init__(self, project: Project, judge_process: JudgeProcess, *, body_seconds: float):
         self.project, self.judge_process = project, judge_process
+        self.body_seconds = body_seconds
         self.decisions = project.decisions
         self.listing = Listing(project)
         self.labels = [str(label) for label in project.instances["label"]]
@@ -44,8 +67,8 @@ class Api:
     @property
     def routes(self) -> list[Route]:
         """Each address and the method that answers it."""
-        undo = lambda body: self._repeat(self.decisions.undo, body)
-        redo = lambda body: self._repeat(self.decisions.redo, body)
+        undo = lambda request: self._repeat(self.decisions.undo, request)
+        redo = lambda request: self._repeat(self.decisions.redo, request)
         return [
             _get("/api/project", self.describe_project),
             _get("/api/list", self.list_ids),
@@ -54,13 +77,13 @@ class Api:
             _get("/api/since", self.changes_since),
             _get("/api/verdicts", lambda query: {"verdicts": self.project.verdicts()}),
             _get("/api/judge", lambda query: self.judge_process.status()),
-            _post("/api/decide", self.decide),
-            _post("/api/preview", self.preview),
-            _post("/api/undo", undo),
-            _post("/api/redo", redo),
-            _post("/api/judge", self.start_judging),
-            _post("/api/judge/cancel", self.cancel_judging),
-            Route("/picture/{part}/{id:int}", self.send_picture),
+            self._post("/api/decide", DecideRequest, self.decide),
+            self._post("/api/preview", PreviewRequest, self.preview),
+            self._post("/api/undo", UndoRequest, undo),
+            self._post("/api/redo", UndoRequest, redo),
+            self._post("/api/judge", JudgeRequest, self.start_judging),
+            self._post("/api/judge/cancel", CancelRequest, self.cancel_judging),
+            Route("/picture/{part}/{id}", self.send_picture),
         ]
 
     # Reading
@@ -79,7 +102,7 @@ class Api:
             "columns": self.listing.columns,
             "decisions": _decision_rows(current, current),
         }
-        return described | self._review_state(revision, current, query.get("who", ""))
+        return described | self._review_state(revision, current, query_text(query, "who"))
 
     def list_ids(self, query: Mapping[str, str]) -> _JSON:
         """Return the ids alone, in order. The page keeps them: a list must not move while used."""
@@ -88,42 +111,45 @@ class Api:
 
     def list_items(self, query: Mapping[str, str]) -> _JSON:
         """Return what the list shows of these instances."""
-        ids = [_read_number(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
+        ids = [parse_count(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
         return {"items": [self.listing.item(id) for id in ids if id < len(self.labels)]}
 
     def explain(self, query: Mapping[str, str]) -> _JSON:
         """Return why an instance is in the list."""
-        return explain_instance(self.listing, _read_number(query.get("id"), "id"))
+        return explain_instance(self.listing, query_count(query, "id"))
 
     def changes_since(self, query: Mapping[str, str]) -> _JSON:
         """Return what changed after a revision, and how the judgement is getting on."""
-        changes = self._changes_since(query.get("revision"), query.get("who", ""))
-        return changes | {"judge": self.judge_process.status()}
+        known, who = query_count(query, "revision"), query_text(query, "who")
+        self._check_revision(known)
+        return self._changes_since(known, who) | {"judge": self.judge_process.status()}
 
     def send_picture(self, request: Request) -> Response:
         """Send the picture of an instance as PNG."""
-        picture = self.project.picture(request.path_params["part"], request.path_params["id"])
+        part, id = request.path_params["part"], request.path_params["id"]
+        is_id = id.isascii() and id.isdecimal() and len(id) < 10
+        picture = self.project.picture(part, int(id)) if is_id else None
         if picture is None:
-            return JSONResponse({"error": "There is no such picture in this folder."}, 404)
+            return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
         return Response(picture, media_type="image/png")
 
     # Changing
 
-    def decide(self, body: _JSON) -> _JSON:
+    def decide(self, request: DecideRequest) -> _JSON:
         """Record decisions; the same `once` twice counts once."""
-        changes = self._read_changes(body)
-        who, why, once = (_read_text(body, name) for name in ("who", "why", "once"))
-        self.decisions.record(changes, who, why, once or None)
-        return self._changes_since(body.get("revision"), who)
+        changes = self._check_changes(request.changes)
+        self._check_revision(request.revision)
+        self.decisions.record(changes, request.who, request.why, request.once or None)
+        return self._changes_since(request.revision, request.who)
 
-    def preview(self, body: _JSON) -> _JSON:
+    def preview(self, request: PreviewRequest) -> _JSON:
         """Return what a bulk decision would do, before it is confirmed."""
-        changes, current = self._read_changes(body), self.decisions.current()
+        changes, current = self._check_changes(request.changes), self.decisions.current()
         changed = sum(current[id] != changes[id] for id in changes if id in current)
         warnings = self._warnings(current | changes)
         return {"count": len(changes), "changed": changed, "warnings": warnings}
 
-    def start_judging(self, body: _JSON) -> _JSON:
+    def start_judging(self, request: JudgeRequest) -> _JSON:
         """Start a judgement of the decisions."""
         actions = {action for action, _ in self.decisions.current().values()}
         if not actions & {"remove", "relabel"}:
@@ -131,19 +157,18 @@ class Api:
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
                 "Decide about some instances first."
             )
-        seeds = _read_number(body.get("seeds"), "number of seeds")
-        self.judge_process.start(seeds, body.get("quick") is True)
+        self.judge_process.start(request.seeds, request.quick)
         return self.judge_process.status()
 
-    def cancel_judging(self, body: _JSON) -> _JSON:
+    def cancel_judging(self, request: CancelRequest) -> _JSON:
         """Stop the judgement that was started from the page."""
         self.judge_process.cancel()
         return self.judge_process.status()
 
-    def _repeat(self, undo_or_redo: Callable[..., Event | None], body: _JSON) -> _JSON:
-        who = _read_text(body, "who")
-        event = undo_or_redo(who=who, once=_read_text(body, "once") or None)
-        answer = self._changes_since(body.get("revision"), who) | {"event": None}
+    def _repeat(self, undo_or_redo: Callable[..., Event | None], request: UndoRequest) -> _JSON:
+        self._check_revision(request.revision)
+        event = undo_or_redo(who=request.who, once=request.once or None)
+        answer = self._changes_since(request.revision, request.who) | {"event": None}
         if event is not None:
             first = min(event.changes)
             answer["event"] = {
@@ -154,43 +179,44 @@ class Api:
             }
         return answer
 
-    def _read_changes(self, body: _JSON) -> dict[int, Decision]:
-        """{"changes": [[action, label, [ids]], ...]}"""
-        try:
-            changes = {
-                int(id): (str(action), label)
-                for action, label, ids in body["changes"]
-                for id in ids
-            }
-        except (KeyError, TypeError, ValueError):
-            raise BadInput("A decision is written as [[action, label, [ids]], ...].") from None
-        for id, (action, label) in changes.items():
-            if not 0 <= id < len(self.labels):
-                raise BadInput(f"There is no training instance {id}; there are {len(self.labels)}.")
-            if action == "relabel":
-                self._check_label(label)
-        return changes
+    def _check_changes(self, changes: Sequence[Change]) -> dict[int, Decision]:
+        """Check that instances and labels exist, and that nothing is said twice in two ways."""
+        decisions: dict[int, Decision] = {}
+        for change in changes:
+            if change.label is not None:
+                self._check_label(change.label)
+            decision = (change.action, change.label)
+            for id in change.ids:
+                if id >= len(self.labels):
+                    there = f"there are {len(self.labels)}"
+                    raise BadInput(f"There is no training instance {id}; {there}.")
+                if decisions.setdefault(id, decision) != decision:
+                    raise BadInput(f"Two decisions about instance {id} contradict each other.")
+        return decisions
 
-    def _check_label(self, label: Any) -> None:
+    def _check_label(self, label: str) -> None:
         if not self.regression:
             if label not in self.project.classes:
-                raise BadInput(f"{label!r} is not a class of this data.")
-            return
-        try:
-            is_number = math.isfinite(float(label))
-        except (TypeError, ValueError):
-            is_number = False
-        if not is_number:
+                raise BadInput(f"{describe(label)} is not a class of this data.")
+        elif not is_plain_number(label) or not math.fabs(float(label)) <= _MAX_FLOAT32:
             raise BadInput(
-                f"{label!r} is not a number. The new value of a regression is one, such as 3.5."
+                f"{describe(label)} is not a number that a model can learn. The new value of a "
+                "regression is one, such as 3.5."
             )
 
-    def _changes_since(self, known: Any, who: str) -> _JSON:
+    def _check_revision(self, known: int) -> None:
+        latest = self.decisions.revision
+        if known > latest:
+            raise BadInput(
+                f"This page knows revision {known}, but {self.decisions.path.name} ends with "
+                f"{latest}: it is not the file that it was. Reload the page."
+            )
+
+    def _changes_since(self, known: int, who: str) -> _JSON:
         """All that anybody changed after the revision that the page knows.
 
         It is part of every answer to a change, so that a page is never behind after its own.
         """
-        known = _read_number(known, "revision")
         events = self.decisions.since(known)
         current = self.decisions.current()
         touched = {id for event in events for id in event.changes}
@@ -215,6 +241,34 @@ class Api:
     def _warnings(self, decisions: Mapping[int, Decision]) -> Sequence[str]:
         return class_warnings(self.labels, decisions, regression=self.regression)
 
+    def _post(self, path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
+        def read_and_answer(body: bytes) -> Response:
+            return JSONAnswer(answer(read_request(kind, body)))
+
+        async def endpoint(request: Request) -> Response:
+            body = await _read_body(request, self.body_seconds)
+            return await run_in_threadpool(read_and_answer, body)
+
+        return Route(path, endpoint, methods=["POST"])
+
+
+async def _read_body(request: Request, seconds: float) -> bytes:
+    """All of the body, if it is not too long and does not take too long."""
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"A request may have {MAX_BODY_BYTES:,} bytes.")
+    except TimeoutError:
+        sentence = f"The rest of the request did not come within {seconds:g} s."
+        raise HTTPException(408, sentence, {"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The request ended before it was complete.") from None
+    return b"".join(pieces)
+
 
 def _decision_rows(ids: Iterable[int], current: Mapping[int, Decision]) -> list[list[Any]]:
     """[[id, action, label], ...]"""
@@ -223,33 +277,6 @@ def _decision_rows(ids: Iterable[int], current: Mapping[int, Decision]) -> list[
 
 def _get(path: str, answer: Callable[[Mapping[str, str]], _JSON]) -> Route:
     def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
-        return JSONResponse(answer(request.query_params))
+        return JSONAnswer(answer(request.query_params))
 
     return Route(path, endpoint, methods=["GET"])
-
-
-def _post(path: str, answer: Callable[[_JSON], _JSON]) -> Route:
-    async def endpoint(request: Request) -> Response:
-        try:
-            body = await request.json()
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise HTTPException(400, "The request is not a JSON object.")
-        return JSONResponse(await run_in_threadpool(answer, body))
-
-    return Route(path, endpoint, methods=["POST"])
-
-
-def _read_number(value: Any, name: str) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = -1
-    if number < 0:
-        raise BadInput(f"The {name} must be a whole number, not {str(value)[:50]!r}.")
-    return number
-
-
-def _read_text(body: _JSON, name: str) -> str:
-    return str(body.get(name) or "")[:_MAX_FIELD]

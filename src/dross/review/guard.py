@@ -1,7 +1,7 @@
 """Who may ask for what. Every request passes here first.
 
-the Host header   must be one of ours: another site's name that points at this machine
-                  (DNS rebinding) gets nothing
+the Host header   must be one of ours (addresses.py): another site's name that points at this
+                  machine (DNS rebinding) gets nothing
 a token           in the header X-Dross-Token for all data and every change; another site's page
                   cannot set it
 a cookie          for what cannot send headers: the page itself and its pictures.
@@ -11,16 +11,19 @@ the answers       may load nothing from elsewhere, be framed nowhere and be kept
 """
 
 import hashlib
-import re
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .addresses import KnownHosts
+from .answers import JSONAnswer
+from .limits import MAX_BODY_BYTES
+
 TOKEN_HEADER = "X-Dross-Token"
-_MAX_BODY_BYTES = 32 * 2**20
+_MAX_LENGTH_DIGITS = 12
 ANSWER_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; "
@@ -40,7 +43,7 @@ _TOKEN_NEEDED = (
 class Guard:
     """ASGI middleware that refuses requests of strangers and adds headers to every answer."""
 
-    def __init__(self, app: ASGIApp, *, token: str, hosts: set[str]):
+    def __init__(self, app: ASGIApp, *, token: str, hosts: KnownHosts):
         self.app, self.token, self.hosts = app, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,13 +61,14 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if _host_name(host) not in self.hosts:
+        arrived_at, _ = request.scope.get("server") or (None, None)
+        if not self.hosts.accept(host, arrived_at):
             problem = f"This is not the host {host[:100]!r}."
             return _error(f"{problem} Open the address that the terminal shows.", 421)
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             return _error("A page of another site may not ask this.", 403)
         if not _is_short_enough(request.headers):
-            return _error(f"A request may be at most {_MAX_BODY_BYTES // 2**20} MB long.", 413)
+            return _error(f"A request may be at most {MAX_BODY_BYTES // 2**20} MB long.", 413)
         # The path that the routes see. request.url is built from the Host header, which may lie.
         path = request.scope["path"]
         if path.startswith("/static/") or self._has_token(request, path):
@@ -90,16 +94,11 @@ def cookie_name(token: str) -> str:
 
 
 def _error(message: str, status: int) -> Response:
-    return JSONResponse({"error": message}, status)
+    return JSONAnswer({"error": message}, status)
 
 
 def _is_short_enough(headers: Headers) -> bool:
     length = headers.get("content-length", "0")
-    has_length = "transfer-encoding" not in headers and length.isdigit()
-    return has_length and int(length) <= _MAX_BODY_BYTES
-
-
-def _host_name(host: str) -> str:
-    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; "" for what is no host and port."""
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]+)(:\d{1,5})?", host)
-    return found[1].lower() if found else ""
+    is_number = length.isascii() and length.isdecimal() and len(length) <= _MAX_LENGTH_DIGITS
+    has_length = "transfer-encoding" not in headers and is_number
+    return has_length and int(length) <= MAX_BODY_BYTES

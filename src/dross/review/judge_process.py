@@ -28,7 +28,8 @@ class JudgeProcess:
     """
 
     def __init__(self, folder: Path, command: Sequence[str] | None = None):
-        usual = [sys.executable, "-m", "dross", "judge", str(folder), "--decisions"]
+        # -P: a random.py in the current folder is a stranger's file, not the module of Python.
+        usual = [sys.executable, "-P", "-m", "dross", "judge", str(folder), "--decisions"]
         self.command = list(command or usual)
         self._progress_file = folder / "judging.json"
         self._lock = threading.Lock()
@@ -109,8 +110,8 @@ class JudgeProcess:
             age = time.time() - self._progress_file.stat().st_mtime
             if only_fresh and age > _SECONDS_UNTIL_STALE:
                 return None
-            found = json.loads(self._progress_file.read_text())
+            found = json.loads(self._progress_file.read_text(encoding="utf-8"))
             done, of = int(found["done"]), int(found["of"])
             return {"done": done, "of": of, "stage": str(found.get("stage", ""))}
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # not there yet, or just being replaced
+        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            return None  # not there yet, just being replaced, or not ours

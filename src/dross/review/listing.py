@@ -51,7 +51,7 @@ class Filter:
         ):
             if value not in known:
                 names = ", ".join(known).strip(", ")
-                raise BadInput(f"{value!r} is not a filter; it is one of {names}.")
+                raise BadInput(f"{value[:50]!r} is not a filter; it is one of {names}.")
         return wanted
 
 
@@ -186,9 +186,12 @@ def text_or_none(value: Any) -> str | None:
 
 def _read_bound(text: str | None, default: float) -> float:
     try:
-        return float(text) if text else default
+        bound = float(text) if text else default
     except ValueError:
-        raise BadInput(f"{text!r} is not a number. Write a score as 0.001 or -2e-4.") from None
+        bound = math.nan
+    if math.isnan(bound):
+        raise BadInput(f"{str(text)[:50]!r} is not a number. Write a score as 0.001 or -2e-4.")
+    return bound
 
 
 def _excerpt(text: str, words: list[str]) -> str:

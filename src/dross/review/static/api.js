@@ -2,25 +2,30 @@
 
 const token = document.querySelector('meta[name="dross-token"]').content;
 
+const LONGEST_WAIT = 60000; // the server itself waits half a minute for another program that writes
+const PASSING = [0, 401, 408, 503, 507]; // no answer, started anew, too slow, too busy, the disk is full
+
 export class Refused extends Error {
-  /** passing: trying the same again later may work. */
+  /** passing: the same may work later, however long that takes. broken: dross itself failed; the same may work at once, or never. */
   constructor(message, status) {
     super(message);
     this.status = status;
-    this.passing = status === 0 || status >= 500 || status === 401;
+    this.passing = PASSING.includes(status);
+    this.broken = status >= 500 && !this.passing;
   }
 }
 
 async function ask(path, options) {
   let answer;
   try {
-    answer = await fetch(path, { ...options, credentials: "same-origin", headers: { "X-Dross-Token": token, "Content-Type": "application/json" } });
+    answer = await fetch(path, { ...options, signal: AbortSignal.timeout(LONGEST_WAIT), credentials: "same-origin", headers: { "X-Dross-Token": token, "Content-Type": "application/json" } });
   } catch {
     throw new Refused("dross does not answer. Is `dross review` still running in the terminal?", 0);
   }
-  const body = await answer.json().catch(() => ({}));
+  const body = await answer.json().catch(() => null);
   if (answer.status === 401) throw new Refused("dross was started anew since this page was opened. Open the address that the terminal shows now.", 401);
-  if (!answer.ok) throw new Refused(body.error ?? `dross answered with an error (${answer.status}).`, answer.status);
+  if (!answer.ok) throw new Refused(body?.error ?? `dross answered with an error (${answer.status}).`, answer.status);
+  if (body === null) throw new Refused("The answer of dross was cut off.", 0);
   return body;
 }
 

@@ -205,6 +205,7 @@ async function fetchPage(page) {
     forget();
   } catch (error) {
     tell("problem", error.message);
+    if (!error.passing) return; // and is not asked again until there is another list
     await new Promise((resolve) => setTimeout(resolve, 2000));
   }
   if (now === generation) {

@@ -12,7 +12,7 @@ let state = "idle";
 export function start() {
   byId("judge-form").addEventListener("submit", async (event) => {
     event.preventDefault();
-    await ask("/api/judge", { seeds: byId("seeds").value, quick: byId("quick").checked });
+    await ask("/api/judge", { seeds: Number(byId("seeds").value), quick: byId("quick").checked });
   });
   byId("quick").addEventListener("change", (event) => (byId("seeds").disabled = event.target.checked)); // it has its own number
   byId("judge-cancel").addEventListener("click", () => ask("/api/judge/cancel", {}));
