@@ -36,9 +36,7 @@ def _little(tmp_path_factory):
     for part, count in (("train", 120), ("validation", 40), ("test", 40)):
         small_table(folder / f"{part}.csv", count, note=[f"n{k}" for k in range(count)])
     options = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
-    dross.clean(
-        folder / "train.csv", "kind", out=folder / "run", **options, **other_parts(folder)
-    )
+    dross.clean(folder / "train.csv", "kind", out=folder / "run", **options, **other_parts(folder))
     return folder
 
 

@@ -57,14 +57,13 @@ def write_pictures(
     for target in targets.values():
         _join(unfinished, target)
     _delete_own(unfinished)
-    make_folder(unfinished)
-    _write_marker(unfinished, dict.fromkeys(targets.values(), ""), finished=False)
-    digests = {
-        target: _copy(source / name, unfinished / target) for name, target in targets.items()
-    }
-    _sync(unfinished, digests)
-    _write_marker(unfinished, digests, finished=True)
-    confirm()
+    try:
+        _fill(unfinished, source, targets)
+        confirm()
+    except BaseException:
+        with suppress(OSError, BadInput):  # else the next export does it
+            _delete_own(unfinished)
+        raise
     if folder.exists():
         _delete_own(outgoing)
         folder.rename(outgoing)
@@ -79,6 +78,15 @@ def _unfinished(folder: Path) -> Path:
 
 def _outgoing(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.replaced")
+
+
+def _fill(folder: Path, source: Path, targets: dict[str, str]) -> None:
+    """The list comes first, so that what a killed process leaves can be told from other files."""
+    make_folder(folder)
+    _write_marker(folder, dict.fromkeys(targets.values(), ""), finished=False)
+    digests = {target: _copy(source / name, folder / target) for name, target in targets.items()}
+    _sync(folder, digests)
+    _write_marker(folder, digests, finished=True)
 
 
 def _copy(original: Path, copy: Path) -> str:
