@@ -113,9 +113,9 @@ def _sync(folder: Path, names: dict[str, str]) -> None:
 
 def _join(folder: Path, name: str) -> Path:
     """The path of a name in a folder; names come from labels and files, and may be hostile."""
-    parts = PurePosixPath(name).parts
-    path = folder.joinpath(*parts)
-    is_plain = parts and not PurePosixPath(name).is_absolute() and ".." not in parts
+    plain = PurePosixPath(name)
+    path = folder.joinpath(*plain.parts)
+    is_plain = str(plain) == name and not plain.is_absolute() and ".." not in plain.parts
     if not is_plain or folder.resolve() not in path.resolve().parents:
         raise BadInput(f"{name!r} leads out of the folder {folder}. Nothing was written there.")
     return path

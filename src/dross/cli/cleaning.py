@@ -125,7 +125,7 @@ def judge(
     module:function are run only if --trust-code names them.
     """
     for entry in trust_code or []:
-        say(show_source(entry))
+        _print_path(show_source(entry))
     verdict = judge_project(
         run,
         remove=remove,
