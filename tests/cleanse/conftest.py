@@ -5,7 +5,8 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import dross
-from cleanse.made_inputs import other_parts, write_parts
+from cleanse.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
+from dross.support.png import encode_png
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,41 @@ def cancer(tmp_path_factory):
         **other_parts(folder),
     )
     return folder, project, bad
+
+
+@pytest.fixture(scope="session")
+def _little(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("little") / "made"
+    folder.mkdir()
+    for part, count in (("train", 120), ("validation", 40), ("test", 40)):
+        small_table(folder / f"{part}.csv", count, note=[f"n{k}" for k in range(count)])
+    options = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
+    dross.clean(folder / "train.csv", "kind", out=folder / "run", **options, **other_parts(folder))
+    return folder
+
+
+@pytest.fixture
+def little(_little, tmp_path):
+    """The folder of a small project of three tables, and beside it its inputs; to be spoilt."""
+    return copy_project(_little, tmp_path / "little")
+
+
+@pytest.fixture(scope="session")
+def _album(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("album") / "made"
+    rng = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        for k in range(40):
+            path = folder / "pics" / kind / f"{k:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 99, (8, 8), dtype=np.uint8) + (100 if kind == "cat" else 0)
+            path.write_bytes(encode_png(pixels.astype(np.uint8)))
+    options = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "mlp"}
+    dross.clean(folder / "pics", out=folder / "run", **options)
+    return folder
+
+
+@pytest.fixture
+def album(_album, tmp_path):
+    """The folder of a small project of pictures, and beside it its input `pics`; to be spoilt."""
+    return copy_project(_album, tmp_path / "album")

@@ -1,5 +1,8 @@
 """Inputs for the tests of cleansing: tables, flipped labels, data and a model of one's own."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from torch import nn
 from dross.cleanse.project import Project
 from dross.datasets import load
 from dross.errors import DataUnavailable
+from dross.support.file_digests import seal
 
 QUICK = {"runs": 2, "epochs": 8, "rate": 0.05, "verified": 4, "progress": False}
 
@@ -62,6 +66,37 @@ def small_table(path: Path, count: int = 150, **more) -> Path:
     frame = pandas.DataFrame({"size": size.round(3), "colour": colour, "when": days, "kind": kind})
     frame.assign(**more).to_csv(path, index=False)
     return path
+
+
+def copy_project(folder: Path, to: Path) -> Path:
+    """A copy of a folder with inputs and the project `run`, whose paths lead to the copy."""
+    shutil.copytree(folder, to)
+    for name in ("begun.json", "project.json"):
+        edit_json(to / "run" / name, lambda text: text.replace(str(folder), str(to)))
+    return to / "run"
+
+
+def edit_json(path: Path, change: Callable[[str], str]) -> None:
+    """Change the text of one of a project's JSON files, as somebody who can seal it anew."""
+    about = json.loads(change(path.read_text()))
+    content = {key: value for key, value in about.items() if key not in ("sealed", "sha256")}
+    path.write_text(json.dumps(content if content == about else seal(content)))
+
+
+def set_in_json(path: Path, **values) -> None:
+    """Set some keys of one of a project's JSON files; a key may be `options__make`."""
+
+    def change(text: str) -> str:
+        about = json.loads(text)
+        for key, value in values.items():
+            *outer, last = key.split("__")
+            place = about
+            for name in outer:
+                place = place[name]
+            place[last] = value
+        return json.dumps(about)
+
+    edit_json(path, change)
 
 
 def interrupted(*_, **__):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import dross
 from cleanse.made_inputs import QUICK, enrichment, small_table
 from dross import cli
-from dross.cleanse.export import _copy_pictures, _NamedEdits
+from dross.cleanse.export import _copy_table, _NamedEdits, _place_pictures
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
 
@@ -127,6 +127,23 @@ def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
         for k in range(2):
             (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
     edits = _NamedEdits(set(), {"a/0.png": "b", "a/1.png": "b"})
-    assert _copy_pictures(tmp_path / "in", tmp_path / "out", edits) == 4
-    copied = sorted(path.read_text() for path in (tmp_path / "out" / "b").iterdir())
-    assert copied == ["a0", "a1", "b0", "b1"]
+    placed = _place_pictures(tmp_path / "in", edits)
+    assert len(placed) == len(set(placed.values())) == 4
+    assert all(target.startswith("b/") for target in placed.values())
+
+
+def test_a_named_index_of_a_parquet_file_is_copied(tmp_path):
+    frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": ["a", "b"]})
+    frame.index = pandas.Index(["p", "q"], name="key")
+    frame.to_parquet(tmp_path / "t.parquet")
+    edits = _NamedEdits({"row 3"}, {"row 2": "b"})
+    for name in ("out.parquet", "out.csv"):
+        raw, count = _copy_table("kind", tmp_path / "t.parquet", tmp_path / name, edits)
+        (tmp_path / name).write_bytes(raw)
+        assert count == 1
+    assert pandas.read_parquet(tmp_path / "out.parquet").reset_index().iloc[0].tolist() == [
+        "p",
+        1.5,
+        "b",
+    ]
+    assert raw == b"key,x,kind\np,1.5,b\n"

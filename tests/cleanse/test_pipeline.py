@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 import dross
-from cleanse.made_inputs import QUICK, interrupted, small_table
+from cleanse.made_inputs import QUICK, interrupted, set_in_json, small_table
 from dross.cleanse.pipeline import rounds
 from dross.cleanse.project import Project
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
@@ -23,12 +23,14 @@ def test_data_and_a_model_of_ones_own(tmp_path):
     )
     assert project.about["kind"] == "custom" and project.classes == ["no", "yes"]
     assert len(project.instances) == 120
-    assert dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False).seeds == 2
-    path = tmp_path / "run" / "project.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps(about | {"model_source": "of another day"}))
+    code = ["cleanse.made_inputs:made_data", "cleanse.made_inputs:made_model"]
+    judge = lambda: dross.judge(
+        tmp_path / "run", remove=5, seeds=2, progress=False, trust_code=code
+    )
+    assert judge().seeds == 2
+    set_in_json(tmp_path / "run" / "project.json", model_source="of another day")
     with pytest.raises(TapeMismatch, match=r"cleanse\.made_inputs:made_model has changed"):
-        dross.judge(tmp_path / "run", remove=5, seeds=2, progress=False)
+        judge()
     with pytest.raises(BadInput, match="no file to copy"):
         dross.export(tmp_path / "run", tmp_path / "copy.csv", remove=5)
 

@@ -21,7 +21,7 @@ def test_a_tampered_folder(tmp_path):
     out = tmp_path / "run"
     dross.clean(small_table(tmp_path / "t.csv"), "kind", out=out, **QUICK)
     (out / "instances.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(TapeDamaged, match="cannot be read"):
+    with pytest.raises(TapeDamaged, match="not what dross wrote"):
         Project.open(out).instances  # noqa: B018
     (out / "instances.parquet").unlink()
     with pytest.raises(TapeDamaged, match="missing"):

@@ -62,3 +62,24 @@ def test_a_test_part_of_ten_proves_nothing():
     found = verdict.compare_metric(base + rng.normal(0, 1e-3, base.shape))
     assert found.p_t < 0.05 and not found.significant
     assert "The seeds agree" in verdict.advise("cannot tell", {"loss": found}, 10, 10)
+
+
+def test_nothing_changes():
+    """No test prediction changes: neither an error nor a loss to give advice about."""
+    same = np.random.default_rng(0).random((10, 1, 40)).repeat(3, axis=1)
+    error, loss = verdict.compare_metric(same), verdict.compare_metric(2 * same)
+    metrics = {"error": error, "loss": loss}
+    assert verdict.decide_verdict(metrics) == "cannot tell"
+    assert "do the same on all 40 test" in verdict.advise("cannot tell", metrics, 10, 40)
+
+
+def test_a_metric_without_a_change_is_not_the_one_to_settle():
+    """The predictions are the same, and only the loss moves a little."""
+    same = verdict.compare_metric(np.zeros((10, 3, 40)))
+    few = verdict.compare_metric(values(1.0, 0.98, 1.0, spread=0.03, seeds=4))
+    assert "the loss" in verdict.advise("cannot tell", {"error": same, "loss": few}, 4, 400)
+    balanced = np.zeros((4, 3, 2))
+    balanced[:, 1] = [[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, 1.0]]
+    no_mean = verdict.compare_metric(balanced)
+    assert no_mean.difference == 0
+    verdict.advise("cannot tell", {"error": same, "loss": no_mean}, 4, 2)

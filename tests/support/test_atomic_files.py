@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,7 +39,21 @@ def test_sync_waits_for_the_disk(tmp_path, monkeypatch):
     replace_file(tmp_path / "a", b"1", sync=False)
     assert synced == []
     replace_file(tmp_path / "a", b"1")
-    assert len(synced) == 1
+    assert len(synced) == 2  # the file, and its name in the folder
+
+
+def test_threads_do_not_share_a_temporary_file(tmp_path):
+    path, written = tmp_path / "a", [bytes([65 + k]) * 100_000 for k in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda raw: replace_file(path, raw, sync=False), written * 5))
+    assert path.read_bytes() in written and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_is_replaced_and_not_written_through(tmp_path):
+    (tmp_path / "theirs").write_bytes(b"old")
+    (tmp_path / "a").symlink_to(tmp_path / "theirs")
+    replace_file(tmp_path / "a", b"new")
+    assert (tmp_path / "theirs").read_bytes() == b"old" and not (tmp_path / "a").is_symlink()
 
 
 def test_the_temporary_file_is_hidden_and_beside_the_file(tmp_path, monkeypatch):

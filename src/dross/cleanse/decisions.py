@@ -173,7 +173,7 @@ class Decisions:
             StorageFailed: the decision cannot be saved.
             TapeDamaged: the file is damaged.
         """
-        checked = {int(id): _check_decision(id, *decision) for id, decision in changes.items()}
+        checked = {int(id): _check_decision(int(id), *said) for id, said in changes.items()}
         if not checked:
             raise BadInput("A decision needs at least one instance.")
         event = self._append(lambda state: ("decide", None, checked), who, why, once)
@@ -332,24 +332,26 @@ class Decisions:
                 (self._state.revision,),
             )
             for row in rows.fetchall():
-                self._state.add(self._event(*row))
+                self._add_row(*row)
             return self._state
 
-    def _event(
+    def _add_row(
         self, revision: int, made: str, who: str, kind: str, target: Any, changes: str, why: str
-    ) -> Event:
+    ) -> None:
         try:
             if kind == "decide":
                 groups, about = json.loads(changes), revision
                 said = {id: (action, label) for action, label, ids in groups for id in ids}
+                for id, decision in said.items():
+                    _check_decision(id, *decision)
             else:
                 about = target or 0
                 said = self._state.decisions[about].changes
-        except (ValueError, TypeError, KeyError):
+            self._state.add(Event(revision, made, who, kind, about, said, why))
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise TapeDamaged(
                 f"Row {revision} of {self.path} is not one that dross wrote. {_RESCUE}"
             ) from None
-        return Event(revision, made, who, kind, about, said, why)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -376,8 +378,8 @@ def _explain_failure(code: int, error: sqlite3.Error) -> str:
 
 
 def _check_decision(id: int, action: str, label: str | None) -> Decision:
-    if id < 0:
-        raise BadInput(f"{id} is not the id of an instance.")
+    if type(id) is not int or id < 0:
+        raise BadInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:
         raise BadInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
     if (action == "relabel") != isinstance(label, str):

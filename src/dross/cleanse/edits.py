@@ -1,10 +1,12 @@
 """What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import BadInput, TapeMismatch
+from .decisions import Decision
 from .inputs.source import MIN_INSTANCES
 from .project import Project
 
@@ -18,9 +20,17 @@ class Edits:
     what: str  # in words; BY_DECISIONS where a person decided on the page
     removed: np.ndarray  # int64 [R]: ids
     relabelled: dict[int, str]  # id -> its new label
+    decided: dict[int, Decision] = field(default_factory=dict)  # all that a person decided
 
     def __len__(self) -> int:
         return len(self.removed) + len(self.relabelled)
+
+    def by_id(self) -> dict[int, Decision]:
+        """What happens to each instance, in the order of ids, with those that a person kept."""
+        decided = dict(self.decided)
+        decided |= {int(id): ("remove", None) for id in self.removed}
+        decided |= {id: ("relabel", label) for id, label in self.relabelled.items()}
+        return dict(sorted(decided.items()))
 
 
 def choose_edits(
@@ -72,7 +82,9 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
 
 
 def _from_decisions(project: Project) -> Edits:
-    decided, count = project.decisions.current(), len(project.instances)
+    decided, count = project.current_decisions(), len(project.instances)
+    for id, (action, label) in decided.items():
+        _check_decision(project, id, label if action == "relabel" else None)
     removed = [id for id, (action, _) in decided.items() if action == "remove"]
     relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
     if len(removed) > count - MIN_INSTANCES // 2:
@@ -80,7 +92,33 @@ def _from_decisions(project: Project) -> Edits:
             f"{len(removed)} of {count} training instances are removed: too few are left "
             "to train on. Undo some of it."
         )
-    return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled)
+    return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled, decided)
+
+
+def _check_decision(project: Project, id: int, label: str | None) -> None:
+    """The log of decisions may be of another project, or written by another hand."""
+    path, count = project.folder / "decisions.sqlite", len(project.instances)
+    if not 0 <= id < count:
+        raise TapeMismatch(
+            f"{path} decides about instance {id}, but there are only {count} training instances. "
+            "It belongs to other data: restore the right one, or move it away."
+        )
+    if label is not None and not _is_label(project, label):
+        kind = "class" if project.classes else "number"
+        raise BadInput(
+            f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
+            f"Decide anew about it with dross review {project.folder}."
+        )
+
+
+def _is_label(project: Project, label: str) -> bool:
+    """Whether it is one of the classes; of a regression, whether it is a finite number."""
+    if project.about["task"] == "classification":
+        return label in project.classes
+    try:
+        return math.isfinite(float(label))
+    except ValueError:
+        return False
 
 
 def _from_suggestion(project: Project) -> Edits:

@@ -1,11 +1,11 @@
 """`dross export`: a cleaned copy of the input, and the list of what was decided.
 
-The input itself is never touched.
+The input itself is never touched, and nothing is deleted that an export did not write.
 """
 
 import csv
 import io
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, StorageFailed
-from ..support.atomic_files import write_bytes
-from .decisions import Decision
-from .edits import BY_DECISIONS, Edits, choose_edits
+from ..support.atomic_files import make_folder, staged_file, sync_folder
+from ..support.file_lock import hold_lock
+from ..support.spreadsheets import disarm_cell
+from .edits import Edits, choose_edits
 from .inputs import images, tables
+from .inputs.input_files import check_output_file, check_output_folder, input_paths
+from .inputs.prepared import PreparedData
+from .picture_folder import check_replaceable, write_pictures
 from .project import Project
-from .reopen import reopen_inputs
+from .project_files import is_written_by_dross
+from .reopen import check_unchanged, names_code, read_request, reopen_data
 
 _PARQUET = (".parquet", ".pq")
 _TABLES = (".csv", ".tsv", *_PARQUET)
@@ -71,14 +76,15 @@ def export(
         to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures.
         remove: leave out the N most harmful instances instead.
         relabel: give the N most probably mislabelled the label that the models predict instead.
-        overwrite: replace the copy if it is there.
+        overwrite: replace the copy if it is there. A folder of pictures is replaced only if an
+            earlier export wrote all that is in it.
 
     Returns:
         Where the copy and the list of decisions are, and how many instances changed.
 
     Raises:
-        BadInput: there is nothing to apply or nothing to copy, `to` is the input itself, or it is
-            there already and `overwrite` is not set.
+        BadInput: there is nothing to apply or nothing to copy, `to` is an input or touches one,
+            or it is there already and may not be replaced.
         TapeMismatch: the data have changed since `dross.clean`.
         TapeDamaged: the folder is not a finished project, or a file is damaged.
         StorageFailed: the copy cannot be written.
@@ -87,84 +93,131 @@ def export(
         dross.export("runs/people", "people-cleaned.csv")
     """
     project, to = Project.open(folder), Path(to)
-    edits = choose_edits(project, remove, relabel, decisions=False)
-    about = project.about
-    if about["kind"] == "custom":
+    request = read_request(project)
+    if project.about["kind"] == "custom" or names_code(request):
         raise BadInput(
             "The data came from a Python function; there is no file to copy. "
             "scores.csv has the places in the training part."
         )
-    reopen_inputs(project)  # rows are known by their places: the input must be the scored one
-    source = Path(about["request"]["data"])
-    listed = to.with_name(f"{to.name}-decisions.csv")
-    _check_target(source, to, listed, overwrite)
+    edits = choose_edits(project, remove, relabel, decisions=False)
+    task = _Task(project, edits, Path(request.data), to)
+    task.check_targets(overwrite)
+    prepared = reopen_data(project)  # rows are known by their places: it must be the scored input
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        _write_decisions(listed, project, edits)
-        written = _write_copy(project, edits, source, to)
-    except StorageFailed as error:
-        raise StorageFailed(f"{error} Nothing else was changed.") from error
+        make_folder(to.parent)
+        with hold_lock(to.with_name(f".{to.name}.lock"), str(to)):
+            task.check_targets(overwrite)
+            written = task.write(prepared)
     except OSError as error:
+        if isinstance(error, StorageFailed):
+            raise StorageFailed(f"{error} Nothing else was changed.") from error
         reason = error.strerror or error
         raise StorageFailed(
             f"{to} cannot be written: {reason}. Nothing else was changed."
         ) from error
-    return Exported(to, listed, len(edits.removed), len(edits.relabelled), written)
+    return Exported(to, task.listed, len(edits.removed), len(edits.relabelled), written)
 
 
-def _check_target(source: Path, to: Path, listed: Path, overwrite: bool) -> None:
-    if to.exists() and source.exists() and to.samefile(source):
-        raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
-    if not source.is_dir() and to.suffix.lower() not in _TABLES:
-        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(_TABLES)}.")
-    for path in (to, listed):
-        if path.exists() and not overwrite:
-            raise BadInput(f"{path} is there already. Choose another name, or pass --overwrite.")
+@dataclass(frozen=True)
+class _Task:
+    """One export. Copy and list are made from the same edits: later decisions touch neither."""
+
+    project: Project
+    edits: Edits
+    source: Path
+    to: Path
+
+    @property
+    def listed(self) -> Path:
+        """Where the list of decisions goes."""
+        return self.to.with_name(f"{self.to.name}-decisions.csv")
+
+    def check_targets(self, overwrite: bool) -> None:
+        """Compare everything that will be written with everything that must stay."""
+        if self.to.name in ("", ".."):
+            raise BadInput(f"'{self.to}' is no name for a copy. Give the copy a name of its own.")
+        inputs = input_paths(read_request(self.project))
+        is_folder = self.source.is_dir()
+        if not is_folder and self.to.suffix.lower() not in _TABLES:
+            names = ", ".join(_TABLES)
+            raise BadInput(f"{self.to.name} is to be a table: end its name with {names}.")
+        for path in (self.to, self.listed):
+            check_output_file(path, inputs | self._listed_pictures())
+            self._check_outside_of_project(path)
+        if is_folder:
+            check_output_folder(self.to, inputs | {"project": self.project.folder})
+        for path in (self.to, self.listed):
+            if path.exists() and not overwrite:
+                raise BadInput(
+                    f"{path} is there already. Choose another name, or pass --overwrite."
+                )
+            if path.is_dir() and not (is_folder and path == self.to):
+                raise BadInput(f"{path} is a folder. Choose another name.")
+        if is_folder:
+            check_replaceable(self.to)
+
+    def _listed_pictures(self) -> dict[str, Path]:
+        """The pictures of a table of pictures that have the name of one of the targets."""
+        if self.project.about["kind"] != "images" or self.source.is_dir():
+            return {}
+        paths = [self.source.parent / name for name in map(str, self.project.content["path"])]
+        targets = {self.to.resolve(), self.listed.resolve()}
+        return {path.name: path for path in paths if path.resolve() in targets}
+
+    def _check_outside_of_project(self, path: Path) -> None:
+        folder, path = self.project.folder.resolve(), path.resolve()
+        if folder in path.parents and is_written_by_dross(path.relative_to(folder).as_posix()):
+            raise BadInput(f"{path} is a file of the project itself. Choose another name.")
+
+    def write(self, prepared: PreparedData) -> int:
+        """Write the copy and the list; the number of instances in the copy."""
+        names = self.project.instances["source"]
+        named = _NamedEdits(
+            {names.loc[id] for id in self.edits.removed},
+            {names.loc[id]: label for id, label in self.edits.relabelled.items()},
+        )
+        with staged_file(self.listed, self._list_decisions()) as staged_list:
+            if self.source.is_dir():
+                targets = _place_pictures(self.source, named)
+                confirm = lambda: check_unchanged(self.project, prepared)
+                write_pictures(self.source, self.to, targets, confirm=confirm)
+                written = len(targets)
+            else:
+                raw, written = _copy_table(self.project.about["label"], self.source, self.to, named)
+                check_unchanged(self.project, prepared)  # since it was read for the copy, too
+                with staged_file(self.to, raw) as staged_copy:
+                    os.replace(staged_copy, self.to)
+            os.replace(staged_list, self.listed)
+            sync_folder(self.to.parent)
+        return written
+
+    def _list_decisions(self) -> bytes:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(_LISTED)
+        for id, (action, label) in self.edits.by_id().items():
+            row = self.project.instances.loc[id]
+            cells = [row["source"], row["label"], action, label or "", f"{row['score']:.6g}"]
+            writer.writerow([id, *map(disarm_cell, [*cells, row["prediction"]])])
+        return text.getvalue().encode()
 
 
-def _write_copy(project: Project, edits: Edits, source: Path, to: Path) -> int:
-    """The number of instances in the copy."""
-    names = project.instances["source"]
-    named = _NamedEdits(
-        {names.loc[id] for id in edits.removed},
-        {names.loc[id]: label for id, label in edits.relabelled.items()},
-    )
-    if source.is_dir():
-        return _copy_pictures(source, to, named)
-    return _copy_table(project.about["label"], source, to, named)
-
-
-def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> int:
+def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> tuple[bytes, int]:
+    """The content of the copy, and how many rows it has."""
     frame, _ = tables.read_frame(source, verbatim=True)
     column = next(name for name in frame.columns if str(name).strip() == label)
-    rows = [f"row {place + 2}" for place in range(len(frame))]
+    rows = tables.row_names(range(len(frame)))
     if edits.relabelled:
         kind = frame[column].dtype
         frame[column] = [edits.relabelled.get(row, old) for row, old in zip(rows, frame[column])]
         with suppress(ValueError, TypeError):  # numbers stay numbers
             frame[column] = frame[column].astype(kind)
     kept: Any = frame[np.array([row not in edits.removed for row in rows])]
-    kind = to.suffix.lower()
-    if kind in _PARQUET:
-        write_bytes(to, kept.to_parquet(index=False))
-    else:
-        separator = "\t" if kind == ".tsv" else ","
-        write_bytes(to, kept.to_csv(index=False, sep=separator).encode())
-    return len(kept)
-
-
-def _copy_pictures(source: Path, to: Path, edits: _NamedEdits) -> int:
-    """The copy appears whole: it is made under another name and then renamed."""
-    targets = _place_pictures(source, edits)
-    unfinished = to.with_name(f".{to.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for name, target in targets.items():
-        (unfinished / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / name, unfinished / target)
-    if to.exists():
-        shutil.rmtree(to) if to.is_dir() else to.unlink()
-    unfinished.rename(to)
-    return len(targets)
+    has_index = any(name is not None for name in frame.index.names)  # a column of the file
+    if to.suffix.lower() in _PARQUET:
+        return kept.to_parquet(index=has_index), len(kept)
+    separator = "\t" if to.suffix.lower() == ".tsv" else ","
+    return kept.to_csv(index=has_index, sep=separator).encode(), len(kept)
 
 
 def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:
@@ -173,12 +226,7 @@ def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:
     A picture that keeps its class keeps its name; a relabelled one gets a free name in its new
     class.
     """
-    files = sorted(
-        path
-        for path in source.rglob("*")
-        if path.suffix.lower() in images.SUFFIXES and path.is_file()
-    )
-    names = [path.relative_to(source).as_posix() for path in files]
+    names = [path.relative_to(source).as_posix() for path in images.list_pictures(source)]
     kept = [name for name in names if name not in edits.removed]
     targets = {name: name for name in kept if name not in edits.relabelled}
     taken = set(targets.values())
@@ -198,21 +246,3 @@ def _candidate_names(name: str, label: str, count: int) -> Iterator[str]:
     yield f"{label}/{old}-{path.name}"
     for number in range(count):
         yield f"{label}/{old}-{number}-{path.name}"
-
-
-def _write_decisions(path: Path, project: Project, edits: Edits) -> None:
-    if edits.what == BY_DECISIONS:
-        decided = project.decisions.current()
-    else:
-        decided: dict[int, Decision] = {int(id): ("remove", None) for id in edits.removed}
-        decided |= {id: ("relabel", label) for id, label in edits.relabelled.items()}
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(_LISTED)
-    for id, (action, label) in sorted(decided.items()):
-        if action != "undecided":
-            row = project.instances.loc[id]
-            score = f"{row['score']:.6g}"
-            instance = row["source"], row["label"]
-            writer.writerow([id, *instance, action, label or "", score, row["prediction"]])
-    write_bytes(path, text.getvalue().encode())

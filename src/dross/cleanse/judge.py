@@ -8,7 +8,7 @@ interval covers both kinds of chance: the seeds, and which instances are in the 
 
 import hashlib
 import json
-import shutil
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
-from ..errors import BadInput
+from ..errors import BadInput, StorageFailed
 from ..influence.query import error_rate, mean_loss
 from ..parallel.job_pool import sweep
 from ..parallel.result_store import ResultStore
-from ..support.atomic_files import write_json
+from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
 from .inputs.prepared import PreparedData
 from .learning.recipe import Recipe
 from .learning.score import record_run
 from .learning.train_many import ModelSpec, train_many
 from .project import Project
+from .project_files import delete_written, write_sealed
 from .reopen import reopen_inputs
 from .report import write_report
 from .verdict import (
@@ -49,6 +50,7 @@ QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sur
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 _CONTROL = 7  # the stream within it that draws the control's edits
 _SEEDS_SIDE_BY_SIDE = 5
+_STATUS = "judging.json"
 
 
 def judge(
@@ -61,6 +63,7 @@ def judge(
     quick: bool = False,
     progress: bool = True,
     n_jobs: int | None = None,
+    trust_code: Sequence[str] = (),
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
@@ -78,12 +81,15 @@ def judge(
         progress: show progress bars where stderr is a terminal.
         n_jobs: how many processes to train in. A joblib.parallel_config around the call spreads
             the seeds over a cluster instead.
+        trust_code: the `module:function`s that the project was made with and that may be run. A
+            project never causes code to be imported that this call does not name.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
 
     Raises:
-        BadInput: there is nothing to judge, or a number is out of range.
+        BadInput: there is nothing to judge, a number is out of range, or the project needs code
+            that `trust_code` does not name.
         TapeMismatch: the data or the model's module have changed since `dross.clean`.
         TapeDamaged: the folder is not a finished project, or a file is damaged.
         StorageFailed: the folder cannot be written.
@@ -97,15 +103,33 @@ def judge(
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     if count < 2:
         raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
-    prepared, recipe = reopen_inputs(project)
+    _check_writable(project.folder)
+    prepared, recipe = reopen_inputs(project, trust_code)
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
     verdict = judgement.run(skip_recorded=quick)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    taken = len(list((project.folder / "verdicts").glob(f"{stamp}*.json")))
-    write_json(project.folder / "verdicts" / f"{stamp}-{taken:02d}.json", verdict.to_json())
+    write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
     judgement.delete_results()
     write_report(project)
     return verdict
+
+
+def _check_writable(folder: Path) -> None:
+    """Better now than after an hour of training; raises StorageFailed."""
+    try:
+        with staged_file(folder / _STATUS, b""):
+            pass
+    except OSError as error:
+        raise StorageFailed(
+            f"{folder} cannot be written ({error.strerror or error}), and the verdict goes there. "
+            "Copy the folder to a place of your own, and judge it there."
+        ) from error
+
+
+def _new_verdict_file(folder: Path) -> Path:
+    """A name for now that no other process takes at the same time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    taken = len(list(folder.glob(f"{stamp}*.json")))
+    return folder / f"{stamp}-{taken:02d}-{os.getpid()}.json"
 
 
 @dataclass(frozen=True)
@@ -176,22 +200,23 @@ class _Judgement:
 
     def run(self, skip_recorded: bool) -> Verdict:
         """Train, compare, decide. The page reads from judging.json how far it is."""
-        status = self.project.folder / "judging.json"
+        status = self.project.folder / _STATUS
         _ = self._results  # encodes every label: an unknown one is refused before this writes
         try:
             outputs = self._train(status)
             self._write_status(status, self.seeds, "retraining the recorded run")
             recorded_run = {} if skip_recorded else self._replay_recorded_run()
         finally:
-            status.unlink(missing_ok=True)
+            with suppress(OSError):
+                status.unlink(missing_ok=True)
         return self._verdict(outputs, recorded_run)
 
     def delete_results(self) -> None:
         """Delete the trained models' outputs, which a written verdict does not need."""
-        folder = self._results.folder
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            folder.parent.rmdir()  # unless another judgement waits there to go on
+        with suppress(StorageFailed):
+            delete_written(self.project.folder, f"judging/{self._results.folder.name}")
+        with suppress(OSError):  # another judgement waits there to go on
+            self._results.folder.parent.rmdir()
 
     # --- training ---
 

@@ -13,9 +13,12 @@ runs/                 the recorded training runs (tapes)
 report.html, scores.parquet, scores.csv
 
 begun.json            what dross clean was asked for; without project.json it has not finished
+dross.lock            while dross clean works: its process and host
+
+project.json is written last. It has the digests of the tables and of why.json, and one of itself.
 """
 
-import json
+import io
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,15 +26,25 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
-from .decisions import Decisions
+from ..support.file_digests import digest_bytes
+from .decisions import Decision, Decisions
 from .findings import list_findings
 from .inputs.source import Frame, import_pandas
+from .project_files import ABOUT, BEGUN, MEND, read_json
 
 FORMAT = 1
-ABOUT = "project.json"
-BEGUN = "begun.json"
+DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", "why.json")
+_ALWAYS_THERE = {
+    "name": str,
+    "kind": str,
+    "task": str,
+    "label": str,
+    "classes": list,
+    "counts": dict,
+    "runs": int,
+    "suggested": dict,
+}  # of project.json
 _PREVIEW_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]
-_MEND = "Run dross clean again; decisions that were made are kept."
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,18 @@ class Project:
                 f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
                 "Run dross clean again."
             )
+        for key, kind in _ALWAYS_THERE.items():
+            if not isinstance(about.get(key), kind):
+                raise TapeDamaged(
+                    f"{project.folder / ABOUT} lacks '{key}' as dross writes it. {MEND}"
+                )
+        return project
+
+    @staticmethod
+    def describe(folder: Path, about: dict[str, Any]) -> "Project":
+        """A project whose project.json is yet to be written, with this content."""
+        project = Project(folder)
+        project.__dict__["about"] = about
         return project
 
     @cached_property
@@ -80,7 +105,7 @@ class Project:
         """The content of project.json: request, options, recipe, suggestion, and so on.
 
         Raises:
-            TapeDamaged: the file is not JSON.
+            TapeDamaged: the file is not JSON, or not as it was written.
             StorageFailed: it cannot be read.
         """
         return read_json(self.folder / ABOUT)
@@ -104,7 +129,7 @@ class Project:
             comes from models that did.
 
         Raises:
-            TapeDamaged: the file is missing or cannot be read.
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("instances.parquet")
 
@@ -117,7 +142,7 @@ class Project:
             `text`, or the column `path` of pictures.
 
         Raises:
-            TapeDamaged: the file is missing or cannot be read.
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("content.parquet")
 
@@ -130,14 +155,17 @@ class Project:
             then ` source` and ` label`, whose names begin with a space.
 
         Raises:
-            TapeDamaged: the file is missing or cannot be read.
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("validation.parquet")
 
     @cached_property
     def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
-        return read_json(path) if path.exists() else {}
+        if not path.exists() and "why.json" not in self._digests:
+            return {}
+        self._read_whole("why.json")
+        return read_json(path)
 
     def why(self, id: int) -> dict[str, Any]:
         """Why an instance is suggested.
@@ -153,7 +181,7 @@ class Project:
             Each is empty where it was not worked out.
 
         Raises:
-            TapeDamaged: why.json is not JSON.
+            TapeDamaged: why.json is not JSON, or not as it was written.
         """
         return {"hurts": [], "similar": [], "unusual": {}, "words": []} | self._reasons.get(
             str(id), {}
@@ -183,6 +211,14 @@ class Project:
         """
         return Decisions(self.folder / "decisions.sqlite")
 
+    def current_decisions(self) -> dict[int, Decision]:
+        """What is decided now: {id: (action, label)}. A folder without decisions gets no file.
+
+        Raises as `decisions`.
+        """
+        is_new = not (self.folder / "decisions.sqlite").exists()
+        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current()
+
     def verdicts(self) -> list[dict[str, Any]]:
         """Every verdict of `dross judge` so far.
 
@@ -190,7 +226,7 @@ class Project:
             The fields of each `Verdict` as a dict, newest last.
 
         Raises:
-            TapeDamaged: one of the files is not JSON.
+            TapeDamaged: one of the files is not JSON, or not as it was written.
         """
         return [read_json(path) for path in sorted((self.folder / "verdicts").glob("*.json"))]
 
@@ -212,14 +248,41 @@ class Project:
             verdict=verdicts[-1] if verdicts else None,
         )
 
+    def check_files(self) -> None:
+        """Read everything that project.json has a digest of.
+
+        Raises:
+            TapeDamaged: a file is missing or not as it was written.
+        """
+        for name in self._digests:
+            self._read_whole(name)
+
+    @property
+    def _digests(self) -> dict[str, str]:
+        return self.about.get("digests", {})  # earlier versions wrote none
+
     def _table(self, name: str) -> Frame:
+        from pyarrow import ArrowException
+
+        raw = self._read_whole(name)
+        try:
+            return import_pandas().read_parquet(io.BytesIO(raw))
+        except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
+            path = self.folder / name
+            raise TapeDamaged(f"{path} cannot be read ({error}). {MEND}") from None
+
+    def _read_whole(self, name: str) -> bytes:
+        """The bytes of a file, once they are known to be those that were written."""
         path = self.folder / name
         try:
-            return import_pandas().read_parquet(path)
+            raw = path.read_bytes()
         except FileNotFoundError:
-            raise TapeDamaged(f"{path} is missing. {_MEND}") from None
-        except (OSError, ValueError) as error:
-            raise TapeDamaged(f"{path} cannot be read ({error}). {_MEND}") from None
+            raise TapeDamaged(f"{path} is missing. {MEND}") from None
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+        if self._digests.get(name, digest_bytes(raw)) != digest_bytes(raw):
+            raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+        return raw
 
 
 def _explain_missing(folder: Path) -> str:
@@ -231,13 +294,3 @@ def _explain_missing(folder: Path) -> str:
         f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
         "Run dross clean first."
     )
-
-
-def read_json(path: Path) -> Any:
-    """The content of one of a project's JSON files, or an error that says how to mend it."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise TapeDamaged(f"{path} is not readable JSON ({error}). {_MEND}") from None
-    except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error

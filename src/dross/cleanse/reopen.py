@@ -1,26 +1,113 @@
 """The data and the recipe of a finished project, read again from the input."""
 
-from ..errors import TapeMismatch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import TapeDamaged, TapeMismatch
+from .inputs.input_files import digest_inputs, digest_listed_pictures
 from .inputs.load import Request, prepare
 from .inputs.prepared import PreparedData, data_digest
-from .inputs.user_code import import_function, source_digest
+from .inputs.user_code import check_trusted, import_function, source_digest
 from .learning.recipe import Recipe
 from .project import Project
+from .project_files import ABOUT, MEND
 
 _MEND = "Put it back as it was, or run dross clean again."
 
 
-def reopen_inputs(project: Project) -> tuple[PreparedData, Recipe]:
-    """Read the input once more; refuse it if it has changed since `dross clean` read it."""
+def read_request(project: Project) -> Request:
+    """What the project was made from; raises TapeDamaged."""
+    try:
+        return Request(**project.about["request"])
+    except (KeyError, TypeError):
+        raise _explain_damage(project, "request") from None
+
+
+def names_code(request: Request) -> bool:
+    """Whether `prepare` would import a function."""
+    return ":" in request.data and not Path(request.data).exists()
+
+
+def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[PreparedData, Recipe]:
+    """Read the input once more, and make the recipe of the models.
+
+    Arguments:
+        project: The project.
+        trust_code: The `module:function`s that may be imported. The project's own word is not
+            enough.
+
+    Raises:
+        BadInput: the project needs code that `trust_code` does not name.
+        TapeMismatch: the input, or the code, has changed since `dross clean` read it.
+        TapeDamaged: project.json lacks something.
+    """
     about = project.about
-    prepared = prepare(Request(**about["request"]))
-    if data_digest(prepared) != about["digest"]:
-        data = about["request"]["data"]
-        raise TapeMismatch(f"{data} has changed since dross clean read it. {_MEND}")
-    make = about["options"]["make"]
-    if make is not None and source_digest(make) != about["model_source"]:
-        raise TapeMismatch(f"The module of {make} has changed since dross clean used it. {_MEND}")
-    saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
-    return prepared, Recipe(
-        **saved, make=None if make is None else import_function(make, "--model")
-    )
+    try:
+        make, source = about["options"]["make"], about.get("model_source")
+        saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
+    except (KeyError, TypeError):
+        raise _explain_damage(project, "recipe") from None
+    prepared = _reopen_data(project, trust_code, [] if make is None else [make])
+    function = None
+    if make is not None:
+        _check_source(make, source)
+        function = import_function(make, "--model")
+    try:
+        return prepared, Recipe(**saved, make=function)
+    except TypeError:
+        raise _explain_damage(project, "recipe") from None
+
+
+def reopen_data(project: Project) -> PreparedData:
+    """Read the input once more; no code is imported, and none is trusted.
+
+    Raises as `reopen_inputs`.
+    """
+    return _reopen_data(project, (), [])
+
+
+def check_unchanged(project: Project, prepared: PreparedData) -> None:
+    """Refuse input files that are not, byte for byte, those that `dross clean` read.
+
+    Raises:
+        TapeMismatch: one of them has changed.
+    """
+    request = read_request(project)
+    _compare_digests(project, digest_inputs(request) | digest_listed_pictures(request, prepared))
+
+
+def _reopen_data(
+    project: Project, trust_code: Sequence[str], model_code: list[str]
+) -> PreparedData:
+    request = read_request(project)
+    data_code = [request.data] if names_code(request) else []
+    check_trusted([*data_code, *model_code], trust_code, str(project.folder))
+    for entry in data_code:
+        _check_source(entry, project.about.get("data_source"))
+    _compare_digests(project, digest_inputs(request))
+    prepared = prepare(request)
+    if data_digest(prepared) != project.about.get("digest"):
+        raise TapeMismatch(f"{request.data} has changed since dross clean read it. {_MEND}")
+    return prepared
+
+
+def _check_source(entry: str, recorded: Any) -> None:
+    """Compare a module with the one that was used, before it is imported."""
+    if recorded is not None and source_digest(entry) != recorded:
+        raise TapeMismatch(f"The module of {entry} has changed since dross clean used it. {_MEND}")
+
+
+def _compare_digests(project: Project, found: dict[str, str]) -> None:
+    recorded = project.about.get("input_files", {})  # earlier versions wrote none
+    for name, digest in found.items():
+        if recorded.get(name, digest) != digest:
+            given = getattr(read_request(project), name, name)
+            raise TapeMismatch(
+                f"{given} has changed since dross clean read it, if only in a column or a file "
+                f"that is not learnt from. {_MEND}"
+            )
+
+
+def _explain_damage(project: Project, what: str) -> TapeDamaged:
+    return TapeDamaged(f"{project.folder / ABOUT} does not say its {what} as dross does. {MEND}")

@@ -215,7 +215,13 @@ def advise(verdict: str, metrics: dict[str, Comparison], seeds: int, tested: int
     """
     if verdict != "cannot tell":
         return ""
-    name, metric = min(metrics.items(), key=lambda item: _relative_error(item[1]))
+    changed = {name: metric for name, metric in metrics.items() if any(metric.interval)}
+    if not changed:
+        return (
+            f"With or without the change, the models do the same on all {tested:,} test instances. "
+            "More seeds show nothing else; a larger test part, or a larger change, may."
+        )
+    name, metric = min(changed.items(), key=lambda item: _relative_error(item[1]))
     agree = ""
     if metric.seeds_agree:
         agree = (
@@ -233,8 +239,10 @@ def advise(verdict: str, metrics: dict[str, Comparison], seeds: int, tested: int
 
 
 def _relative_error(metric: Comparison) -> float:
-    error = np.hypot(metric.seeds_error, metric.test_error)
-    return float(error / max(abs(metric.difference), 1e-12))
+    """Infinite where no change was seen at all: such a metric tells least, not most."""
+    if metric.difference == 0:
+        return float("inf")
+    return float(np.hypot(metric.seeds_error, metric.test_error) / abs(metric.difference))
 
 
 def _advise_on_size(name: str, metric: Comparison, seeds: int, tested: int) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..cleanse.export import export as export_project
+from ..cleanse.inputs.user_code import show_source
 from ..cleanse.judge import judge as judge_project
 from ..cleanse.pipeline.clean import clean as clean_data
 from ..errors import BadInput
@@ -113,14 +114,18 @@ def judge(
         Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
+    trust_code: option.TrustCode = None,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on
     the test part.
 
     For every seed three models start from the same weights: with everything, without the removed,
     and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
-    options it judges the decisions made on the page, or else the suggestion.
+    options it judges the decisions made on the page, or else the suggestion. Data and models from
+    module:function are run only if --trust-code names them.
     """
+    for entry in trust_code or []:
+        _print_path(show_source(entry))
     verdict = judge_project(
         run,
         remove=remove,
@@ -129,9 +134,10 @@ def judge(
         seeds=seeds,
         quick=quick,
         n_jobs=jobs,
+        trust_code=trust_code or [],
     )
     print_verdict(verdict)
-    console.print(f"The report has the details: {run / 'report.html'}", soft_wrap=True)
+    _print_path(f"The report has the details: {run / 'report.html'}")
 
 
 @command(app)
@@ -150,7 +156,10 @@ def export(
         Option(help="Relabel the N most probably mislabelled as the models predict."),
     ] = None,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace the copy if it is there.")
+        bool,
+        Option(
+            "--overwrite", help="Replace the copy if it is there: a file, or an earlier export."
+        ),
     ] = False,
 ) -> None:
     """Write a cleaned copy of the data and the list of decisions. The input is never touched.
@@ -158,8 +167,12 @@ def export(
     Without options the decisions made on the page are applied, or else the suggestion.
     """
     done = export_project(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
-    console.print(
+    _print_path(
         f"{done.cleaned}: {done.written:,} instances; "
-        f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}",
-        soft_wrap=True,
+        f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
     )
+
+
+def _print_path(line: str) -> None:
+    """Print a line that holds a path: not broken, and a [bracket] in a name is no markup."""
+    console.print(line, soft_wrap=True, markup=False)

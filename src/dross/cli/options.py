@@ -55,4 +55,14 @@ Verified = Annotated[
 ]
 Seed = Annotated[int, Option(help="Of the split and of everything random.")]
 Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the folder holds.")]
+Overwrite = Annotated[
+    bool,
+    Option("--overwrite", help="Replace what dross wrote into the folder; other files stay."),
+]
+TrustCode = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODULE:FUNCTION",
+        help="Code that the project was made with and that may be run. May be repeated.",
+    ),
+]

@@ -1,14 +1,19 @@
 """Files that are there whole or not at all, even after a crash in the middle of a write."""
 
 import csv
+import errno
 import io
+import itertools
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed
+
+_written = itertools.count()  # two threads never share a temporary file
 
 
 def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
@@ -20,32 +25,71 @@ def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
     Arguments:
         path: The file. Its folder must exist.
         raw: All of its bytes.
-        sync: Wait until the bytes are on the disk. Without it, a power cut may lose them.
+        sync: Wait until the bytes and the name are on the disk. Without it, a power cut may lose
+            them.
 
     Raises:
         OSError: The file cannot be written. The temporary file is gone, the old file still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with staged_file(path, raw, sync=sync) as temporary:
+        os.replace(temporary, path)
+        if sync:
+            sync_folder(path.parent)
+
+
+@contextmanager
+def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
+    """Write the bytes to a hidden temporary file beside `path`, ready to be renamed to it.
+
+    What has not been renamed at the end is deleted. Several files that belong together are staged
+    first: a full disk then leaves all of them as they were.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{next(_written):04d}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process that had our number
+        with open(temporary, "xb") as file:
             file.write(raw)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        yield temporary
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the system can say so."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, on the disk; raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
 
 
 def write_bytes(path: Path, raw: bytes, *, sync: bool = True) -> None:
     """Replace a file, and make its folder if there is none; failures become StorageFailed."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         replace_file(path, raw, sync=sync)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be written: {error.strerror}.") from error
+        raise StorageFailed(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:

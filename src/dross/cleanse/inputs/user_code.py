@@ -1,11 +1,19 @@
-"""Data and models that a user gives as `module:function`."""
+"""Data and models that a user gives as `module:function`.
+
+Importing a module runs it. So a function is imported only if the call that asks for it names it;
+what a project's folder says is never enough. Its source is found, shown and compared without
+importing anything.
+"""
 
 import hashlib
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +25,7 @@ from .prepared import PreparedData, assemble
 from .source import PARTS, Source, check_learnable, consecutive_ids, import_pandas
 
 _INPUTS_SHOWN = 50
+_LINES_SHOWN = 40  # of the source of code that is not trusted yet
 
 
 def import_function(entry: str, option: str) -> Callable[..., Any]:
@@ -27,26 +36,113 @@ def import_function(entry: str, option: str) -> Callable[..., Any]:
         option: The option that the user gave it with, for error messages.
     """
     module, _, name = entry.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), name)
+        with _current_folder_first():
+            return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise BadInput(
             f"{option} {entry}: there is no module '{module}' to import ({error})."
         ) from None
-    except AttributeError:
+    except (AttributeError, ValueError):
         raise BadInput(f"{option} {entry}: the module has no function '{name}'.") from None
 
 
-def source_digest(entry: str) -> str:
-    """A digest of the module that `module:function` is in; empty for a compiled one."""
-    import_function(entry, "--model")
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Inside, modules are looked for in the current folder first; afterwards there last.
+
+    Otherwise a `random.py` that happens to lie there would be taken for Python's own by whatever is
+    imported later.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
     try:
-        source = inspect.getsource(sys.modules[entry.partition(":")[0]])
-    except (OSError, TypeError):
-        return ""
-    return hashlib.sha256(source.encode()).hexdigest()
+        yield
+    finally:
+        sys.path.remove(here)
+        sys.path.append(here)  # processes that share the work find it, too
+
+
+def find_source(entry: str) -> Path | None:
+    """The file that importing `module:function` would run; None if there is no source file.
+
+    Nothing is imported, not even the packages that the module is in.
+    """
+    module = entry.partition(":")[0]
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded is not None:
+        return Path(loaded) if loaded.endswith(".py") else None
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    parts, spec = module.split("."), None
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations or []
+    origin = None if spec is None else spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def source_digest(entry: str) -> str:
+    """A digest of the module that `module:function` is in; empty where there is no source."""
+    source = _read_source(find_source(entry))
+    return "" if source is None else hashlib.sha256(source.encode()).hexdigest()
+
+
+def check_trusted(entries: Sequence[str], trusted: Sequence[str], who: str) -> None:
+    """Refuse code that somebody else names, unless this call names it, too; shows its source.
+
+    Arguments:
+        entries: The functions that are about to be imported.
+        trusted: Those that the caller names.
+        who: Who asks for them, for the message: the folder of a project.
+
+    Raises:
+        BadInput: one of them is not named.
+    """
+    missing = [entry for entry in entries if entry not in trusted]
+    if missing:
+        flags = " ".join(f"--trust-code {entry}" for entry in entries)
+        shown = "\n\n".join(show_source(entry) for entry in missing)
+        raise BadInput(
+            f"{who} was made with code that is not a part of dross, and using it runs that code: "
+            f"{', '.join(missing)}. Read it below. If you trust it, add {flags} "
+            f"(in Python: trust_code={list(entries)}).\n\n{shown}"
+        )
+
+
+def show_source(entry: str) -> str:
+    """Where the code of `module:function` is, and how it begins, for a person to read."""
+    path = find_source(entry)
+    source = _read_source(path)
+    if path is None or source is None:
+        return f"{entry}: its source is not found from here."
+    lines = source.splitlines()
+    shown = [_escape(line) for line in lines[:_LINES_SHOWN]]
+    if len(lines) > _LINES_SHOWN:
+        shown.append(f"... and {len(lines) - _LINES_SHOWN} more lines")
+    title = f"{entry}: {path} (SHA-256 {source_digest(entry)})"
+    return "\n".join([title, *(f"    {line}" for line in shown)])
+
+
+def _read_source(path: Path | None) -> str | None:
+    """The text of a source file, as Python reads it."""
+    if path is None:
+        return None
+    try:
+        with tokenize.open(path) as file:
+            text = file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _escape(line: str) -> str:
+    """Control characters could hide a part of the line from its reader."""
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line)
 
 
 def prepare_from_python(entry: str, label: str) -> PreparedData:

@@ -6,13 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...support.atomic_files import write_json
+from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
 from ..inputs.user_code import source_digest
-from ..project import BEGUN, FORMAT, Project
+from ..project import FORMAT, Project
+from ..reopen import names_code
 from .job import Job, Options, Say
-from .output_folder import claim_folder
+from .output_folder import check_answer, claimed_folder
 from .rounds import explain_suggestions, run_rounds
 from .search import find_recipe
 from .write_project import write_project
@@ -101,19 +102,22 @@ def clean(
 def _clean(
     request: Request, options: Options, folder: Path, overwrite: bool, progress: bool, say: Say
 ) -> Project:
+    files = digest_inputs(request)  # before they are read: what changes later is noticed
     prepared = prepare(request)
+    files |= digest_listed_pictures(request, prepared)
     _describe_data(prepared, say)
-    job = Job(request, options, prepared, data_digest(prepared), folder, progress, say)
+    job = Job(request, options, prepared, data_digest(prepared), files, folder, progress, say)
     begun = _describe_job(job)
-    if claim_folder(folder, begun, overwrite):
-        say(f"Everything is there already, in {folder}.")
-        return Project.open(folder)
-    write_json(folder / BEGUN, begun)
-    started = time.monotonic()
-    searched = find_recipe(job)
-    outcome = run_rounds(job, searched.recipe)
-    why = explain_suggestions(job, outcome)
-    return write_project(job, searched, outcome, why, time.monotonic() - started)
+    with claimed_folder(folder, request, begun, overwrite) as finished:
+        if finished is not None:
+            say(f"Everything is there already, in {folder}.")
+            return check_answer(finished, begun)
+        started = time.monotonic()
+        searched = find_recipe(job)
+        outcome = run_rounds(job, searched.recipe)
+        why = explain_suggestions(job, outcome)
+        seconds = time.monotonic() - started
+        return check_answer(write_project(job, searched, outcome, why, begun, seconds), begun)
 
 
 def _absolute(given: str | os.PathLike) -> str:
@@ -140,12 +144,16 @@ def _describe_data(prepared: PreparedData, say: Say) -> None:
 
 def _describe_job(job: Job) -> dict[str, Any]:
     """The content of begun.json: with anything else, a folder holds another job."""
-    begun = {
+    begun: dict[str, Any] = {
+        "made_by": "dross",
+        "format": FORMAT,
         "request": asdict(job.request),
         "options": asdict(job.options),
         "digest": job.digest,
-        "format": FORMAT,
+        "input_files": job.input_files,
     }
     if job.options.make is not None:
         begun["model_source"] = source_digest(job.options.make)
+    if names_code(job.request):
+        begun["data_source"] = source_digest(job.request.data)
     return begun

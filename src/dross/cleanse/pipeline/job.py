@@ -44,6 +44,7 @@ class Job:
     options: Options
     prepared: PreparedData
     digest: str  # of the data
+    input_files: dict[str, str]  # digests of all that is in them, learnt from or not
     folder: Path
     progress: bool
     say: Say

@@ -3,15 +3,13 @@
 A later round sets aside what the earlier ones suggest to remove, and scores the rest again.
 """
 
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from ...errors import NotFinite
 from ...influence.run import Run
-from ...support.atomic_files import write_json
 from ..inputs.source import Frame, import_pandas
 from ..learning.reasons import find_reasons
 from ..learning.recipe import Pair, Recipe
@@ -24,7 +22,7 @@ from ..learning.score import (
     verify,
 )
 from ..plan import RemovalCurve, plan_removal
-from ..project import read_json
+from ..project_files import delete_written, read_intact, write_sealed
 from .job import Job
 from .search import lower_rate
 
@@ -133,7 +131,7 @@ def _score(
         job.say(
             f"At rate {recipe.rate:g} the run diverges; trying once more at {recipe.rate / 3:g}."
         )
-    shutil.rmtree(folder, ignore_errors=True)
+    delete_written(job.folder, f"runs/round-{number}")
     lowered = lower_rate(job, recipe)
     try:
         return lowered, *score(lowered, data, validation, job.options.runs, folder, **options)
@@ -167,8 +165,9 @@ def _find_curve(
 ) -> RemovalCurve:
     """How many to remove, or what an earlier attempt found."""
     saved = job.folder / f"curve-{number}.json"
-    if saved.exists():
-        return RemovalCurve(**read_json(saved))
+    kept = read_intact(saved)
+    if isinstance(kept, dict) and set(kept) == {field.name for field in fields(RemovalCurve)}:
+        return RemovalCurve(**kept)
     found = plan_removal(
         recipe,
         data,
@@ -178,7 +177,7 @@ def _find_curve(
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )
-    write_json(saved, found.to_json())
+    write_sealed(saved, found.to_json())
     job.say(f"Suggested: remove {found.m}; {found.reason}.")
     return found
 

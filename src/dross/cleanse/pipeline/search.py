@@ -3,11 +3,10 @@
 import time
 from dataclasses import replace
 
-from ...support.atomic_files import write_json
 from ..inputs.user_code import import_function
 from ..learning.recipe import Recipe, default_batch_size
 from ..learning.train_many import SearchResult, search_rate
-from ..project import read_json
+from ..project_files import read_intact, read_json, write_sealed
 from .estimate import describe_cost, estimate_cost
 from .job import Job
 
@@ -18,8 +17,8 @@ def find_recipe(job: Job) -> SearchResult:
     """Search for a rate and a number of epochs, or read what an earlier attempt found."""
     base = _base_recipe(job)
     saved_file = job.folder / "search.json"
-    if saved_file.exists():
-        saved = read_json(saved_file)
+    saved = read_intact(saved_file)
+    if isinstance(saved, dict) and {"rate", "epochs", "curves"} <= set(saved):
         curves = {float(rate): losses for rate, losses in saved["curves"].items()}
         return SearchResult(replace(base, rate=saved["rate"], epochs=saved["epochs"]), curves)
     started = time.monotonic()
@@ -34,7 +33,8 @@ def find_recipe(job: Job) -> SearchResult:
     )
     took = time.monotonic() - started
     recipe = found.recipe
-    write_json(saved_file, {"rate": recipe.rate, "epochs": recipe.epochs, "curves": found.curves})
+    kept = {"rate": recipe.rate, "epochs": recipe.epochs, "curves": found.curves}
+    write_sealed(saved_file, kept)
     job.say(
         f"Model: {recipe.model}, rate {recipe.rate:g}, {recipe.epochs} epochs "
         f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
@@ -48,7 +48,7 @@ def lower_rate(job: Job, recipe: Recipe) -> Recipe:
     """A third of the rate, also for an attempt that goes on later."""
     path = job.folder / "search.json"
     lowered = replace(recipe, rate=recipe.rate / 3)
-    write_json(path, read_json(path) | {"rate": lowered.rate})
+    write_sealed(path, read_json(path) | {"rate": lowered.rate})
     return lowered
 
 

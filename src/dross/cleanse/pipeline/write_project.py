@@ -1,53 +1,68 @@
 """Write everything that `project.py` lists, and the report."""
 
+import json
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...support.atomic_files import write_bytes, write_json
+from ...support.atomic_files import sync_folder, write_bytes, write_json
+from ...support.file_digests import digest_file
 from ...support.png import encode_png
+from ...support.spreadsheets import disarm_cell
 from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
-from ..inputs.user_code import source_digest
+from ..inputs.source import Frame
 from ..learning.train_many import SearchResult
-from ..project import ABOUT, FORMAT, Project
+from ..project import DIGESTED, Project
+from ..project_files import ABOUT, write_sealed
 from ..report import write_report
 from .job import Job
 from .rounds import Outcome
 
 
 def write_project(
-    job: Job, searched: SearchResult, outcome: Outcome, why: dict[str, Any], seconds: float
+    job: Job,
+    searched: SearchResult,
+    outcome: Outcome,
+    why: dict[str, Any],
+    begun: dict[str, Any],
+    seconds: float,
 ) -> Project:
-    """Fill the folder. project.json comes after all that it needs: it says that the rest is whole.
+    """Fill the folder. project.json comes last, after the report: it says that the rest is whole.
 
-    why: the content of why.json; seconds: how long everything took.
+    why: the content of why.json; begun: that of begun.json; seconds: how long everything took.
     """
     folder = job.folder
     write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
     _write_pictures(folder / "pictures", job.prepared, why)
     write_json(folder / "why.json", why)
-    write_json(folder / ABOUT, _describe_project(job, searched, outcome, seconds))
     scores = outcome.instances.reset_index()
     write_bytes(folder / "scores.parquet", scores.to_parquet())
-    write_bytes(folder / "scores.csv", scores.to_csv(index=False).encode())
-    project = Project.open(folder)
-    write_report(project)
-    return project
+    write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
+    digests = {"digests": {name: digest_file(folder / name) for name in DIGESTED}}
+    about = begun | _describe_project(job, searched, outcome, seconds) | digests
+    about = json.loads(json.dumps(about))  # as it is read later
+    write_report(Project.describe(folder, about))
+    write_sealed(folder / ABOUT, about)
+    return Project.open(folder)
+
+
+def _disarm(table: Frame) -> Frame:
+    """No cell of a file for people is run as a formula; where there is none, nothing changes."""
+    texts = table.select_dtypes(include=["object", "string"]).columns
+    return table.assign(**{name: table[name].map(disarm_cell) for name in texts})
 
 
 def _describe_project(
     job: Job, searched: SearchResult, outcome: Outcome, seconds: float
 ) -> dict[str, Any]:
-    """The content of project.json."""
+    """The content of project.json, beside that of begun.json and the digests of the files."""
     prepared, options, verification = job.prepared, job.options, outcome.checked.verification
     source = prepared.source
     return {
-        "made_by": "dross",
-        "format": FORMAT,
         "dross": __version__,
         "name": job.folder.name,
         "kind": source.kind,
@@ -57,10 +72,6 @@ def _describe_project(
         "counts": {part: len(ids) for part, ids in prepared.parts.items()},
         "runs": options.runs,
         "rounds": options.rounds,
-        "request": asdict(job.request),
-        "options": asdict(options),
-        "digest": job.digest,
-        "model_source": None if options.make is None else source_digest(options.make),
         "recipe": outcome.recipe.to_json(),
         "notes": prepared.notes,
         "scale": prepared.scale,
@@ -102,3 +113,4 @@ def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -
         for id in ids:
             small = encode_png(load_thumbnail(prepared.root / paths[id]))
             write_bytes(folder / f"{part}-{id:06d}.png", small, sync=False)
+    sync_folder(folder)

@@ -1,0 +1,142 @@
+"""The files of a project: which ones dross writes, which are whole, and how to delete only those.
+
+A file that dross cannot name is somebody else's, and stays.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import StorageFailed, TapeDamaged
+from ..support.atomic_files import write_json
+from ..support.file_digests import break_seal, seal
+
+ABOUT = "project.json"
+BEGUN = "begun.json"
+LOCK = "dross.lock"
+MEND = "Run dross clean again; decisions that were made are kept."
+
+_TAPE = r"(manifest\.json|(segment|state|retrace)-[0-9a-f]+\.safetensors)"
+_WRITTEN = re.compile(
+    "|".join(
+        (
+            r"(begun|project|why|search|judging|curve-\d+)\.json",
+            r"(instances|content|validation|scores)\.parquet",
+            r"scores\.csv",
+            r"report\.html",
+            r"pictures/(train|validation)-\d+\.png",
+            r"verdicts/[\d-]+\.json",
+            r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"runs/round-\d+/run-\d+-scores\.safetensors",
+            rf"runs/round-\d+/run-\d+/{_TAPE}",
+        )
+    )
+)
+_FOLDERS = re.compile(r"pictures|verdicts|judging(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?")
+_DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
+_TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed
+
+
+# --- their names ---
+
+
+def is_written_by_dross(name: str) -> bool:
+    """Whether a project has a file of this name: "runs/round-1/run-0/manifest.json"."""
+    return bool(_WRITTEN.fullmatch(name) or _DECISIONS.fullmatch(name) or name == LOCK)
+
+
+def delete_written(folder: Path, under: str = "") -> None:
+    """Delete what dross wrote into a project's folder, or into one folder in it.
+
+    Decisions, begun.json and all files that dross cannot name stay. Nothing is followed through a
+    link. project.json is the first to go: without it the rest is known to be unfinished.
+
+    Raises:
+        StorageFailed: something cannot be deleted.
+    """
+    try:
+        if not under:
+            (folder / ABOUT).unlink(missing_ok=True)
+        for name in list(_walk(folder, under)):
+            if name != BEGUN and _WRITTEN.fullmatch(_without_temporary(name)):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
+    _delete_empty_folders(folder, under)
+
+
+def set_decisions_aside(folder: Path) -> None:
+    """Give the decisions a name with the time in it, which no file has yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number = 0
+    while any(folder.glob(f"decisions-{stamp}-{number:02d}.*")):
+        number += 1
+    for path in sorted(folder.glob("decisions.sqlite*")):
+        aside = f"decisions-{stamp}-{number:02d}{path.name.removeprefix('decisions')}"
+        try:
+            path.rename(folder / aside)
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be set aside: {error.strerror}.") from error
+
+
+def _walk(folder: Path, under: str) -> Iterator[str]:
+    """Names of plain files, relative to the folder; links are neither named nor followed."""
+    for place, folders, files in os.walk(folder / under):
+        here = Path(place)
+        folders[:] = [name for name in folders if not (here / name).is_symlink()]
+        for name in files:
+            if not (here / name).is_symlink():
+                yield (here / name).relative_to(folder).as_posix()
+
+
+def _without_temporary(name: str) -> str:
+    """The name of the file that a temporary one was going to be."""
+    place, _, last = name.rpartition("/")
+    found = _TEMPORARY.fullmatch(last)
+    last = found["name"] if found else last
+    return f"{place}/{last}" if place else last
+
+
+def _delete_empty_folders(folder: Path, under: str) -> None:
+    for place, _, _ in os.walk(folder / under, topdown=False):
+        name = Path(place).relative_to(folder).as_posix()
+        if _FOLDERS.fullmatch(name):
+            with suppress(OSError):  # somebody else's files are in it
+                Path(place).rmdir()
+
+
+# --- their content ---
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object together with its digest; `read_json` checks it."""
+    write_json(path, seal(value))
+
+
+def read_json(path: Path) -> Any:
+    """The content of one of a project's JSON files, or an error that says how to mend it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TapeDamaged(f"{path} is not readable JSON ({error}). {MEND}") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+    if not isinstance(value, dict):
+        return value
+    content = break_seal(value)
+    if content is None:
+        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+    return content
+
+
+def read_intact(path: Path) -> Any:
+    """The same, or None where the file is missing or damaged and is to be made again."""
+    try:
+        return read_json(path) if path.exists() else None
+    except (TapeDamaged, StorageFailed):
+        return None
