@@ -236,7 +236,7 @@ def _explain_missing(folder: Path) -> str:
 def read_json(path: Path) -> Any:
     """The content of one of a project's JSON files, or an error that says how to mend it."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TapeDamaged(f"{path} is not readable JSON ({error}). {_MEND}") from None
     except OSError as error:

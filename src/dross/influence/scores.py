@@ -4,6 +4,7 @@ With a loss query a negative score means that the loss would fall without the in
 """
 
 import csv
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BadInput, StorageFailed, TapeDamaged
+from ..errors import BadInput, TapeDamaged
+from ..support.atomic_files import write_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -89,26 +91,23 @@ class Scores:
     def save(self, path: str | Path) -> Path:
         """Write .parquet, .csv or .safetensors (all three keep every digit)."""
         path = _checked_path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                frame = self.to_frame()
-                frame.attrs = {"dross": self._about()}
-                frame.to_parquet(path)
-            elif path.suffix == ".csv":
-                columns = self._columns()
-                with open(path, "w", newline="") as file:
-                    file.write(f"# {json.dumps(self._about())}\n")
-                    writer = csv.writer(file)
-                    writer.writerow(columns)
-                    writer.writerows(zip(*(column.tolist() for column in columns.values())))
-            else:
-                from safetensors.numpy import save_file
+        if path.suffix == ".parquet":
+            frame = self.to_frame()
+            frame.attrs = {"dross": self._about()}
+            raw = frame.to_parquet()
+        elif path.suffix == ".csv":
+            columns, text = self._columns(), io.StringIO(newline="")
+            text.write(f"# {json.dumps(self._about())}\n")
+            writer = csv.writer(text)
+            writer.writerow(columns)
+            writer.writerows(zip(*(column.tolist() for column in columns.values())))
+            raw = text.getvalue().encode("utf-8")
+        else:
+            from safetensors.numpy import save
 
-                arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
-                save_file(arrays, path, {"dross": json.dumps(self._about())})
-        except OSError as error:
-            raise StorageFailed(f"{path} cannot be written: {error.strerror or error}.") from error
+            arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
+            raw = save(arrays, {"dross": json.dumps(self._about())})
+        write_bytes(path, raw)
         return path
 
     @staticmethod
@@ -128,7 +127,7 @@ class Scores:
                 return _from_columns(
                     {name: frame[name].to_numpy() for name in frame}, frame.attrs["dross"]
                 )
-            with open(path, newline="") as file:
+            with open(path, newline="", encoding="utf-8") as file:
                 about = json.loads(file.readline().removeprefix("# "))
                 names, *rows = csv.reader(file)
             return _from_columns(

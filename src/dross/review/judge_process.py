@@ -109,7 +109,7 @@ class JudgeProcess:
             age = time.time() - self._progress_file.stat().st_mtime
             if only_fresh and age > _SECONDS_UNTIL_STALE:
                 return None
-            found = json.loads(self._progress_file.read_text())
+            found = json.loads(self._progress_file.read_text(encoding="utf-8"))
             done, of = int(found["done"]), int(found["of"])
             return {"done": done, "of": of, "stage": str(found.get("stage", ""))}
         except (OSError, ValueError, KeyError, TypeError):
