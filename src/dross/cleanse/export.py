@@ -7,23 +7,19 @@ import csv
 import io
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..errors import BadInput, StorageFailed
 from ..support.atomic_files import write_bytes
 from .decisions import Decision
 from .edits import BY_DECISIONS, Edits, choose_edits
-from .inputs import images, tables
+from .inputs import images
+from .inputs.load import Request
+from .inputs.table_copy import TABLES, RowEdits, copy_table
 from .project import Project
 from .reopen import reopen_inputs
 
-_PARQUET = (".parquet", ".pq")
-_TABLES = (".csv", ".tsv", *_PARQUET)
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 
 
@@ -115,8 +111,8 @@ def export(
 def _check_target(source: Path, to: Path, listed: Path, overwrite: bool) -> None:
     if to.exists() and source.exists() and to.samefile(source):
         raise BadInput(f"{to} is the input itself, which is never touched. Choose another name.")
-    if not source.is_dir() and to.suffix.lower() not in _TABLES:
-        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(_TABLES)}.")
+    if not source.is_dir() and to.suffix.lower() not in TABLES:
+        raise BadInput(f"{to.name} is to be a table: end its name with {', '.join(TABLES)}.")
     for path in (to, listed):
         if path.exists() and not overwrite:
             raise BadInput(f"{path} is there already. Choose another name, or pass --overwrite.")
@@ -131,26 +127,15 @@ def _write_copy(project: Project, edits: Edits, source: Path, to: Path) -> int:
     )
     if source.is_dir():
         return _copy_pictures(source, to, named)
-    return _copy_table(project.about["label"], source, to, named)
+    return _copy_table(project, source, to, named)
 
 
-def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> int:
-    frame, _ = tables.read_frame(source, verbatim=True)
-    column = next(name for name in frame.columns if str(name).strip() == label)
-    rows = [f"row {place + 2}" for place in range(len(frame))]
-    if edits.relabelled:
-        kind = frame[column].dtype
-        frame[column] = [edits.relabelled.get(row, old) for row, old in zip(rows, frame[column])]
-        with suppress(ValueError, TypeError):  # numbers stay numbers
-            frame[column] = frame[column].astype(kind)
-    kept: Any = frame[np.array([row not in edits.removed for row in rows])]
-    kind = to.suffix.lower()
-    if kind in _PARQUET:
-        write_bytes(to, kept.to_parquet(index=False))
-    else:
-        separator = "\t" if kind == ".tsv" else ","
-        write_bytes(to, kept.to_csv(index=False, sep=separator).encode())
-    return len(kept)
+def _copy_table(project: Project, source: Path, to: Path, edits: _NamedEdits) -> int:
+    about, changes = project.about, RowEdits(edits.removed, edits.relabelled)
+    reading = Request(**about["request"]).reading
+    raw, count = copy_table(source, to.suffix.lower(), about["label"], changes, reading)
+    write_bytes(to, raw)
+    return count
 
 
 def _copy_pictures(source: Path, to: Path, edits: _NamedEdits) -> int:
@@ -173,12 +158,7 @@ def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:
     A picture that keeps its class keeps its name; a relabelled one gets a free name in its new
     class.
     """
-    files = sorted(
-        path
-        for path in source.rglob("*")
-        if path.suffix.lower() in images.SUFFIXES and path.is_file()
-    )
-    names = [path.relative_to(source).as_posix() for path in files]
+    names = [path.relative_to(source).as_posix() for path in images.list_pictures(source)]
     kept = [name for name in names if name not in edits.removed]
     targets = {name: name for name in kept if name not in edits.relabelled}
     taken = set(targets.values())

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..cleanse.decisions import Decision, Event
+from ..cleanse.inputs.numbers import read_number
 from ..cleanse.project import Project
 from ..errors import BadInput
 from .class_balance import class_warnings
@@ -176,11 +177,8 @@ class Api:
             if label not in self.project.classes:
                 raise BadInput(f"{label!r} is not a class of this data.")
             return
-        try:
-            is_number = math.isfinite(float(label))
-        except (TypeError, ValueError):
-            is_number = False
-        if not is_number:
+        number = read_number(label)
+        if number is None or not math.isfinite(number):
             raise BadInput(
                 f"{label!r} is not a number. The new value of a regression is one, such as 3.5."
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BadInput, TapeDamaged
+from ...support.printable import check_encodable
 from ..project import ABOUT, BEGUN, read_json
 
 
@@ -16,6 +17,9 @@ def claim_folder(folder: Path, begun: dict[str, Any], overwrite: bool) -> bool:
     begun: what begun.json says of this job. A folder that holds something else is refused, or
     emptied with `overwrite`.
     """
+    check_encodable(str(folder))
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file, not a folder. Choose another folder: --out.")
     if not folder.exists() or not any(folder.iterdir()):
         return False
     if not any((folder / name).exists() for name in (BEGUN, ABOUT)):

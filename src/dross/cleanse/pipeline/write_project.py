@@ -57,7 +57,7 @@ def _describe_project(
         "counts": {part: len(ids) for part, ids in prepared.parts.items()},
         "runs": options.runs,
         "rounds": options.rounds,
-        "request": asdict(job.request),
+        "request": job.request.to_json(),
         "options": asdict(options),
         "digest": job.digest,
         "model_source": None if options.make is None else source_digest(options.make),
