@@ -108,7 +108,9 @@ def test_files_that_other_programs_would_have_to_read_are_not_pictures(tmp_path)
 
 def test_a_broken_avif_named_png_is_a_broken_picture(tmp_path):
     folder = write_set(tmp_path / "p", plain)
-    (folder / "cat" / "bad.png").write_bytes(b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf\0\0\0\x10meta")
+    (folder / "cat" / "bad.png").write_bytes(
+        b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf\0\0\0\x10meta"
+    )
     assert "cat/bad.png" in " ".join(prepare(Request(str(folder))).notes)
 
 

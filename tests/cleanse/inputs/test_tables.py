@@ -66,7 +66,7 @@ def test_labels_too_large_for_float32_are_refused_by_row_and_column(tmp_path, wi
     labels = [f"{value:.4f}" for value in numbers()]
     labels[16] = wild
     path = write_csv(tmp_path / "t.csv", "x,price", numbers(1), labels)
-    with pytest.raises(BadInput, match="row 18: 'price' is .*too large"):
+    with pytest.raises(BadInput, match=r"row 18: 'price' is .*too large"):
         prepare(Request(path, "price"))
 
 
@@ -120,7 +120,7 @@ def test_what_counts_as_missing_can_be_said(tmp_path):
 def test_a_separator_can_be_said(tmp_path):
     rows = [f"{x}^{kind}" for x, kind in zip(numbers(), kinds("a", "b"))]
     (tmp_path / "t.csv").write_text("\n".join(["x^kind", *rows]), encoding="utf-8")
-    with pytest.raises(BadInput, match="one column.*--separator"):
+    with pytest.raises(BadInput, match=r"one column.*--separator"):
         prepare(Request(str(tmp_path / "t.csv"), "kind"))
     assert len(prepare(Request(str(tmp_path / "t.csv"), "kind", separator="^")).source) == ROWS
 
