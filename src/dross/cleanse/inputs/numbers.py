@@ -21,7 +21,8 @@ def parse_numbers(cells: Any) -> Any:
     """A pandas.Series of cells as numbers, infinities among them; nan for all others."""
     import pandas
 
-    return pandas.to_numeric(cells, errors="coerce").astype(float)
+    numbers: Any = pandas.to_numeric(cells, errors="coerce")
+    return numbers.astype(float)
 
 
 def parse_finite(cells: Any) -> Any:

@@ -74,6 +74,8 @@ def read_frame(
         missing = _MISSING if reading.missing is None else ("", *reading.missing)
     if verbatim:
         return frame, notes
+    if len(frame) == 0:
+        raise BadInput(f"{path} has names of columns, but no rows.")
     own_names, frame.columns = list(frame.columns), column_names(frame.columns)
     _check_asked(own_names, list(asked), path)
     notes += _note_renamed(own_names, list(frame.columns))
@@ -224,9 +226,9 @@ def read_table(
     labels = _parse_labels(frame[label], label, task, notes)
     if text:
         content = frame[[text]].rename(columns={text: "text"})
-        empty = content["text"].isna() | (content["text"].str.strip() == "")
-        if empty.any():
-            notes.append(f"{int(empty.sum()):,} texts are empty.")
+        empty = int((~has_text(content["text"])).sum())
+        if empty > 0:
+            notes.append(f"{empty:,} texts are empty.")
         return Source("text", label, content, labels, names, notes)
     copies = int(frame.duplicated().sum())
     if copies > 0:
