@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleanse.inputs import load, source, tables
+from dross.cleanse.inputs import load, source
 from dross.errors import BadInput
 
 
@@ -107,10 +107,3 @@ def test_folders_without_usable_pictures_are_refused(pets, tmp_path):
     (pets / "loose.png").unlink()
     with pytest.raises(BadInput, match="cannot be opened"):
         load.prepare(load.Request(str(pets)))
-
-
-def test_separators_are_found():
-    assert tables._guess_separator("a;b;c\n1,5;2;3\n") == ";"
-    assert tables._guess_separator("a\tb\n1\t2\n") == "\t"
-    assert tables._guess_separator("a|b\n1|2\n") == "|"
-    assert tables._guess_separator("a,b\n1,2\n") == ","

@@ -47,7 +47,10 @@ class Job:
 def record(folder: Path) -> None:
     """Train 400 steps, or go on with them."""
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(200, 6, generator=generator), torch.randint(0, 3, (200,), generator=generator)
+    x, y = (
+        torch.randn(200, 6, generator=generator),
+        torch.randint(0, 3, (200,), generator=generator),
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

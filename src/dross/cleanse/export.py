@@ -7,28 +7,23 @@ import csv
 import io
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..errors import BadInput, StorageFailed
 from ..support.atomic_files import make_folder, staged_file, sync_folder
 from ..support.file_lock import hold_lock
 from ..support.spreadsheets import disarm_cell
 from .edits import Edits, choose_edits
-from .inputs import images, tables
+from .inputs import images
 from .inputs.input_files import check_output_file, check_output_folder, input_paths
 from .inputs.prepared import PreparedData
+from .inputs.table_copy import TABLES, RowEdits, copy_table
 from .picture_folder import check_replaceable, write_pictures
 from .project import Project
 from .project_files import is_written_by_dross
 from .reopen import check_unchanged, names_code, read_request, reopen_data
 
-_PARQUET = (".parquet", ".pq")
-_TABLES = (".csv", ".tsv", *_PARQUET)
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 
 
@@ -138,8 +133,8 @@ class _Task:
             raise BadInput(f"'{self.to}' is no name for a copy. Give the copy a name of its own.")
         inputs = input_paths(read_request(self.project))
         is_folder = self.source.is_dir()
-        if not is_folder and self.to.suffix.lower() not in _TABLES:
-            names = ", ".join(_TABLES)
+        if not is_folder and self.to.suffix.lower() not in TABLES:
+            names = ", ".join(TABLES)
             raise BadInput(f"{self.to.name} is to be a table: end its name with {names}.")
         for path in (self.to, self.listed):
             check_output_file(path, inputs | self._listed_pictures())
@@ -183,13 +178,22 @@ class _Task:
                 write_pictures(self.source, self.to, targets, confirm=confirm)
                 written = len(targets)
             else:
-                raw, written = _copy_table(self.project.about["label"], self.source, self.to, named)
+                raw, written = self._copy_table(named)
                 check_unchanged(self.project, prepared)  # since it was read for the copy, too
                 with staged_file(self.to, raw) as staged_copy:
                     os.replace(staged_copy, self.to)
             os.replace(staged_list, self.listed)
             sync_folder(self.to.parent)
         return written
+
+    def _copy_table(self, named: _NamedEdits) -> tuple[bytes, int]:
+        """The content of the copy, and how many rows it has."""
+        reading, edits = (
+            read_request(self.project).reading,
+            RowEdits(named.removed, named.relabelled),
+        )
+        kind, label = self.to.suffix.lower(), self.project.about["label"]
+        return copy_table(self.source, kind, label, edits, reading)
 
     def _list_decisions(self) -> bytes:
         text = io.StringIO(newline="")
@@ -200,24 +204,6 @@ class _Task:
             cells = [row["source"], row["label"], action, label or "", f"{row['score']:.6g}"]
             writer.writerow([id, *map(disarm_cell, [*cells, row["prediction"]])])
         return text.getvalue().encode()
-
-
-def _copy_table(label: str, source: Path, to: Path, edits: _NamedEdits) -> tuple[bytes, int]:
-    """The content of the copy, and how many rows it has."""
-    frame, _ = tables.read_frame(source, verbatim=True)
-    column = next(name for name in frame.columns if str(name).strip() == label)
-    rows = tables.row_names(range(len(frame)))
-    if edits.relabelled:
-        kind = frame[column].dtype
-        frame[column] = [edits.relabelled.get(row, old) for row, old in zip(rows, frame[column])]
-        with suppress(ValueError, TypeError):  # numbers stay numbers
-            frame[column] = frame[column].astype(kind)
-    kept: Any = frame[np.array([row not in edits.removed for row in rows])]
-    has_index = any(name is not None for name in frame.index.names)  # a column of the file
-    if to.suffix.lower() in _PARQUET:
-        return kept.to_parquet(index=has_index), len(kept)
-    separator = "\t" if to.suffix.lower() == ".tsv" else ","
-    return kept.to_csv(index=has_index, sep=separator).encode(), len(kept)
 
 
 def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:

@@ -1,17 +1,19 @@
 """The `dross` command itself: its options, how a function becomes a command, how errors end."""
 
 import inspect
+import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 from typer import Option
 
 from .._version import __version__
 from ..errors import DrossError
-from .output import console
+from ..support.printable import printable
+from .output import PlainConsole, console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,18 +57,21 @@ def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Co
 
 def main() -> None:
     """Run the `dross` command; an error that the user can mend is a message, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack letters that data have
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except DrossError as error:
         if "--debug" in sys.argv:
             raise
-        name = type(error).__name__
-        Console(stderr=True).print(f"[bold red]{name}:[/bold red] {error}", highlight=False)
+        name = (f"{type(error).__name__}: ", "bold red")
+        PlainConsole(stderr=True).print(Text.assemble(name, printable(str(error))))
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns Ctrl-C into an exit with 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
-        Console(stderr=True).print(
+        PlainConsole(stderr=True).print(
             "Stopped. What was done is kept: give the same command again to go on."
         )
         sys.exit(130)

@@ -37,6 +37,17 @@ Column = Annotated[
     list[str] | None,
     Option(help="What a column is: NAME=number, category, date or ignore. May be repeated."),
 ]
+Separator = Annotated[
+    str | None, Option(help="Between the cells of a CSV file: one character, or tab.")
+]
+Missing = Annotated[
+    list[str] | None,
+    Option(
+        "--na",
+        help="A cell that counts as missing. May be repeated; instead of ?, NA, N/A, nan, null, "
+        "None and -. Empty cells always do.",
+    ),
+]
 Model = Annotated[
     str | None, Option(help="linear, mlp, cnn, or module:function that builds a torch model.")
 ]
@@ -53,7 +64,7 @@ Verified = Annotated[
     int,
     Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
 ]
-Seed = Annotated[int, Option(help="Of the split and of everything random.")]
+Seed = Annotated[int, Option(min=0, help="Of the split and of everything random.")]
 Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
 Overwrite = Annotated[
     bool,

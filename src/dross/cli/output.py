@@ -11,14 +11,27 @@ from rich.text import Text
 from ..cleanse.findings import list_findings
 from ..cleanse.project import Project
 from ..cleanse.verdict import Verdict
+from ..support.printable import printable
 from ..tape.reader import Tape
 
-console = Console()
+
+class PlainConsole(Console):
+    """A console that prints texts as they are: names and cells may look like rich's markup."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Make a text printable on the way; rich calls this for every text that it prints."""
+        return super().render_str(printable(text), **options)
+
+
+console = PlainConsole()
 
 
 def say(line: str) -> None:
-    """Print a line as it is: no markup, no highlighting."""
-    console.print(line, highlight=False, markup=False)
+    """Print a line as it is, without highlighting."""
+    console.print(line, highlight=False)
 
 
 def print_findings(project: Project) -> None:
@@ -39,7 +52,7 @@ def print_verdict(verdict: Verdict) -> None:
     """Print a verdict: its sentence, its numbers, and what would settle it."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
-    console.print(Text.assemble(word, verdict.sentence))
+    console.print(Text.assemble(word, printable(verdict.sentence)))
     table = Table("on the test part")
     columns = []
     for name, measure in verdict.metrics.items():
@@ -142,7 +155,7 @@ def print_tape(tape: Tape) -> None:
     rows["files"] = "all intact"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, style="bold"), value)
     console.print(table)
 
 

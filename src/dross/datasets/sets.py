@@ -224,7 +224,7 @@ def _adult() -> DataSet:
             raise _damaged(packed, error) from None
         parts = [[row[:-1] for row in rows[1:] if row[-1] == split] for split in ("train", "test")]
     else:
-        parts = [_adult_rows(fetch(remote).read_text()) for remote in _ADULT]
+        parts = [_adult_rows(fetch(remote).read_text(encoding="utf-8")) for remote in _ADULT]
     train, test = (_adult_part(rows) for rows in parts)
     return DataSet("adult", train, test, ("<=50K", ">50K"))
 

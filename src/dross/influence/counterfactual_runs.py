@@ -277,7 +277,7 @@ def _available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        with open("/proc/meminfo") as lines:
+        with open("/proc/meminfo", encoding="utf-8") as lines:
             line = next(line for line in lines if line.startswith("MemAvailable"))
             return int(line.split()[1]) * 1024
     except (OSError, StopIteration):

@@ -25,7 +25,7 @@ def load(path: Path, settings: Any) -> dict | None:
     if not path.exists():
         return None
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         path.unlink()
         return None

@@ -23,6 +23,7 @@ def load_pyplot() -> Any:
     matplotlib.rcParams.update(
         {
             "svg.hashsalt": "dross",
+            "text.parse_math": False,  # a name may have a $ in it
             "font.size": 8,
             "axes.spines.top": False,
             "axes.spines.right": False,

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from ..errors import BadInput
+from .printable import printable
 
 
 @cache
@@ -17,10 +18,16 @@ def _environment() -> Any:
     return Environment(
         loader=PackageLoader("dross.support"),
         autoescape=True,
+        finalize=_show,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _show(value: Any) -> Any:
+    """Control characters in data are shown, not sent; what dross made itself stays as it is."""
+    return printable(value) if type(value) is str else value
 
 
 def render(template: str, **values: Any) -> str:

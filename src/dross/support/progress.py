@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from .printable import printable
+
 Advance = Callable[[int], None]
 """Called with how much more is done since the last call."""
 
@@ -60,12 +62,14 @@ def progress_bar(
             return Text("" if task.speed is None else f"{task.speed:,.0f} {unit}/s")
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         Rate(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=total)
+    with Progress(
+        *columns, console=Console(stderr=True, markup=False, emoji=False), transient=True
+    ) as progress:
+        task = progress.add_task(printable(title), total=total)
         yield lambda amount: progress.advance(task, amount)

@@ -309,8 +309,8 @@ def _remove_temporary_files(folder: Path) -> None:
 
 def _storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
     causes = {
-        errno.ENOSPC: "the disk is full. Free some space, or keep less: keep=Checkpoints() or "
-        "keep=Budget(bytes)",
+        errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
+        "with keep=Checkpoints() or keep=Budget(bytes)",
         errno.EDQUOT: "your disk quota is used up",
         errno.EACCES: "the folder may not be written to",
         errno.EROFS: "the disk is read-only",

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
-from .source import Frame, Series, import_pandas
+from .numbers import check_size, parse_finite
+from .source import Frame, Series, Source, import_pandas
 
 KINDS = ("number", "category", "date", "text", "ignore")
 _MAX_CATEGORIES = 60
@@ -46,7 +47,7 @@ def _infer_column(column: Series) -> Column:
     distinct = cells.nunique()
     if distinct == 1 and len(cells) == len(column):
         return Column(name, "ignore", f"always '{cells.iloc[0]}'")
-    numeric = _to_numbers(cells).notna().mean()
+    numeric = parse_finite(cells).notna().mean()
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
         if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
             return Column(name, "ignore", "a number of its own for every row: an identifier")
@@ -57,12 +58,6 @@ def _infer_column(column: Series) -> Column:
     if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
         return Column(name, "category")
     return Column(name, "ignore", f"{distinct:,} different texts: a name or an identifier")
-
-
-def _to_numbers(cells: Series) -> Series:
-    """Cells as finite numbers; nan for all others."""
-    numbers = import_pandas().to_numeric(cells, errors="coerce")
-    return numbers.replace([np.inf, -np.inf], np.nan)
 
 
 def _to_dates(cells: Series) -> Series:
@@ -89,6 +84,14 @@ def describe_columns(columns: list[Column]) -> list[str]:
         if column.kind == "number" and column.why not in ("", "given"):
             lines.append(f"'{column.name}': {column.why}.")
     return lines
+
+
+def check_cells(source: Source, columns: list[Column]) -> None:
+    """Refuse numbers that are too large to learn from, naming row and column."""
+    for column in columns:
+        if column.kind == "number":
+            numbers = parse_finite(source.content[column.name]).to_numpy()
+            check_size(source.names, column.name, numbers)
 
 
 class TableEncoder:
@@ -144,7 +147,7 @@ class TableEncoder:
         for column in self.columns:
             name, cells = column.name, content[column.name]
             if column.kind == "number":
-                parsed[name] = _to_numbers(cells)
+                parsed[name] = parse_finite(cells)
             elif column.kind == "category":
                 parsed[_CATEGORY + name] = cells.fillna("(missing)").astype(str)
             else:
@@ -176,7 +179,7 @@ def find_unusual_cells(
 
 def _unusual_numbers(cells: Series, rows: np.ndarray) -> dict[int, str]:
     """{place in rows: description} of numbers far from the median."""
-    numbers = _to_numbers(cells)
+    numbers = parse_finite(cells)
     median, deviation = numbers.median(), numbers.std()
     unusual: dict[int, str] = {}
     if not deviation > 0:

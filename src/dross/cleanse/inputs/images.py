@@ -1,15 +1,20 @@
 """Pictures: a folder per class, or a table of file names and labels."""
 
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ...errors import BadInput
-from ...support.name_hints import check_name
+from ...support.printable import check_encodable, printable
 from .source import Frame, Source, import_pandas
-from .tables import read_frame, row_names
+from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
 
+# Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
+_MANY_SHADES = ("I", "F")  # Pillow's names of grey pictures with more than 256 shades
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _RESIZED = 32  # pixels on a side, for pictures that are large or differ in size
 _MAX_SIDE = 40  # pictures of one size up to this one are learnt as they are
@@ -21,17 +26,41 @@ _PICTURES_MEASURED = 2000  # for the mean and the deviation of the pixels
 
 
 def list_pictures(folder: Path) -> list[Path]:
-    """Every picture under a folder, sorted by path."""
-    return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
-    )
+    """Every picture under a folder, sorted by path. Links are followed."""
+    return [path for path in list_files(folder) if path.suffix.lower() in SUFFIXES]
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Every file under a folder, sorted by path. Links are followed; one to nowhere is a file.
+
+    A folder that is reached on two ways is refused: its pictures would have two classes.
+    """
+    files, reached = [], {}
+    for place, _, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in reached:
+            raise BadInput(
+                f"{printable(place)} and {printable(reached[real])} are the same folder, reached "
+                "through a link: the same pictures would be read twice. Remove the link."
+            )
+        reached[real] = place
+        files += [Path(place, name) for name in names]
+    for path in files:
+        check_encodable(str(path))
+    return sorted(files)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise BadInput(
+        f"{printable(str(error.filename))} cannot be read: {error.strerror}. Mend it, or take it "
+        "out of the folder."
+    ) from None
 
 
 def read_folder(folder: Path) -> Source:
     """Read a folder that has one folder of pictures per class."""
-    if not folder.is_dir():
-        raise BadInput(f"There is no folder {folder}.")
-    files = list_pictures(folder)
+    everything = list_files(folder)
+    files = [path for path in everything if path.suffix.lower() in SUFFIXES]
     if not files:
         raise BadInput(
             f"There are no pictures under {folder}. Expected one folder per class with "
@@ -46,25 +75,42 @@ def read_folder(folder: Path) -> Source:
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
     content = import_pandas().DataFrame({"path": names})
-    return _drop_broken(Source("images", "class", content, labels, names), folder)
+    notes = _note_left_out(folder, everything, set(labels))
+    return _drop_broken(Source("images", "class", content, labels, names, notes), folder)
 
 
-def read_listing(table: Path, paths: str, label: str) -> Source:
+def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> list[str]:
+    """Say which files are no pictures by their names, and which folders have none."""
+    notes = []
+    others = [path for path in everything if path.suffix.lower() not in SUFFIXES]
+    if others:
+        examples = ", ".join(path.relative_to(folder).as_posix() for path in others[:3])
+        more = " ..." if len(others) > 3 else ""
+        notes.append(f"{len(others):,} files are no pictures and are left out: {examples}{more}.")
+    empty = sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes
+    )
+    if empty:
+        more = " ..." if len(empty) > 3 else ""
+        notes.append(f"No class, for lack of pictures: {', '.join(empty[:3])}{more}.")
+    return notes
+
+
+def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUAL) -> Source:
     """Read the pictures that a table lists.
 
     Arguments:
         table: A CSV, TSV or Parquet file.
         paths: The column of file names, relative to the folder of the table.
         label: The column of classes.
+        reading: How to read the table.
     """
-    frame, notes = read_frame(table)
-    for column in (paths, label):
-        check_name("column", column, map(str, frame.columns))
-    whole = frame[[paths, label]].notna().all(axis=1)
+    frame, notes = read_frame(table, reading=reading, asked=[label, paths])
+    whole = has_text(frame[paths]) & has_text(frame[label])
     if not whole.all():
         notes.append(f"{int((~whole).sum())} rows lack a path or a label and are left out.")
-    names = row_names(np.flatnonzero(whole.to_numpy()))
     frame = frame[whole]
+    names = row_names(frame.index)
     labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
     content = import_pandas().DataFrame({"path": frame[paths].tolist()})
     return _drop_broken(Source("images", label, content, labels, names, notes), table.parent)
@@ -93,24 +139,48 @@ def _drop_broken(source: Source, root: Path) -> Source:
 
 
 def _open(path: Path) -> np.ndarray | None:
-    """The pixels, uint8 [H, W, 3]; None if the file is broken or missing."""
+    """The pixels between 0 and 255, [H, W, 3]; None if the file is broken or missing.
+
+    They are uint8, or float32 where a picture has more than 256 shades.
+    """
     from PIL import Image
 
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    if not os.path.isfile(path):  # to open a pipe would wait for ever
         return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=_FORMATS) as picture:
+                mode = picture.mode
+                if mode not in _MANY_SHADES and not mode.startswith("I;16"):
+                    return np.asarray(picture.convert("RGB"))
+                shades = np.asarray(picture, dtype=np.float32)
+    except Exception:  # a damaged picture can fail anywhere inside its decoder
+        return None
+    return _to_bytes_range(shades, mode, path)
+
+
+def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
+    """Grey shades of 16 bits, or floating ones between 0 and 1, brought to 0 ... 255."""
+    white = 1.0 if mode == "F" else 65535.0
+    if shades.size == 0 or not (shades.min() >= 0 and shades.max() <= white):
+        raise BadInput(
+            f"{path} has shades from {shades.min():g} to {shades.max():g}; dross knows what is "
+            f"black and white only from 0 to {white:g}. Save the pictures with 8 or 16 bits."
+        )
+    return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
 
 def load_thumbnail(path: Path) -> np.ndarray:
     """The picture in a size that a page can show, uint8 [H, W, 3]."""
     from PIL import Image
 
-    with Image.open(path) as picture:
-        small = picture.convert("RGB")
-        small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
-        return np.asarray(small)
+    pixels = _open(path)
+    if pixels is None:
+        raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
+    small = Image.fromarray(np.round(pixels).astype(np.uint8))
+    small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    return np.asarray(small)
 
 
 class ImageEncoder:
@@ -132,6 +202,11 @@ class ImageEncoder:
         fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
         self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
+        if torch.equal(pixels, pixels[:1].expand_as(pixels)):
+            raise BadInput(
+                f"All {len(pixels):,} pictures of the training part that were looked at are the "
+                "same: there is nothing to tell apart. Are they the right ones?"
+            )
         self.mean = pixels.mean((0, 2, 3), keepdim=True)
         self.deviation = pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3)
 
@@ -145,7 +220,7 @@ class ImageEncoder:
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
 
     def _load(self, path: Path) -> np.ndarray:
-        """One picture in the common size, uint8 [H, W, C]."""
+        """One picture in the common size, uint8 or float32 [H, W, C]."""
         from PIL import Image
 
         picture = _open(path)
@@ -153,8 +228,11 @@ class ImageEncoder:
             raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
         if picture.shape[:2] != self.size:
             height, width = self.size
-            resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
+            whole = picture if picture.dtype == np.uint8 else picture[..., 0]  # grey floats
+            resized = Image.fromarray(whole).resize((width, height), Image.Resampling.BILINEAR)
             picture = np.asarray(resized)
+            if picture.ndim == 2:
+                picture = np.repeat(picture[..., None], 3, axis=2)
         return picture[..., :1] if self.grey else picture
 
 

@@ -1,10 +1,13 @@
 """From what the user points at to tensors: find out what it is, read it, split it, encode it."""
 
-from dataclasses import dataclass, field, replace
+import os
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import BadInput
-from .columns import Column, TableEncoder, describe_columns, infer_columns
+from ...support.printable import check_encodable
+from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
 from .images import ImageEncoder, read_folder, read_listing
 from .prepared import PreparedData, assemble
 from .source import (
@@ -19,11 +22,12 @@ from .source import (
     rare_classes,
     split,
 )
-from .tables import read_table
+from .tables import Reading, read_table
 from .texts import TextEncoder
 from .user_code import prepare_from_python
 
 _SMALL_TEST_PART = 100
+_MAX_SEED = 1 << 63  # torch takes no larger ones
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,30 @@ class Request:
     task: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
     seed: int = 0
+    separator: str | None = None  # between the cells of a CSV file
+    na: list[str] | None = None  # cells that count as missing, beside empty ones
+
+    def __post_init__(self):
+        if not 0 <= self.seed < _MAX_SEED:
+            raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
+        for path in (self.data, self.validation, self.test):
+            if path is not None:
+                check_encodable(path)
+
+    @property
+    def reading(self) -> Reading:
+        """How tables are read."""
+        return Reading(self.separator, self.na)
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as a project keeps it, without what older versions did not know and is not
+        given.
+        """
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("separator", "na") or value is not None
+        }
 
 
 def prepare(request: Request) -> PreparedData:
@@ -47,7 +75,7 @@ def prepare(request: Request) -> PreparedData:
     Categories, medians and scales are those of the training part.
     """
     path = Path(request.data)
-    if ":" in request.data and not path.exists():
+    if ":" in request.data and not os.path.exists(path):
         return prepare_from_python(request.data, request.label or "label")
     whole = _read(path, request)
     check_learnable(whole)
@@ -62,7 +90,10 @@ def prepare(request: Request) -> PreparedData:
         sources |= {part: whole.take(rest[part]) for part in PARTS if part not in given}
         whole, parts = join_parts({part: sources[part] for part in PARTS})
     notes = [*whole.notes, *_check_parts(whole, {part: len(ids) for part, ids in parts.items()})]
-    encoder, columns = _fit_encoder(whole.kind, whole.take(parts["train"]).content, request)
+    train = whole.take(parts["train"]).content
+    columns = infer_columns(train, request.columns) if whole.kind == "table" else []
+    check_cells(whole, columns)
+    encoder = _fit_encoder(whole.kind, train, columns, request)
     return assemble(
         whole,
         parts,
@@ -76,18 +107,19 @@ def prepare(request: Request) -> PreparedData:
 
 def _read(path: Path, request: Request, task: str | None = None) -> Source:
     """Read a folder of pictures, a table that lists pictures, a table, or texts."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:
         raise BadInput("Which column is to be learnt? Pass --label NAME.")
     if request.images is not None:
-        return read_listing(path, request.images, request.label)
+        return read_listing(path, request.images, request.label, request.reading)
     return read_table(
         path,
         request.label,
         task=task or request.task,
         text=request.text,
         columns=request.columns,
+        reading=request.reading,
     )
 
 
@@ -113,7 +145,7 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
 
 def _root(path: Path) -> Path:
     """The folder that paths of pictures are relative to."""
-    return path if path.is_dir() else path.parent
+    return path if os.path.isdir(path) else path.parent
 
 
 def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
@@ -138,11 +170,10 @@ def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
     return notes
 
 
-def _fit_encoder(kind: str, train: Frame, request: Request) -> tuple[Encoder, list[Column]]:
-    """Fit an encoder on the training part; for a table, also the columns it was fitted on."""
+def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Request) -> Encoder:
+    """Fit an encoder on the training part."""
     if kind == "text":
-        return TextEncoder(train), []
+        return TextEncoder(train)
     if kind == "images":
-        return ImageEncoder(train, _root(Path(request.data))), []
-    columns = infer_columns(train, request.columns)
-    return TableEncoder(train, columns), columns
+        return ImageEncoder(train, _root(Path(request.data)))
+    return TableEncoder(train, columns)

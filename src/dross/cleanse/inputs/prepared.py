@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import BadInput
 from .columns import Column
+from .numbers import check_size
 from .source import PARTS, Encoder, Source
 
 
@@ -60,16 +62,39 @@ def assemble(
     root: Path | None = None,
 ) -> PreparedData:
     """Put a data set together; the targets are scaled by the labels of the training part."""
+    _assert_disjoint(parts, len(source))
     train = source.labels[parts["train"]]
     regression = source.task == "regression"
+    if regression:
+        check_size(source.names, source.label, source.labels)
     scale = (float(train.mean()), float(train.std())) if regression else (0.0, 1.0)
-    y = {part: _encode_labels(source, scale, source.labels[ids]) for part, ids in parts.items()}
+    if regression and not scale[1] > 0:
+        raise BadInput(
+            f"'{source.label}' is {train[0]:g} everywhere in training: there is nothing to learn."
+        )
+    y = {
+        part: _encode_labels(source, scale, source.labels[ids], source.take(ids).names)
+        for part, ids in parts.items()
+    }
     return PreparedData(source, parts, x, y, encoder, columns or [], notes or [], scale, root)
 
 
-def _encode_labels(source: Source, scale: tuple[float, float], labels: np.ndarray) -> Tensor:
+def _assert_disjoint(parts: dict[str, np.ndarray], count: int) -> None:
+    """Every instance is in one part at most: no verdict may rest on what was learnt."""
+    uses = np.bincount(np.concatenate(list(parts.values())), minlength=count)
+    assert len(uses) == count and uses.max() <= 1, "an instance is in two parts"
+
+
+def _encode_labels(
+    source: Source,
+    scale: tuple[float, float],
+    labels: np.ndarray,
+    names: list[str] | None = None,
+) -> Tensor:
+    """Labels as the model learns them. `names` are the instances', for messages."""
     if source.task == "regression":
         scaled = (labels.astype(np.float64) - scale[0]) / scale[1]
+        check_size(names or ["a new label"] * len(labels), source.label, scaled)
         return torch.from_numpy(scaled.astype(np.float32))[:, None]
     place = {name: k for k, name in enumerate(source.classes)}
     return torch.tensor([place[label] for label in labels])
@@ -78,7 +103,7 @@ def _encode_labels(source: Source, scale: tuple[float, float], labels: np.ndarra
 def data_digest(data: PreparedData) -> str:
     """A digest that changes whenever the names, labels, inputs or targets change."""
     lines = [*data.source.names, *map(str, data.source.labels)]
-    sha = hashlib.sha256("\n".join(lines).encode())
+    sha = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass"))
     for part in PARTS:
         for tensor in data.pair(part):
             sha.update(tensor.contiguous().numpy().tobytes())

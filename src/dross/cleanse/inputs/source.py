@@ -1,5 +1,6 @@
 """Instances as they were read, before a model learns from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from .numbers import check_size, read_number
 
 # pandas is imported when it is needed, and typed as Any: its own types are hard to satisfy.
 Frame = Any  # a pandas.DataFrame
@@ -70,10 +72,8 @@ class Source:
 
 def _natural_order(name: str) -> tuple:
     """A sorting key that puts classes named by numbers in the order of the numbers."""
-    try:
-        return (0, float(name), name)
-    except ValueError:
-        return (1, 0.0, name)
+    number = read_number(name)
+    return (1, 0.0, name) if number is None else (0, number, name)
 
 
 def check_learnable(source: Source) -> None:
@@ -85,6 +85,7 @@ def check_learnable(source: Source) -> None:
             "takes a few hundred."
         )
     if source.task == "regression":
+        check_size(source.names, source.label, source.labels)
         if float(np.std(source.labels)) == 0:
             raise BadInput(
                 f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn."
@@ -135,7 +136,10 @@ def split(
 def _strata(source: Source) -> Sequence[np.ndarray]:
     """The ids of each class; for a regression, of each tenth of the sorted labels."""
     if source.task == "classification":
-        return [np.flatnonzero(source.labels == name) for name in source.classes]
+        members: dict[str, list[int]] = {name: [] for name in source.classes}
+        for id, label in enumerate(source.labels):  # a comparison by numpy ignores trailing NULs
+            members[label].append(id)
+        return [np.array(ids, dtype=np.int64) for ids in members.values()]
     return np.array_split(np.argsort(source.labels, kind="stable"), 10)
 
 
@@ -143,9 +147,8 @@ def rare_classes(source: Source) -> list[str]:
     """The classes that have too few instances to be in every part."""
     if source.task != "classification":
         return []
-    values, counts = np.unique(source.labels, return_counts=True)
-    rare = counts < _MIN_INSTANCES_OF_A_SPLIT_CLASS
-    return [str(value) for value in values[rare]]
+    counts = Counter(source.labels)
+    return sorted(name for name in counts if counts[name] < _MIN_INSTANCES_OF_A_SPLIT_CLASS)
 
 
 def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def clean(
     test: str | None = None,
     task: str | None = None,
     columns: dict[str, str] | None = None,
+    separator: str | None = None,
+    na: Sequence[str] | None = None,
     model: str | None = None,
     make: str | None = None,
     runs: int = 4,
@@ -59,6 +62,10 @@ def clean(
         task: `classification` or `regression`. By default the labels decide.
         columns: {name: kind} for columns that are not what their cells look like. A kind is
             number, category, date, text or ignore.
+        separator: between the cells of a CSV file: one character, or `tab`. By default it is
+            guessed.
+        na: cells that count as missing, beside empty ones. By default `?`, `NA`, `N/A`, `nan`,
+            `NaN`, `null`, `NULL`, `None` and `-`.
         model: `linear`, `mlp` or `cnn`. By default the kind of data decides.
         make: module:function that builds a torch.nn.Module, instead of `model`.
         runs: how many independent runs the scores are averaged over.
@@ -92,6 +99,8 @@ def clean(
         task=task,
         columns=dict(columns or {}),
         seed=seed,
+        separator=separator,
+        na=None if na is None else list(na),
         **given,
     )
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
@@ -122,7 +131,7 @@ def _clean(
 
 def _absolute(given: str | os.PathLike) -> str:
     """A project is opened from other folders as well; module:function is left as it is."""
-    return str(Path(given).resolve()) if Path(given).exists() else str(given)
+    return str(Path(given).resolve()) if os.path.exists(given) else str(given)
 
 
 def _default_folder(data: str | os.PathLike) -> Path:
@@ -147,7 +156,7 @@ def _describe_job(job: Job) -> dict[str, Any]:
     begun: dict[str, Any] = {
         "made_by": "dross",
         "format": FORMAT,
-        "request": asdict(job.request),
+        "request": job.request.to_json(),
         "options": asdict(job.options),
         "digest": job.digest,
         "input_files": job.input_files,

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import BadInput, StorageFailed, TapeError, TapeMismatch
 from ...support.atomic_files import make_folder, write_json
 from ...support.file_lock import hold_lock
+from ...support.printable import check_encodable
 from ..inputs.input_files import check_output_folder, input_paths
 from ..inputs.load import Request
 from ..project import Project
@@ -39,6 +40,7 @@ def claimed_folder(
         BadInput: the folder holds something else, or another process writes to it.
         StorageFailed: it cannot be written.
     """
+    check_encodable(str(folder))
     check_output_folder(folder, input_paths(request))
     _check_ownership(folder)
     try:

@@ -1,0 +1,127 @@
+"""Pictures with many shades, broken ones, folders that are links, and what is left out."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dross.cleanse.inputs import images
+from dross.cleanse.inputs.load import Request, prepare
+from dross.errors import BadInput
+
+
+def write_set(folder, make, suffix=".png", count=30, classes=("cat", "dog")):
+    """A folder per class; make(rng, class number) gives the pixels of a picture."""
+    rng = np.random.default_rng(0)
+    for number, kind in enumerate(classes):
+        (folder / kind).mkdir(parents=True)
+        for k in range(count):
+            Image.fromarray(make(rng, number)).save(folder / kind / f"{k}{suffix}")
+    return folder
+
+
+def plain(rng, number):
+    return rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+
+
+def deep(rng, number):
+    return rng.integers(0, 1 << 16, (8, 8), dtype=np.uint16)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_sixteen_bits_are_scaled_not_cut_off(tmp_path, suffix):
+    write_set(tmp_path / "p", deep, suffix)
+    prepared = prepare(Request(str(tmp_path / "p")))
+    assert prepared.shape == (1, 8, 8)
+    pixels = np.stack(
+        [np.asarray(Image.open(tmp_path / "p" / n)) for n in prepared.part("train").names]
+    )
+    expected = (pixels - pixels.mean()) / pixels.std(ddof=1)
+    np.testing.assert_allclose(prepared.x["train"][:, 0].numpy(), expected, atol=1e-4)
+
+
+def test_large_pictures_of_sixteen_bits_are_resized_without_rounding(tmp_path):
+    faint = lambda rng, number: np.full((64, 48), 1000 + number, dtype=np.uint16)
+    write_set(tmp_path / "p", faint)
+    x = prepare(Request(str(tmp_path / "p"))).x["train"]
+    assert x.shape[1:] == (1, 32, 32) and len(x.unique()) == 2  # one shade of 65536 apart
+
+
+def test_floating_shades_between_0_and_1_are_scaled_and_others_refused(tmp_path):
+    write_set(tmp_path / "p", lambda rng, _: rng.random((8, 8), dtype=np.float32), ".tif")
+    x = prepare(Request(str(tmp_path / "p"))).x["train"]
+    assert 0.9 < float(x.std()) < 1.1 and len(x.unique()) > 1000
+    write_set(tmp_path / "q", lambda rng, _: 90 * rng.random((8, 8), dtype=np.float32), ".tif")
+    with pytest.raises(BadInput, match=r"0\.tif has shades from .* to (8|9).*only from 0 to 1"):
+        prepare(Request(str(tmp_path / "q")))
+
+
+def test_thumbnails_show_what_is_learnt(tmp_path):
+    shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    Image.fromarray(shades).save(tmp_path / "deep.png")
+    shown = images.load_thumbnail(tmp_path / "deep.png")
+    assert shown.dtype == np.uint8 and shown.shape == (8, 8, 3)
+    np.testing.assert_allclose(shown[..., 0], shades / 257, atol=0.51)
+
+
+def test_pictures_that_are_all_the_same_are_noticed(tmp_path):
+    write_set(tmp_path / "p", lambda rng, _: np.full((8, 8, 3), 255, dtype=np.uint8))
+    with pytest.raises(BadInput, match="are the same: there is nothing to tell apart"):
+        prepare(Request(str(tmp_path / "p")))
+
+
+def test_a_class_that_is_a_link_is_read(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "dog").rename(tmp_path / "elsewhere")
+    (folder / "dog").symlink_to(tmp_path / "elsewhere")
+    prepared = prepare(Request(str(folder)))
+    assert prepared.source.classes == ["cat", "dog"] and len(prepared.source) == 60
+    assert len(images.list_pictures(folder)) == 60  # what export copies
+
+
+@pytest.mark.parametrize("target", [".", "cat"])
+def test_a_folder_that_is_reached_twice_is_refused(tmp_path, target):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "again").symlink_to(folder / target)
+    with pytest.raises(BadInput, match="are the same folder, reached through a link"):
+        prepare(Request(str(folder)))
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "bird").mkdir()
+    (folder / "bird" / "1.heic").write_bytes(b"x")
+    (folder / "fish").symlink_to(tmp_path / "nowhere")
+    (folder / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    told = " ".join(prepare(Request(str(folder))).notes)
+    assert "2 files are no pictures and are left out: bird/1.heic, fish." in told
+    assert "No class, for lack of pictures: bird." in told
+    assert "1 pictures cannot be opened and are left out: cat/gone.png" in told
+
+
+def test_files_that_other_programs_would_have_to_read_are_not_pictures(tmp_path):
+    drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    (tmp_path / "a.png").write_bytes(drawing)
+    assert images._open(tmp_path / "a.png") is None
+
+
+def test_a_broken_avif_named_png_is_a_broken_picture(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "cat" / "bad.png").write_bytes(
+        b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf\0\0\0\x10meta"
+    )
+    assert "cat/bad.png" in " ".join(prepare(Request(str(folder))).notes)
+
+
+def test_a_pipe_among_the_pictures_does_not_hold_anybody_up(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    os.mkfifo(folder / "cat" / "pipe.png")
+    assert "cat/pipe.png" in " ".join(prepare(Request(str(folder))).notes)
+
+
+def test_names_that_are_not_utf8_are_refused_with_the_name(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    os.rename(folder / "cat" / "1.png", os.fsencode(folder / "cat") + b"/caf\xe9.png")
+    with pytest.raises(BadInput, match=r"caf\\xe9\.png is not UTF-8"):
+        prepare(Request(str(folder)))
