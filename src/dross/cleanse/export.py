@@ -188,10 +188,8 @@ class _Task:
 
     def _copy_table(self, named: _NamedEdits) -> tuple[bytes, int]:
         """The content of the copy, and how many rows it has."""
-        reading, edits = (
-            read_request(self.project).reading,
-            RowEdits(named.removed, named.relabelled),
-        )
+        reading = read_request(self.project).reading
+        edits = RowEdits(named.removed, named.relabelled)
         kind, label = self.to.suffix.lower(), self.project.about["label"]
         return copy_table(self.source, kind, label, edits, reading)
 

@@ -171,7 +171,7 @@ class Scores:
                 frame = pandas.read_parquet(path)
                 columns = {str(name): frame[name].to_numpy() for name in frame}
                 return _from_columns(columns, frame.attrs["dross"])
-            with open(path, newline="") as file:
+            with open(path, newline="", encoding="utf-8") as file:
                 about = json.loads(file.readline().removeprefix("# "))
                 names, *rows = csv.reader(file)
             table = np.array(rows, dtype=np.float64).reshape(-1, len(names))

@@ -1,6 +1,5 @@
 """The text of a CSV file: its encoding, its separator, and its records with their lines."""
 
-import codecs
 import csv
 import io
 import sys
@@ -17,10 +16,10 @@ _SAMPLE_RECORDS = 50
 _END = "\x1ethe end\x1e"  # a record of our own after the last: a quote left open swallows it
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 # Windows-1252 with its five empty places filled as browsers do, so that no byte is lost.
-_WINDOWS = "".join(
-    chr(code) if letter == "\ufffd" else letter
+_WINDOWS = {
+    code: chr(code) if letter == "\ufffd" else letter
     for code, letter in enumerate(bytes(range(256)).decode("cp1252", errors="replace"))
-)
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
             raise BadInput(
                 f"{name} is not a text file. Save it as CSV (UTF-8) or Parquet."
             ) from None
-        text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
+        text = raw.decode("latin-1").translate(_WINDOWS)
         notes = [
             f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
             "Look at letters with accents."

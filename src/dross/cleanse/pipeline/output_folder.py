@@ -140,7 +140,8 @@ def _is_same_job(said: Any, begun: dict[str, Any]) -> bool:
     found = {key: said[key] for key in wanted if key in said}
     for key, kind in (("request", Request), ("options", Options)):
         try:
-            found[key] = json.loads(json.dumps(asdict(kind(**found[key]))))
+            for said_of in (found, wanted):
+                said_of[key] = json.loads(json.dumps(asdict(kind(**said_of[key]))))
         except (KeyError, TypeError, ValueError):
             return False
     return all(
