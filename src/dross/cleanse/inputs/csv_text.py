@@ -17,10 +17,10 @@ _SAMPLE_RECORDS = 50
 _END = "\x1ethe end\x1e"  # a record of our own after the last: a quote left open swallows it
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 # Windows-1252 with its five empty places filled as browsers do, so that no byte is lost.
-_WINDOWS = "".join(
-    chr(code) if letter == "\ufffd" else letter
+_WINDOWS = {
+    code: code if letter == "\ufffd" else ord(letter)
     for code, letter in enumerate(bytes(range(256)).decode("cp1252", errors="replace"))
-)
+}
 
 
 @dataclass(frozen=True)
