@@ -85,7 +85,7 @@ def test_nonsense_is_refused_with_a_sentence(fresh, body):
 
 def test_a_regression_takes_numbers_as_labels(tmp_path):
     with client_of(make_project(tmp_path / "r", "table", 40, task="regression")) as client:
-        for label, status in (("3.5", 200), ("much", 400), ("nan", 400)):
+        for label, status in (("3.5", 200), ("much", 400), ("nan", 400), ("1_000", 400)):
             assert decide(client, ["relabel", label, [1]]).status_code == status
 
 
