@@ -120,7 +120,7 @@ def test_a_locale_without_utf8(tmp_path):
     page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
     assert "größe" in page and "ja, früh" in page
     judged = run_dross("judge", "o", "--remove", "3", "--seeds", "2", cwd=tmp_path, **plain)
-    assert judged.returncode == 0 or b"ZeroDivisionError" in judged.stderr, judged.stderr
+    assert judged.returncode == 0, judged.stderr
     done = run_dross("export", "o", "c.csv", "--remove", "2", cwd=tmp_path, **plain)
     assert done.returncode == 0, done.stderr
     assert len(pandas.read_csv(tmp_path / "c.csv")["größe"]) == 78

@@ -37,7 +37,7 @@ def read_count(value: Any, name: str) -> int:
     return value
 
 
-def read_text(value: Any, name: str) -> str:
+def read_short_text(value: Any, name: str) -> str:
     """Read a short text that can be written as UTF-8."""
     if not isinstance(value, str):
         raise BadInput(f"The field {name} must be text, not {describe(value)}.")
@@ -186,7 +186,7 @@ def parse_count(text: str, name: str) -> int:
 
 def query_text(query: Mapping[str, str], name: str) -> str:
     """Read a parameter that is a short text; "" if it is not there."""
-    return read_text(query.get(name, ""), name)
+    return read_short_text(query.get(name, ""), name)
 
 
 def is_plain_number(text: str) -> bool:

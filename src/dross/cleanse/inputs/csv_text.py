@@ -1,5 +1,6 @@
 """The text of a CSV file: its encoding, its separator, and its records with their lines."""
 
+import codecs
 import csv
 import io
 import sys
@@ -17,7 +18,7 @@ _END = "\x1ethe end\x1e"  # a record of our own after the last: a quote left ope
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 # Windows-1252 with its five empty places filled as browsers do, so that no byte is lost.
 _WINDOWS = {
-    code: chr(code) if letter == "\ufffd" else letter
+    code: code if letter == "\ufffd" else ord(letter)
     for code, letter in enumerate(bytes(range(256)).decode("cp1252", errors="replace"))
 }
 
@@ -47,7 +48,7 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
             raise BadInput(
                 f"{name} is not a text file. Save it as CSV (UTF-8) or Parquet."
             ) from None
-        text = raw.decode("latin-1").translate(_WINDOWS)
+        text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
         notes = [
             f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
             "Look at letters with accents."
