@@ -89,8 +89,8 @@ class UndoRequest:
     """Take back, or say again, the latest decision of a person ("": of anybody)."""
 
     revision: int = field(metadata=_read_by(read_count))  # what the page knows
-    who: str = field(default="", metadata=_read_by(read_text))
-    once: str = field(default="", metadata=_read_by(read_text))
+    who: str = field(default="", metadata=_read_by(read_short_text))
+    once: str = field(default="", metadata=_read_by(read_short_text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,9 @@ class DecideRequest:
 
     changes: list[Change] = field(metadata=_read_by(read_changes))
     revision: int = field(metadata=_read_by(read_count))
-    who: str = field(default="", metadata=_read_by(read_text))
-    why: str = field(default="", metadata=_read_by(read_text))
-    once: str = field(default="", metadata=_read_by(read_text))
+    who: str = field(default="", metadata=_read_by(read_short_text))
+    why: str = field(default="", metadata=_read_by(read_short_text))
+    once: str = field(default="", metadata=_read_by(read_short_text))
 
 
 @dataclass(frozen=True, kw_only=True)
