@@ -16,6 +16,7 @@ from ..errors import BadInput, StorageFailed, TapeError, TapeExists
 from ..step.state import State
 from ..step.step import Step
 from ..support.atomic_files import replace_file
+from .manifest_check import seal
 from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep
 from .segment import Segment, decode_segment, encode_segment
@@ -203,7 +204,7 @@ class TapeWriter:
                 f"Another run has been recorded in {self.folder} in the meantime; this one is not "
                 "written over it."
             )
-        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), sync=True)
+        self._replace(MANIFEST, json.dumps(seal(manifest), indent=1).encode(), sync=True)
         self.manifest = manifest
 
     def _sync(self, name: str) -> None:
