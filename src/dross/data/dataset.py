@@ -55,6 +55,7 @@ class Instances:
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
+        _check_leaves(first, "Instance 0 of the data set")
         if not _are_same(first, self._collate([0])):
             raise BadInput(
                 "The data set gives instance 0 differently each time it is asked. Take random "
@@ -165,7 +166,7 @@ class Instances:
         return check_ids(ids, self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
-        items = [self.source[i] for i in ids]
+        items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
             raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {kind}.")
@@ -176,6 +177,15 @@ class Instances:
                 f"The instances of the data set cannot be put into one batch: {error}"
             ) from error
         return x, y
+
+    def _get(self, i: int) -> Any:
+        try:
+            return self.source[i]
+        except (LookupError, TypeError) as error:
+            raise BadInput(
+                f"The data set of {self.count} instances does not give instance {i} "
+                f"({type(error).__name__}: {error}). Instances are known by their index, from 0 on."
+            ) from error
 
     def _move(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)
@@ -230,6 +240,17 @@ def make_batch(
     return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
 
 
+def _check_leaves(pair: Any, what: str) -> None:
+    """Refuse what a model or a loss cannot compute with."""
+    for part, name in zip(pair, ("x", "y")):
+        for leaf in tree_leaves(part):
+            if not isinstance(leaf, Tensor):
+                raise BadInput(
+                    f"{what} has {leaf!r}, a {type(leaf).__name__}, in its {name}: dross computes "
+                    "with numbers. Turn texts into numbers first: a class becomes its index."
+                )
+
+
 def _are_same(one: Any, other: Any) -> bool:
     return all(
         torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
@@ -251,9 +272,14 @@ def to_bytes(t: Tensor) -> bytes:
 
 def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     """The ids as int64 [n], or an error that calls them `what` if one is not in 0..count-1."""
-    array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
+    try:
+        array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
+    except (ValueError, TypeError):
+        raise BadInput(f"{what} must be one list of whole numbers, not {ids!r:.60}.") from None
     if array.size == 0:
         return array.astype(np.int64)
+    if array.ndim > 1:
+        raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
         raise BadInput(f"{what} must be whole numbers, not {array.dtype}.")
     if array.min() < 0 or array.max() >= count:
@@ -281,7 +307,7 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
     is_pair = isinstance(source, (tuple, list)) and len(source) == 2
     if not is_pair or isinstance(source[0], (tuple, list)):
         return None
-    convert = lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
+    convert = lambda t: _as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
     with warnings.catch_warnings():
         # nor do we write into it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -294,6 +320,16 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
             f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}."
         )
     return x, y
+
+
+def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
+    try:
+        return torch.as_tensor(t)
+    except TypeError:
+        raise BadInput(
+            f"An array of type {t.dtype} cannot be learnt from: dross computes with numbers. Turn "
+            "texts into numbers first: a class becomes its index."
+        ) from None
 
 
 class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(train_set))
@@ -315,6 +351,7 @@ class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(tra
         stored = _as_tensors(dataset)
         if stored and isinstance(stored[0], Tensor):
             dataset = torch.utils.data.TensorDataset(*stored)
+        _length(dataset)
         self.dataset = dataset
 
     def __len__(self) -> int:

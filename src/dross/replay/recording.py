@@ -27,6 +27,7 @@ from ..step.objective import Objective, Penalty
 from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step
+from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from .segment_replay import Block, SegmentReplay
@@ -202,7 +203,7 @@ class Recording:
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
-        tape = self.tape
+        tape, t = self.tape, check_whole(t, "The number of steps")
         if t == tape.steps:
             return tape.end_state().map(self._move)
         if not tape.first <= t <= tape.steps:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import BadInput, StorageFailed, TapeError, TapeExists
 from ..step.state import State
 from ..step.step import Step
+from ..support.arguments import check_folder
 from ..support.atomic_files import replace_file
 from .manifest_check import seal
 from .reader import MANIFEST, parse, read_manifest
@@ -236,6 +237,7 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
     """
     if isinstance(resume, bool):
         return resume
+    check_folder(resume, "resume")
     if Path(resume).resolve() != Path(folder).resolve():
         raise BadInput(
             f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run goes on "
