@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from .seeds import make_generator, mix_seeds
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
+EVERYTHING, SAMPLE = "everything", "sample"  # what a fingerprint is made of
 _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
 
@@ -146,20 +147,40 @@ class Instances:
             self._equal_weights[size] = on_device(micro.weights)
         return self._equal_weights[size]
 
-    def fingerprint(self) -> str:
-        """Tells data sets apart: everything of a pair of tensors, a sample of any other."""
+    @property
+    def digest_kind(self) -> str:
+        """What a fingerprint is made of: everything that is held, a sample of what is not."""
+        return EVERYTHING if self.stored else SAMPLE
+
+    def fingerprint(self, kind: str | None) -> str:
+        """Tells data sets apart.
+
+        Arguments:
+            kind: EVERYTHING or SAMPLE (64 instances). None is what tapes of earlier versions have:
+                everything of a pair of tensors, a sample of any other data set.
+        """
         digest = hashlib.sha256(str(self.count).encode())
-        if self.stored and self.aliased:
-            leaves = tree_leaves(self.stored)
-        else:
-            sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
-            leaves = tree_leaves(self[sample])
-        for leaf in leaves:
-            row_bytes = max(1, leaf[0].numel() * leaf.element_size())
-            # part by part: it may lie on a disk
-            for rows in leaf.split(max(1, _BYTES_READ_AT_ONCE // row_bytes)):
-                digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
+        if kind is None:
+            kind = EVERYTHING if self.stored and self.aliased else SAMPLE
+        for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
+            digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
         return digest.hexdigest()
+
+    def _rows_of_sample(self) -> list[Tensor]:
+        sample = np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64)
+        return tree_leaves(self[np.unique(sample)])
+
+    def _rows_of_all(self) -> Iterator[Tensor]:
+        """One leaf after the other, part by part: it may lie on a disk."""
+        first = tree_leaves(self[np.arange(1)])
+        for k, leaf in enumerate(tree_leaves(self.stored) if self.stored else first):
+            size = max(1, _BYTES_READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
+            if self.stored:
+                yield from leaf.split(size)
+                continue
+            for start in range(0, self.count, size):
+                ids = np.arange(start, min(start + size, self.count))
+                yield tree_leaves(self[ids])[k]
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
         """The ids as int64 [n], or an error that calls them `what`."""

@@ -164,7 +164,7 @@ def _open_tape(
     tape: str | os.PathLike, settings: RunSettings, earlier: dict | None, start: State, batch: int
 ) -> tuple[TapeWriter, State]:
     """A writer, and the state to go on from. earlier: the manifest of a tape to be continued."""
-    manifest = describe(settings)
+    manifest = describe(settings, earlier)
     if earlier is not None:
         check_same_run(earlier, manifest)
         start = Tape(tape).end_state().map(lambda t: t.to(settings.device))

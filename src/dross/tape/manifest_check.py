@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..data.dataset import EVERYTHING, SAMPLE
 from ..errors import TapeDamaged
 
 DIGEST = "digest"
@@ -144,6 +145,7 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "memory": _may_be_none(_is_count),
     "arithmetic": _is_text,
     "schedule": _may_be_none(_is_text),
+    "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
 }
 
 
