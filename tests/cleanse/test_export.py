@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 import dross
 from cleanse.made_inputs import QUICK, enrichment, small_table
 from dross import cli
-from dross.cleanse.export import _copy_table, _NamedEdits, _place_pictures
+from dross.cleanse.export import _NamedEdits, _place_pictures
+from dross.cleanse.inputs.table_copy import RowEdits, copy_table
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
 
@@ -136,9 +137,9 @@ def test_a_named_index_of_a_parquet_file_is_copied(tmp_path):
     frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": ["a", "b"]})
     frame.index = pandas.Index(["p", "q"], name="key")
     frame.to_parquet(tmp_path / "t.parquet")
-    edits = _NamedEdits({"row 3"}, {"row 2": "b"})
+    edits = RowEdits({"row 3"}, {"row 2": "b"})
     for name in ("out.parquet", "out.csv"):
-        raw, count = _copy_table("kind", tmp_path / "t.parquet", tmp_path / name, edits)
+        raw, count = copy_table(tmp_path / "t.parquet", f".{name.split('.')[1]}", "kind", edits)
         (tmp_path / name).write_bytes(raw)
         assert count == 1
     assert pandas.read_parquet(tmp_path / "out.parquet").reset_index().iloc[0].tolist() == [

@@ -157,8 +157,12 @@ WRONG = {
         "too many to be classes",
     ),
     "not numbers": (TWO_CLASSES, {"task": "regression"}, "is to be a number"),
-    "longer than the header": (b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40, {}, "as many cells"),
-    "ragged": (TWO_CLASSES + b"1,2,3,4\n", {}, "as many cells"),
+    "longer than the header": (
+        b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40,
+        {},
+        "cells, but the first has",
+    ),
+    "ragged": (TWO_CLASSES + b"1,2,3,4\n", {}, "cells, but the first has"),
     "an unknown kind of column": (
         TWO_CLASSES,
         {"columns": {"a": "numbr"}},

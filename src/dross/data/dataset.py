@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from .seeds import make_generator, mix_seeds
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
+EVERYTHING, SAMPLE = "everything", "sample"  # what a fingerprint is made of
 _MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
 
@@ -55,6 +56,7 @@ class Instances:
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
+        _check_leaves(first, "Instance 0 of the data set")
         if not _are_same(first, self._collate([0])):
             raise BadInput(
                 "The data set gives instance 0 differently each time it is asked. Take random "
@@ -145,27 +147,47 @@ class Instances:
             self._equal_weights[size] = on_device(micro.weights)
         return self._equal_weights[size]
 
-    def fingerprint(self) -> str:
-        """Tells data sets apart: everything of a pair of tensors, a sample of any other."""
+    @property
+    def digest_kind(self) -> str:
+        """What a fingerprint is made of: everything that is held, a sample of what is not."""
+        return EVERYTHING if self.stored else SAMPLE
+
+    def fingerprint(self, kind: str | None) -> str:
+        """Tells data sets apart.
+
+        Arguments:
+            kind: EVERYTHING or SAMPLE (64 instances). None is what tapes of earlier versions have:
+                everything of a pair of tensors, a sample of any other data set.
+        """
         digest = hashlib.sha256(str(self.count).encode())
-        if self.stored and self.aliased:
-            leaves = tree_leaves(self.stored)
-        else:
-            sample = np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
-            leaves = tree_leaves(self[sample])
-        for leaf in leaves:
-            row_bytes = max(1, leaf[0].numel() * leaf.element_size())
-            # part by part: it may lie on a disk
-            for rows in leaf.split(max(1, _BYTES_READ_AT_ONCE // row_bytes)):
-                digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
+        if kind is None:
+            kind = EVERYTHING if self.stored and self.aliased else SAMPLE
+        for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
+            digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
         return digest.hexdigest()
+
+    def _rows_of_sample(self) -> list[Tensor]:
+        sample = np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64)
+        return tree_leaves(self[np.unique(sample)])
+
+    def _rows_of_all(self) -> Iterator[Tensor]:
+        """One leaf after the other, part by part: it may lie on a disk."""
+        first = tree_leaves(self[np.arange(1)])
+        for k, leaf in enumerate(tree_leaves(self.stored) if self.stored else first):
+            size = max(1, _BYTES_READ_AT_ONCE // max(1, leaf[0].numel() * leaf.element_size()))
+            if self.stored:
+                yield from leaf.split(size)
+                continue
+            for start in range(0, self.count, size):
+                ids = np.arange(start, min(start + size, self.count))
+                yield tree_leaves(self[ids])[k]
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
         """The ids as int64 [n], or an error that calls them `what`."""
         return check_ids(ids, self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
-        items = [self.source[i] for i in ids]
+        items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
             raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {kind}.")
@@ -176,6 +198,15 @@ class Instances:
                 f"The instances of the data set cannot be put into one batch: {error}"
             ) from error
         return x, y
+
+    def _get(self, i: int) -> Any:
+        try:
+            return self.source[i]
+        except (LookupError, TypeError) as error:
+            raise BadInput(
+                f"The data set of {self.count} instances does not give instance {i} "
+                f"({type(error).__name__}: {error}). Instances are known by their index, from 0 on."
+            ) from error
 
     def _move(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         return map_pair(lambda t: move_to(t, self.device, self.dtype), batch)
@@ -230,6 +261,17 @@ def make_batch(
     return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
 
 
+def _check_leaves(pair: Any, what: str) -> None:
+    """Refuse what a model or a loss cannot compute with."""
+    for part, name in zip(pair, ("x", "y")):
+        for leaf in tree_leaves(part):
+            if not isinstance(leaf, Tensor):
+                raise BadInput(
+                    f"{what} has {leaf!r}, a {type(leaf).__name__}, in its {name}: dross computes "
+                    "with numbers. Turn texts into numbers first: a class becomes its index."
+                )
+
+
 def _are_same(one: Any, other: Any) -> bool:
     return all(
         torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
@@ -251,9 +293,14 @@ def to_bytes(t: Tensor) -> bytes:
 
 def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     """The ids as int64 [n], or an error that calls them `what` if one is not in 0..count-1."""
-    array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
+    try:
+        array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
+    except (ValueError, TypeError):
+        raise BadInput(f"{what} must be one list of whole numbers, not {ids!r:.60}.") from None
     if array.size == 0:
         return array.astype(np.int64)
+    if array.ndim > 1:
+        raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
         raise BadInput(f"{what} must be whole numbers, not {array.dtype}.")
     if array.min() < 0 or array.max() >= count:
@@ -281,7 +328,7 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
     is_pair = isinstance(source, (tuple, list)) and len(source) == 2
     if not is_pair or isinstance(source[0], (tuple, list)):
         return None
-    convert = lambda t: torch.as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
+    convert = lambda t: _as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
     with warnings.catch_warnings():
         # nor do we write into it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -294,6 +341,16 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
             f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}."
         )
     return x, y
+
+
+def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
+    try:
+        return torch.as_tensor(t)
+    except TypeError:
+        raise BadInput(
+            f"An array of type {t.dtype} cannot be learnt from: dross computes with numbers. Turn "
+            "texts into numbers first: a class becomes its index."
+        ) from None
 
 
 class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(train_set))
@@ -315,6 +372,7 @@ class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(tra
         stored = _as_tensors(dataset)
         if stored and isinstance(stored[0], Tensor):
             dataset = torch.utils.data.TensorDataset(*stored)
+        _length(dataset)
         self.dataset = dataset
 
     def __len__(self) -> int:

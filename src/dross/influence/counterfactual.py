@@ -19,6 +19,7 @@ from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..replay.recording import Recording
 from ..step.state import Clock, State
+from ..support.arguments import check_folder
 from .counterfactual_runs import MAX_MODELS_AT_ONCE, replay_without
 from .query import Query, as_query
 
@@ -105,6 +106,10 @@ class HowToRun:
     progress: bool = False
     n_jobs: int | None = None  # workers, -1 for one per core
     folder: str | os.PathLike | None = None  # where results are kept, piece by piece
+
+    def __post_init__(self):
+        if self.folder is not None:
+            check_folder(self.folder, "folder")
 
     @property
     def in_pieces(self) -> bool:

@@ -14,6 +14,7 @@ from ..errors import BadInput, DrossWarning
 from ..replay.recording import Recording
 from ..replay.window import choose_window
 from ..step.objective import Penalty
+from ..support.arguments import check_folder
 from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
@@ -184,7 +185,7 @@ class Run:
         if resume is None or resume is False:
             return None
         if resume is not True:
-            return Path(resume)
+            return Path(check_folder(resume, "resume"))
         if is_url(self.tape):
             raise BadInput(
                 f"resume=True keeps progress beside the tape, and {self.tape} can only be read. "

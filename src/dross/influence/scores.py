@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadInput, TapeDamaged
+from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Scores:
 
 
 def _check_count(m: int) -> int:
-    if m < 0:
+    if check_whole(m, "m") < 0:
         raise BadInput(f"m must not be negative, but it is {m}.")
     return m
 

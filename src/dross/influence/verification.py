@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadInput
+from ..support.arguments import check_whole
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
         int64 [n], in ascending order; all ids where there are no more than n.
     """
     count = len(scores)
-    if n < 2:
+    if check_whole(n, "n") < 2:
         raise BadInput(f"A verification needs at least 2 instances, not {n}.")
     if n >= count:
         return np.arange(count)

@@ -121,7 +121,7 @@ class LoopTape:
             instances=loop.instances,
             foreign=True,
         )
-        manifest = describe(settings)
+        manifest = describe(settings, self.earlier)
         if self.earlier is not None:
             check_same_run(self.earlier, manifest)
             manifest = self.earlier

@@ -24,10 +24,16 @@ from ..errors import BadInput, DrossWarning
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
 from ..step.clipping import ClipNorm, ClipValue
-from ..step.inspect_model import count_instances, device_and_dtype, unwrap_model
+from ..step.inspect_model import (
+    check_optimizer,
+    count_instances,
+    device_and_dtype,
+    unwrap_model,
+)
 from ..step.loss import find_loss
 from ..step.objective import Penalty
-from ..tape.retention import DefaultRetention, Keep
+from ..support.arguments import check_folder, check_function, check_number, check_whole
+from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from . import ddp
 from .loop_tape import LoopTape, UserLoop
@@ -99,6 +105,12 @@ class Recorder:
             TapeExists: where there is a tape already.
             TapeMismatch: where the tape to be continued is of another model, loss or optimizer.
         """
+        check_optimizer(optimizer)
+        check_keep(keep)
+        check_folder(tape, "tape")
+        check_function(penalty, "penalty")
+        check_function(augment, "augment")
+        seed = check_whole(seed, "seed")
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # it must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
@@ -219,7 +231,7 @@ class Recorder:
         Raises:
             NotSupported: where this step has been clipped already.
         """
-        parameters = self._watch.declare_clip(ClipNorm(float(max_norm)))
+        parameters = self._watch.declare_clip(ClipNorm(check_number(max_norm, "max_norm")))
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         self._watch.gradients.accept()
         return norm
@@ -235,7 +247,7 @@ class Recorder:
         Raises:
             NotSupported: where this step has been clipped already.
         """
-        parameters = self._watch.declare_clip(ClipValue(float(limit)))
+        parameters = self._watch.declare_clip(ClipValue(check_number(limit, "limit")))
         torch.nn.utils.clip_grad_value_(parameters, limit)
         self._watch.gradients.accept()
 

@@ -17,6 +17,7 @@ from ..replay.take_steps import take_step
 from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step, advance
+from ..support.arguments import check_whole
 from ..support.closeness import OTHER_ORDER, is_close, size
 from ..tape.retention import Keep
 
@@ -78,12 +79,13 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
     """The epoch of a step, where `before` is that of the step before it."""
     if epoch is None and keep.last_epochs is not None:
         raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
-    if epoch is not None and int(epoch) < before:
+    epoch = None if epoch is None else check_whole(epoch, "epoch")
+    if epoch is not None and epoch < before:
         raise BadInput(
             f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "
             "run."
         )
-    return before if epoch is None else int(epoch)
+    return before if epoch is None else epoch
 
 
 def check_autocast(device: torch.device) -> None:

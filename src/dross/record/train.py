@@ -22,6 +22,7 @@ from ..step.inspect_model import device_and_dtype, inspect_run, unwrap_model
 from ..step.loss import check_labels
 from ..step.objective import Objective, Penalty
 from ..step.state import State
+from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
@@ -101,6 +102,10 @@ def train(
         TapeMismatch: where the tape to be continued is of another run.
     """
     _check_options(keep, clip)
+    check_folder(tape, "tape")
+    check_function(penalty, "penalty")
+    check_function(augment, "augment")
+    seed = check_whole(seed, "seed")
     model = _prepare_model(model, device)
     device, dtype = device_and_dtype(model)
     keep = DefaultRetention() if keep is None else keep
@@ -108,7 +113,7 @@ def train(
     plan = BatchPlan.make(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
-    x = x if augment is None else augment(x, torch.Generator(device).manual_seed(seed))
+    x = x if augment is None else _augment_first(augment, x, seed, device)
     objective, pure = inspect_run(model, optimizer, loss, penalty, x, y)
     objective = replace(objective, arithmetic=check_arithmetic(arithmetic, device, dtype))
     _check_all_labels(objective, instances, x)
@@ -136,6 +141,16 @@ def train(
     return Run(Recording(Tape(tape), executor, pure, instances, augment, seed), progress)
 
 
+def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
+    try:
+        return augment(x, torch.Generator(device).manual_seed(seed))
+    except TypeError as error:
+        raise BadInput(
+            f"augment(x, generator) failed on the first batch: {error}. It takes the inputs and a "
+            "torch.Generator, and returns the inputs."
+        ) from error
+
+
 def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Module:
     """The bare module on its device, in train mode."""
     model = unwrap_model(model)
@@ -149,7 +164,7 @@ def _open_tape(
     tape: str | os.PathLike, settings: RunSettings, earlier: dict | None, start: State, batch: int
 ) -> tuple[TapeWriter, State]:
     """A writer, and the state to go on from. earlier: the manifest of a tape to be continued."""
-    manifest = describe(settings)
+    manifest = describe(settings, earlier)
     if earlier is not None:
         check_same_run(earlier, manifest)
         start = Tape(tape).end_state().map(lambda t: t.to(settings.device))
@@ -182,7 +197,7 @@ def _find_device(device: str | torch.device) -> torch.device:
     try:
         wanted = torch.device(device)
         torch.zeros(1, device=wanted)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise BadInput(
             f"The device '{device}' is not there ({first_line(error)}). Leave it out to train "
             "where the model is."

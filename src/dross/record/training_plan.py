@@ -1,6 +1,6 @@
 """What each step of a training run will use: which instances, and which rates."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,8 @@ class BatchPlan:
 
 
 def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
+    if not isinstance(batches, Iterable):
+        raise BadInput(f"batches must be a list with the ids of every step, not {batches!r}.")
     given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
     if not any(len(ids) for ids in given):
         raise BadInput("batches is empty: there is nothing to train on.")
@@ -90,7 +92,12 @@ def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
             rows[t] = live.numbers()
             eta.step()
         return rows
-    rates = _rates(eta, steps)
+    rates, groups = _rates(eta, steps), rows.shape[1]
+    if rates.ndim > 1 and rates.shape[1:] not in ((1,), (groups,)):
+        raise BadInput(
+            f"eta has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
+            f"groups it is [{steps}] or [{steps}, {groups}]."
+        )
     rows[:, :, _rate_column(live.optimizer)] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
     return rows
 
@@ -100,10 +107,14 @@ def _rate_column(optimizer: Optimizer) -> int:
 
 
 def _rates(eta: Any, steps: int) -> np.ndarray:
-    if callable(eta):
-        rates = np.array([eta(t) for t in range(steps)], dtype=np.float64)
-    else:
-        rates = np.asarray(eta.cpu() if isinstance(eta, torch.Tensor) else eta, dtype=np.float64)
+    given = [eta(t) for t in range(steps)] if callable(eta) else eta
+    try:
+        rates = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given, np.float64)
+    except (TypeError, ValueError):
+        raise BadInput(
+            "eta must be a rate, one per step, a function of the step or a torch scheduler, not "
+            f"{given!r:.60}."
+        ) from None
     if rates.ndim and len(rates) != steps:
         raise BadInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
     if not np.isfinite(rates).all() or (rates < 0).any():

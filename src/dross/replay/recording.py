@@ -27,6 +27,7 @@ from ..step.objective import Objective, Penalty
 from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step
+from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from .segment_replay import Block, SegmentReplay
@@ -202,7 +203,7 @@ class Recording:
 
     def state_at(self, t: int) -> State:
         """The state after t steps."""
-        tape = self.tape
+        tape, t = self.tape, check_whole(t, "The number of steps")
         if t == tape.steps:
             return tape.end_state().map(self._move)
         if not tape.first <= t <= tape.steps:
@@ -265,7 +266,7 @@ class Recording:
         """Refuse frozen weights or data that the user has changed since the recording."""
         made = self.tape.manifest
         check_constants(made["model"], self.objective.model, self.objective.layout)
-        if self.instances.aliased and made["data"] not in (None, self.instances.fingerprint()):
+        if self.instances.aliased and not _has_digest(made, self.instances):
             raise TapeMismatch(
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."
@@ -293,12 +294,18 @@ def _check_same_settings(
 
 
 def _check_same_data(made: dict, instances: Instances) -> None:
-    count, digest = made["instances"], made["data"]
-    if count not in (None, len(instances)) or digest not in (None, instances.fingerprint()):
+    count = made["instances"]
+    if count not in (None, len(instances)) or not _has_digest(made, instances):
         raise TapeMismatch(
             f"The run was trained on another data set ({count} instances; this one has "
             f"{len(instances)}, or other contents). Pass the data set it was trained on."
         )
+
+
+def _has_digest(made: dict, instances: Instances) -> bool:
+    """Whether the data are those of the manifest, as far as it tells."""
+    recorded = made["data"]
+    return recorded is None or recorded == instances.fingerprint(made.get("data_digest"))
 
 
 def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import BadInput
+from ..support.arguments import check_whole
 from ..tape.reader import Tape
 
 
@@ -39,6 +40,7 @@ def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = Non
 
 def check_at(tape: Tape, at: int | None) -> int:
     """The number of steps after which the model is asked."""
+    at = None if at is None else check_whole(at, "at")
     if at is not None and not tape.first <= at <= tape.steps:
         raise BadInput(
             f"at={at}: the tape holds the model after {tape.first} to {tape.steps} steps."
@@ -47,6 +49,7 @@ def check_at(tape: Tape, at: int | None) -> int:
 
 
 def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]:
+    epochs = None if epochs is None else check_whole(epochs, "epochs")
     if epochs is not None and epochs < 1:
         raise BadInput(f"epochs must be at least 1, not {epochs}.")
     if stop == tape.first:

@@ -3,6 +3,7 @@
 Both Jacobians are symmetric, so one function serves forwards and backwards.
 """
 
+import numbers
 from dataclasses import dataclass
 
 import torch
@@ -96,8 +97,8 @@ class ClipValue:
 
 
 def _check_positive(value: float) -> None:
-    if not value > 0:
-        raise BadInput(f"A clip needs a positive number, not {value}.")
+    if not isinstance(value, numbers.Real) or not value > 0:
+        raise BadInput(f"A clip needs a positive number, not {value!r}.")
 
 
 Clip = ClipNorm | ClipValue

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -13,9 +14,9 @@ from ..autodiff.functional import call_model
 from ..autodiff.precision import use_arithmetic
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
-from ..errors import BadInput, NotSupported, first_line
+from ..errors import BadInput, DrossError, NotSupported, first_line
 from .layout import Layout
-from .loss import Loss, check_labels, check_per_instance, find_loss
+from .loss import Loss, check_differentiable, check_labels, check_per_instance, find_loss
 from .objective import Objective, Penalty, probe_direction
 from .optimizers import Optimizer, read_optimizer
 
@@ -32,10 +33,7 @@ def inspect_run(
 
     The model is left as it was.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise BadInput(
-            f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
-        )
+    check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
     candidates = _names_by_group(parameters, optimizer)
@@ -61,6 +59,14 @@ def inspect_run(
     pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
     _check_second_derivative(objective, x, y)
     return objective, pure
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer of torch."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(
+            f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
+        )
 
 
 def unwrap_model(model: Any) -> nn.Module:
@@ -119,7 +125,13 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 def count_instances(y: Any) -> int:
     """How many instances a batch of labels is for."""
-    return len(tree_leaves(y)[0])
+    leaves = tree_leaves(y)
+    if not leaves or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim for t in leaves):
+        raise BadInput(
+            f"The labels of a batch must be a tensor with one row per instance, not {y!r:.60}. "
+            "Turn texts into numbers first: a class becomes its index."
+        )
+    return len(leaves[0])
 
 
 def trained_groups(
@@ -159,6 +171,7 @@ def _run_first_batch(
         if penalty is not None:
             bare = Objective(model, Layout((), (), (), ()), loss, penalty=penalty)
             losses = losses + bare.penalty_at(parameters)
+        check_differentiable(losses)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
     return _FirstBatch(
         {name for name, g in zip(parameters, grads) if g is not None},
@@ -172,7 +185,9 @@ def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     copy = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
     try:
         outputs = call_model(model, named, copy)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the model is the user's code
         raise BadInput(f"The model does not take the training inputs: {error}") from error
     if any(isinstance(t, Tensor) and t._version for t in tree_leaves(copy)):
         raise NotSupported(
@@ -187,7 +202,9 @@ def _compute_losses(loss: Loss, loss_name: str, outputs: Any, y: Any) -> Tensor:
         check_labels(outputs, y, loss_name)
     try:
         return check_per_instance(loss(outputs, y), count_instances(y))
-    except (RuntimeError, IndexError, AttributeError, TypeError) as error:
+    except DrossError:
+        raise
+    except Exception as error:  # the loss is the user's code
         got = f"a {type(outputs).__name__}"
         if isinstance(outputs, Tensor):
             got = f"outputs of shape {tuple(outputs.shape)}"

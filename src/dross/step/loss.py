@@ -69,6 +69,16 @@ def check_per_instance(losses: object, count: int) -> Tensor:
     return losses.reshape(count)
 
 
+def check_differentiable(losses: Tensor) -> None:
+    """Refuse losses from which nothing can be learnt."""
+    if not losses.requires_grad:
+        raise BadInput(
+            "The loss does not depend on the model's parameters: its result does not require a "
+            "gradient. Compute it from the outputs, without detach(), item(), argmax or "
+            "torch.no_grad()."
+        )
+
+
 def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
     """Refuse labels that a named cross entropy cannot use, before a GPU asserts on them."""
     if name == "binary_cross_entropy" and targets.numel():

@@ -119,7 +119,7 @@ class Objective:
         frozen = {name: p.detach() for name, p in named if name not in parameters}
         try:
             value = self.penalty({**parameters, **frozen})
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, LookupError) as error:
             raise BadInput(
                 f"penalty(params) failed: {error}. params is a dict of name -> tensor; sum over "
                 "params.values()."

@@ -34,9 +34,16 @@ class RunSettings:
     schedule: str | None = None
 
 
-def describe(run: RunSettings) -> dict:
-    """The manifest of a tape on which no step has been recorded yet."""
+def describe(run: RunSettings, earlier: dict | None = None) -> dict:
+    """The manifest of a tape on which no step has been recorded yet.
+
+    Arguments:
+        run: what it is recorded with.
+        earlier: the manifest of a tape to be continued; the data are digested as they were for it.
+    """
     objective, instances = run.objective, run.instances
+    kind = None if instances is None else instances.digest_kind
+    kind = kind if earlier is None else earlier.get("data_digest")
     layout = objective.layout
     return {
         "made_by": "dross",
@@ -56,7 +63,8 @@ def describe(run: RunSettings) -> dict:
         "penalty": objective.penalty is not None,
         "augment": run.augment is not None,
         "instances": None if instances is None else len(instances),
-        "data": None if instances is None else instances.fingerprint(),
+        "data": None if instances is None else instances.fingerprint(kind),
+        "data_digest": kind,
         "seed": run.seed,
         "keep": repr(run.keep),
         "memory": run.keep.memory,
@@ -70,7 +78,7 @@ def describe(run: RunSettings) -> dict:
 
 
 _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
-_MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory"}
+_MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory", "data_digest"}
 
 
 def check_same_run(earlier: dict, now: dict) -> None:

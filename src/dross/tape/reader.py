@@ -14,6 +14,8 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -22,13 +24,12 @@ from torch import Tensor
 
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
 from ..step.state import State
+from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
 from .storage import Bucket, Storage, open_storage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_REQUIRED_KEYS = {"made_by", "format", "id", "foreign", "model", "layout", "optimizer", "loss"}
-_REQUIRED_KEYS |= {"segments", "end", "steps", "complete"}
 
 
 class Tape:
@@ -69,13 +70,33 @@ class Tape:
     def read(self, index: int) -> Segment:
         """The segment at this place among the entries; raises TapeDamaged or StorageFailed."""
         entry = self.entries[index]
-        tensors, about = self._load(entry)
-        return decode_segment(tensors, about, entry["first"])
+        with self._refusing_other_content(entry):
+            tensors, about = self._load(entry)
+            segment = decode_segment(tensors, about, entry["first"])
+            epochs = [step.epoch for step in segment.steps]
+            if (len(epochs), [min(epochs), max(epochs)]) != (entry["steps"], entry["epochs"]):
+                raise ValueError(
+                    f"it has {len(epochs)} steps of epochs {min(epochs)} to {max(epochs)}"
+                )
+        return segment
 
     def end_state(self) -> State:
         """The state after the last recorded step; raises TapeDamaged or StorageFailed."""
-        tensors, about = self._load(self.manifest["end"])
-        return State.from_tensors(tensors, tuple(about["clock"]))
+        with self._refusing_other_content(self.manifest["end"]):
+            tensors, about = self._load(self.manifest["end"])
+            return State.from_tensors(tensors, tuple(about["clock"]))
+
+    @contextmanager
+    def _refusing_other_content(self, entry: dict) -> Iterator[None]:
+        """Inside: what cannot be made of a file's content says which file it is."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            path = self.storage.path(entry["file"])
+            raise TapeDamaged(
+                f"{path} does not hold what the manifest says ({type(error).__name__}: {error}). "
+                "Restore the tape from a copy, or record the run again."
+            ) from error
 
     def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
         with self._reading:
@@ -123,7 +144,7 @@ def read_manifest(where: Path | Storage) -> dict:
     Raises:
         TapeError: there is no tape.
         StorageFailed: the manifest cannot be read.
-        TapeDamaged: the manifest is incomplete, unreadable or not one of dross.
+        TapeDamaged: the manifest is incomplete, unreadable, altered or not one of dross.
         TapeMismatch: another version of dross wrote the tape in another format.
     """
     storage = open_storage(where)
@@ -136,7 +157,7 @@ def read_manifest(where: Path | Storage) -> dict:
         raise TapeError(f"{folder} is a file; a tape is a folder.") from None
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TapeDamaged(
             f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run "
             "again."
@@ -148,15 +169,5 @@ def read_manifest(where: Path | Storage) -> dict:
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads format "
             f"{FORMAT}. Use the dross that recorded it, or record the run again."
         )
-    if missing := _REQUIRED_KEYS - set(manifest):
-        raise TapeDamaged(
-            f"{path} lacks {sorted(missing)}. Restore it from a copy, or record the run again."
-        )
-    for entry in [*manifest["segments"], manifest["end"]]:
-        if not isinstance(entry, dict) or not _is_bare_name(entry.get("file")):
-            raise TapeDamaged(f"{path} names a file outside the tape.")
+    check_manifest(manifest, path)
     return manifest
-
-
-def _is_bare_name(name: object) -> bool:
-    return isinstance(name, str) and Path(name).name == name

@@ -11,10 +11,12 @@ By default every step is kept where all states take at most 128 MB, and checkpoi
 """
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
+from ..support.arguments import check_whole
 
 _MAX_SEGMENT_BYTES = 32 << 20
 _MAX_SEGMENT_STEPS = 256
@@ -61,6 +63,14 @@ class Keep(ABC):
         return None
 
 
+def check_keep(keep: object) -> None:
+    """Refuse what is no strategy; None stands for the default one."""
+    if keep is not None and not isinstance(keep, Keep):
+        raise BadInput(
+            f"keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes), not {keep!r}."
+        )
+
+
 @dataclass(frozen=True)
 class EveryStep(Keep):
     """Keep the state before every step: the quickest retrace, and the most disk.
@@ -92,7 +102,8 @@ class Checkpoints(Keep):
     every: int | None = None
 
     def __post_init__(self):
-        if self.every is not None and self.every < 1:
+        every = 1 if self.every is None else check_whole(self.every, "Checkpoints(every=...)")
+        if every < 1:
             raise BadInput(f"Checkpoints(every=...) needs at least 1 step, not {self.every}.")
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
@@ -131,7 +142,9 @@ class LastEpochs(Keep):
     inside: EveryStep | Checkpoints = Checkpoints()
 
     def __post_init__(self):
-        if self.epochs < 1:
+        if not isinstance(self.inside, (EveryStep, Checkpoints)):
+            raise BadInput(f"inside is EveryStep() or Checkpoints(), not {self.inside!r}.")
+        if check_whole(self.epochs, "LastEpochs(epochs)") < 1:
             raise BadInput(f"LastEpochs needs at least 1 epoch, not {self.epochs}.")
 
     @property
@@ -175,7 +188,11 @@ class Budget(Keep):
     spacing: int = 16
 
     def __post_init__(self):
-        if min(self.bytes, self.bytes if self.in_memory is None else self.in_memory) <= 0:
+        in_memory = self.bytes if self.in_memory is None else self.in_memory
+        for value in (self.bytes, in_memory, self.spacing):
+            if not isinstance(value, numbers.Real):
+                raise BadInput(f"A budget is a number of bytes, not {value!r}.")
+        if min(self.bytes, in_memory) <= 0:
             raise BadInput(f"A budget needs a positive number of bytes, not {self.bytes}.")
 
     @property

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from ..errors import BadInput
+from ..support.arguments import check_folder
 from ..support.atomic_files import write_bytes
 
 _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
@@ -114,4 +115,5 @@ def open_storage(where: str | os.PathLike | Storage) -> Storage:
     """The storage at a path or behind a URL; raises BadInput for a URL that cannot be opened."""
     if isinstance(where, Storage):
         return where
+    check_folder(where, "The place of a tape")
     return Bucket(str(where)) if is_url(where) else Folder(Path(where))

@@ -15,7 +15,9 @@ from torch import Tensor
 from ..errors import BadInput, StorageFailed, TapeError, TapeExists
 from ..step.state import State
 from ..step.step import Step
+from ..support.arguments import check_folder
 from ..support.atomic_files import replace_file
+from .manifest_check import seal
 from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep
 from .segment import Segment, decode_segment, encode_segment
@@ -203,7 +205,7 @@ class TapeWriter:
                 f"Another run has been recorded in {self.folder} in the meantime; this one is not "
                 "written over it."
             )
-        self._replace(MANIFEST, json.dumps(manifest, indent=1).encode(), sync=True)
+        self._replace(MANIFEST, json.dumps(seal(manifest), indent=1).encode(), sync=True)
         self.manifest = manifest
 
     def _sync(self, name: str) -> None:
@@ -235,6 +237,7 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
     """
     if isinstance(resume, bool):
         return resume
+    check_folder(resume, "resume")
     if Path(resume).resolve() != Path(folder).resolve():
         raise BadInput(
             f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run goes on "

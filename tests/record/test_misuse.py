@@ -1,0 +1,211 @@
+"""Whatever is passed to a public function, the answer is a result or a sentence of ours."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dross
+from dross.errors import BadInput, DrossError
+
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(20) % 3
+_NAMES = itertools.count()
+
+
+class Given(torch.utils.data.Dataset):
+    """A data set whose every instance is what `give` says."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        return self.give(i)
+
+
+def _fail(i):
+    raise KeyError(i)
+
+
+def detached(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none").detach()
+
+
+def constant(outputs, targets):
+    return torch.zeros(len(targets))
+
+
+def failing(outputs, targets):
+    return outputs["logits"]
+
+
+def _start():
+    model = nn.Linear(4, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def train(tmp_path):
+    def run(**changes):
+        model, optimizer = _start()
+        given = {
+            "model": model,
+            "train_set": (X, Y),
+            "loss": "cross_entropy",
+            "optimizer": optimizer,
+            "tape": tmp_path / f"t{next(_NAMES)}",
+            "epochs": 1,
+            "batch_size": 5,
+            "progress": False,
+        }
+        return dross.train(**(given | changes))
+
+    return run
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Record one step, with other arguments of the recorder and of the step."""
+
+    def run(made, stepped):
+        model, optimizer = _start()
+        given = {"optimizer": optimizer, "loss": "cross_entropy", "tape": tmp_path / "t"} | made
+        recorder = dross.Recorder(model, **given)
+        with recorder.step(**({"ids": [0, 1], "x": X[:2], "y": Y[:2]} | stepped)) as losses:
+            losses.mean().backward()
+            optimizer.step()
+        return recorder.run((X, Y))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": None}, "seed must be a whole number, not None"),
+        ({"seed": "x"}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"tape": None}, "tape must be the path of a folder, not None"),
+        ({"tape": 5}, "tape"),
+        ({"tape": b"x"}, "tape"),
+        ({"tape": ""}, "tape"),
+        ({"tape": "a\0b"}, "tape"),
+        ({"train_set": Given(lambda i: (X[i], "cat"))}, "'cat', a str, in its y"),
+        ({"train_set": Given(lambda i: ("text", 1))}, "in its x"),
+        ({"train_set": Given(_fail)}, "does not give instance 0"),
+        ({"train_set": {"x": X}}, "does not give instance 0"),
+        ({"train_set": (X, np.array(["a"] * 20))}, "dross computes with numbers"),
+        ({"train_set": (np.array([["a"]] * 20), Y)}, "dross computes with numbers"),
+        ({"train_set": (X.numpy().astype(object), Y)}, "dross computes with numbers"),
+        ({"train_set": None}, "map-style"),
+        ({"loss": detached}, "does not depend on the model's parameters"),
+        ({"loss": constant}, "does not depend on the model's parameters"),
+        ({"loss": failing}, "The loss does not take"),
+        ({"loss": None}, "loss must be"),
+        ({"batches": 5}, "batches must be a list"),
+        ({"batches": [[0, [1]]]}, "one list of whole numbers"),
+        ({"batches": [[[0, 1], [2, 3]]]}, "one list of whole numbers"),
+        ({"eta": "quick"}, "eta must be a rate"),
+        ({"eta": {"a": 1}}, "eta must be a rate"),
+        ({"eta": 1j}, "eta must be a rate"),
+        ({"eta": lambda t: "x"}, "eta must be a rate"),
+        ({"eta": np.zeros((4, 7))}, r"eta has the shape \[4, 7\]"),
+        ({"penalty": 5}, "penalty must be a function"),
+        ({"penalty": lambda params: params["zzz"]}, "penalty"),
+        ({"augment": 5}, "augment must be a function"),
+        ({"augment": lambda x: x}, r"augment\(x, generator\) failed"),
+        ({"arithmetic": None}, "arithmetic"),
+        ({"device": 1.5}, "device"),
+        ({"resume": 5}, "resume"),
+        ({"keep": "all"}, "keep"),
+        ({"optimizer": None}, "optimizer"),
+        ({"model": None}, "model"),
+    ],
+    ids=str,
+)
+def test_train_says_what_cannot_be_used(train, change, says):
+    with pytest.raises(BadInput, match=says):
+        train(**change)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: dross.Checkpoints("x"), "Checkpoints"),
+        (lambda: dross.LastEpochs(None), "LastEpochs"),
+        (lambda: dross.LastEpochs(1, "x"), "inside"),
+        (lambda: dross.Budget(None), "budget"),
+        (lambda: dross.Budget(10**7, "x"), "budget"),
+        (lambda: dross.ClipNorm("x"), "clip"),
+        (lambda: dross.ClipValue(None), "clip"),
+        (lambda: dross.indexed(5), "map-style"),
+    ],
+)
+def test_what_describes_a_run_is_checked_when_it_is_made(make, says):
+    with pytest.raises(BadInput, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("made", "stepped"),
+    [
+        *[({key: value}, {}) for key in ("tape", "seed", "optimizer") for value in (None, 1.5, [])],
+        *[({key: value}, {}) for key in ("keep", "penalty", "augment") for value in (5, "x")],
+        *[({"loss": loss}, {}) for loss in (None, detached, constant, failing)],
+        *[({}, {"y": y}) for y in (None, 5, [0, 1], ["a", "b"], torch.tensor(1), [], {})],
+        *[({}, {"ids": ids}) for ids in (None, "ab", [[0], [1, 2]], [[0], [1]], [0.5, 1.5])],
+        *[({}, {"epoch": epoch}) for epoch in ("x", 1.5, [], float("nan"))],
+        *[({}, {"x": x}) for x in (None, "ab", 5)],
+    ],
+    ids=str,
+)
+def test_a_recorder_says_what_cannot_be_used(record, made, stepped):
+    with pytest.raises(BadInput):
+        record(made, stepped)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, []])
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_a_clip_of_a_recorder_needs_a_number(tmp_path, clip, wrong):
+    model, optimizer = _start()
+    recorder = dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t")
+    with (
+        pytest.raises(BadInput, match="must be a number"),
+        recorder.step([0], X[:1], Y[:1]) as losses,
+    ):
+        losses.mean().backward()
+        getattr(recorder, clip)(wrong)
+
+
+def test_what_is_asked_of_a_run_is_checked(train):
+    run, query = train(), dross.mean_loss((X, Y))
+    scores = run.influence(query)
+    wrong = ["x", [], 1.5, object(), True]
+    folders = [5, 1.5, [], b"x", "a\0b", object()]
+    ids = [["a"], [0.5], [99], [None], [[1, 2]], [[1], [2, 3]], object(), []]
+    asked = [
+        *[lambda v=v: run.influence(query, epochs=v) for v in wrong],
+        *[lambda v=v: run.influence(query, at=v) for v in wrong],
+        *[lambda v=v: run.evaluate(query, at=v) for v in wrong],
+        *[lambda v=v: run.parameters(at=v) for v in wrong],
+        *[lambda v=v: run.counterfactual([[1]], epochs=v) for v in wrong],
+        *[lambda v=v: run.leave_one_out(query, [1], at=v) for v in wrong],
+        *[lambda v=v: run.verify(scores, query, n=v) for v in wrong],
+        *[lambda v=v: scores.most_harmful(v) for v in wrong],
+        *[lambda v=v: run.influence(query, resume=v) for v in folders if v != "a\0b"],
+        *[lambda v=v: run.counterfactual([[1]], folder=v) for v in folders],
+        *[lambda v=v: run.leave_one_out(query, [1], folder=v) for v in folders],
+        *[lambda v=v: run.leave_one_out(query, v) for v in ids],
+        *[lambda v=v: run.verify(scores, query, v) for v in ids],
+        *[lambda v=v: run.parameter_influence(v) for v in ids],
+        *[lambda v=v: dross.Run.open(v, _start()[0], (X, Y), "cross_entropy") for v in folders],
+        *[lambda v=v: run.influence(v) for v in (None, (X, Y), dross.mean_loss)],
+    ]
+    for ask in asked:
+        with pytest.raises(DrossError):
+            ask()
