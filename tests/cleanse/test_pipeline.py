@@ -160,9 +160,9 @@ WRONG = {
     "longer than the header": (
         b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40,
         {},
-        "cells, but the first has",
+        "but the first has",
     ),
-    "ragged": (TWO_CLASSES + b"1,2,3,4\n", {}, "cells, but the first has"),
+    "ragged": (TWO_CLASSES + b"1,2,3,4\n", {}, "but the first has"),
     "an unknown kind of column": (
         TWO_CLASSES,
         {"columns": {"a": "numbr"}},
