@@ -1,6 +1,7 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
 # make check    style, types, and which folder may import which
+# make fuzz     hostile inputs and kills at random moments, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
@@ -11,7 +12,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test check clusters browser clean
+.PHONY: demo test check fuzz clusters browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +31,10 @@ check: $(VENV)/installed
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_map.py --check
 	$(BIN)/pyright
+
+fuzz: $(VENV)/installed
+	DROSS_FUZZ_SECONDS=60 DROSS_CRASH_MOMENTS=10 $(BIN)/python -m pytest -n 0 -s tests/fuzz tests/crash/test_review_crash.py
+	$(BIN)/python -W ignore tests/crash/kill_anytime.py --moments 10
 
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
