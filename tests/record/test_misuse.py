@@ -1,6 +1,7 @@
 """Whatever is passed to a public function, the answer is a result or a sentence of ours."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -84,6 +85,11 @@ def record(tmp_path):
     return run
 
 
+def _describe(value) -> str:
+    """The same name for a test in every process: without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -126,7 +132,7 @@ def record(tmp_path):
         ({"optimizer": None}, "optimizer"),
         ({"model": None}, "model"),
     ],
-    ids=str,
+    ids=_describe,
 )
 def test_train_says_what_cannot_be_used(train, change, says):
     with pytest.raises(BadInput, match=says):
@@ -162,7 +168,7 @@ def test_what_describes_a_run_is_checked_when_it_is_made(make, says):
         *[({}, {"epoch": epoch}) for epoch in ("x", 1.5, [], float("nan"))],
         *[({}, {"x": x}) for x in (None, "ab", 5)],
     ],
-    ids=str,
+    ids=_describe,
 )
 def test_a_recorder_says_what_cannot_be_used(record, made, stepped):
     with pytest.raises(BadInput):
