@@ -248,8 +248,8 @@ def _count_fitting(recording: Recording, state: State, first: int) -> int:
     watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
     with recording.executor.training(), watch:
         recording.executor.plain_gradient(batch.load(), state.theta, state.buffers, None)
-    # activations and their gradients under vmap; the state, its gradient, update and copies; who is
-    # present. Measured on the networks of the benchmarks, with room for what torch keeps besides.
+    # a careful guess, not a measurement: activations and their gradients under vmap; the state, its
+    # gradient, update and copies; who is present. Where it is too low, try_to_fit halves.
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
     available = _available_memory(recording.device) // 3
     if (allowed := recording.memory_limit) is not None:
