@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -58,3 +59,48 @@ def test_the_values_remain_set_after_the_import():
         [sys.executable, "-c", code], env=inherited, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == ["10000", "1"]
+
+
+# Prints the page faults of a block of 8 MiB that is written and freed again, 50 times.
+FAULTS = """
+import ctypes, os, resource
+os.environ.pop("GOMP_SPINCOUNT", None)
+from dross.support.environment import prepare_environment
+prepare_environment()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    blocks = [libc.malloc(8 << 20) for _ in range(16)]
+    for block in blocks:
+        ctypes.memset(block, 1, 8 << 20)
+    for block in blocks:
+        libc.free(block)
+use()
+before = count()
+for _ in range(5):
+    use()
+print(count() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc returns freed memory at once")
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, True), ({"DROSS_SET_ENVIRONMENT": "0"}, False), ({"MALLOC_ARENA_MAX": "1"}, False)],
+)
+def test_freed_memory_is_kept_for_the_next_pass_unless_the_user_says_otherwise(given, kept):
+    unset = (
+        "DROSS_SET_ENVIRONMENT",
+        "MALLOC_ARENA_MAX",
+        *[v for v in os.environ if "MALLOC_" in v],
+    )
+    inherited = {k: v for k, v in os.environ.items() if k not in unset}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        env=inherited | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (int(done.stdout) < 1000) == kept
