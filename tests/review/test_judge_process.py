@@ -2,9 +2,16 @@
 
 import json
 import os
+import sys
 
+import numpy as np
+import pandas
 import pytest
+from typer.testing import CliRunner
 
+import dross
+from dross import cli
+from dross.errors import TapeMismatch
 from dross.review.judge_process import JudgeProcess
 from review.review_client import client_of, decide, wait_for
 from review.review_project import judge_command, make_verdict
@@ -82,3 +89,60 @@ def test_a_judgement_runs_no_modules_of_the_current_folder(fresh, tmp_path, monk
     status = wait_for(lambda: (now := judging.status())["state"] != "running" and now, 60)
     assert not (here / "ran").exists()
     assert "Nothing has been removed" in status["output"]  # what the real one says
+
+
+OWN_MODEL = """
+import pathlib
+from torch import nn
+pathlib.Path("was-run").touch()
+def network():
+    return nn.Linear(3, 2)
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """A small project whose model is the user's code, in a module of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "ownmodel.py").write_text(OWN_MODEL)
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.normal(size=(90, 3)).round(3), columns=["a", "b", "c"])
+    frame["kind"] = np.where(frame["a"] > 0, "yes", "no")
+    frame.to_csv("t.csv", index=False)
+    options = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
+    project = dross.clean("t.csv", "kind", out="run", make="ownmodel:network", **options)
+    sys.modules.pop("ownmodel", None)
+    (tmp_path / "was-run").unlink()
+    return project
+
+
+def test_the_page_runs_no_code_that_the_command_line_does_not_name(own_code):
+    with client_of(own_code) as client:
+        decide(client, ["remove", None, [1]])
+        refused = client.post("/api/judge", json={"seeds": 2})
+        assert refused.status_code == 400
+        assert "--trust-code ownmodel:network" in refused.json()["error"]
+        assert client.get("/api/judge").json()["state"] == "idle"
+    assert not os.path.exists("was-run")
+
+
+def test_the_page_judges_with_code_that_the_command_line_names(own_code):
+    with client_of(own_code, trust_code=["ownmodel:network"]) as client:
+        decide(client, ["remove", None, [1]])
+        assert client.post("/api/judge", json={"seeds": 2}).json()["state"] == "running"
+        status = lambda: client.get("/api/judge").json()
+        ended = wait_for(lambda: (now := status())["state"] != "running" and now, 120)
+        assert ended["state"] == "done", ended["output"]
+        assert client.get("/api/verdicts").json()["verdicts"][0]["seeds"] == 2
+    assert os.path.exists("was-run")
+
+
+def test_reviewing_shows_trusted_code_and_refuses_it_once_it_has_changed(own_code):
+    with open("ownmodel.py", "a") as module:
+        module.write("# and more\n")
+    command = ["review", "run", "--no-browser", "--trust-code", "ownmodel:network"]
+    started = CliRunner().invoke(cli.app, command)
+    assert isinstance(started.exception, TapeMismatch)
+    assert "ownmodel.py (SHA-256" in started.output and "nn.Linear(3, 2)" in started.output
+    assert not os.path.exists("was-run")

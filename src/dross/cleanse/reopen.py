@@ -42,16 +42,16 @@ def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[Pre
         TapeMismatch: the input, or the code, has changed since `dross clean` read it.
         TapeDamaged: project.json lacks something.
     """
-    about = project.about
+    about, make = project.about, _model_code(project)
     try:
-        make, source = about["options"]["make"], about.get("model_source")
         saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
     except (KeyError, TypeError):
         raise _explain_damage(project, "recipe") from None
-    prepared = _reopen_data(project, trust_code, [] if make is None else [make])
+    check_trusted(needed_code(project), trust_code, str(project.folder))
+    prepared = _reopen_data(project)
     function = None
     if make is not None:
-        _check_source(make, source)
+        _check_source(make, about.get("model_source"))
         function = import_function(make, "--model")
     try:
         return prepared, Recipe(**saved, make=function)
@@ -64,7 +64,32 @@ def reopen_data(project: Project) -> PreparedData:
 
     Raises as `reopen_inputs`.
     """
-    return _reopen_data(project, (), [])
+    check_trusted(_data_code(project), (), str(project.folder))
+    return _reopen_data(project)
+
+
+def needed_code(project: Project) -> list[str]:
+    """The `module:function`s that `reopen_inputs` imports; raises TapeDamaged."""
+    make = _model_code(project)
+    return [*_data_code(project), *([] if make is None else [make])]
+
+
+def check_code_unchanged(project: Project, entries: Sequence[str]) -> None:
+    """Refuse code that is not what the project was made with; nothing is imported.
+
+    Arguments:
+        project: The project.
+        entries: The `module:function`s to look at; those that it does not need are passed over.
+
+    Raises:
+        TapeMismatch: one of their modules has changed.
+        TapeDamaged: project.json lacks something.
+    """
+    recorded = dict.fromkeys(_data_code(project), project.about.get("data_source"))
+    if (make := _model_code(project)) is not None:
+        recorded[make] = project.about.get("model_source")
+    for entry in entries:
+        _check_source(entry, recorded.get(entry))
 
 
 def check_unchanged(project: Project, prepared: PreparedData) -> None:
@@ -77,13 +102,24 @@ def check_unchanged(project: Project, prepared: PreparedData) -> None:
     _compare_digests(project, digest_inputs(request) | digest_listed_pictures(request, prepared))
 
 
-def _reopen_data(
-    project: Project, trust_code: Sequence[str], model_code: list[str]
-) -> PreparedData:
+def _data_code(project: Project) -> list[str]:
+    """The function that the data come from, if they do."""
     request = read_request(project)
-    data_code = [request.data] if names_code(request) else []
-    check_trusted([*data_code, *model_code], trust_code, str(project.folder))
-    for entry in data_code:
+    return [request.data] if names_code(request) else []
+
+
+def _model_code(project: Project) -> str | None:
+    """The function that builds the model, if there is one."""
+    try:
+        return project.about["options"]["make"]
+    except (KeyError, TypeError):
+        raise _explain_damage(project, "recipe") from None
+
+
+def _reopen_data(project: Project) -> PreparedData:
+    """Read the input once more. Code that it needs is trusted by now, but may have changed."""
+    request = read_request(project)
+    for entry in _data_code(project):
         _check_source(entry, project.about.get("data_source"))
     _compare_digests(project, digest_inputs(request))
     prepared = prepare(request)

@@ -92,13 +92,18 @@ def review(
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, Option(help="Open the browser.")] = True,
+    trust_code: option.TrustCode = None,
 ) -> None:
     """Look at the suggestions in the browser and decide: keep, remove, or relabel. Every decision
     is saved at once and can be undone.
+
+    The page judges the decisions, too. Data and models from module:function are run for that only
+    if --trust-code names them.
     """
     from ..review.server import serve
 
-    serve(run, port=port, host=host, open_browser=browser)
+    _show_trusted(trust_code)
+    serve(run, port=port, host=host, open_browser=browser, trust_code=trust_code or [])
 
 
 @command(app)
@@ -128,8 +133,7 @@ def judge(
     options it judges the decisions made on the page, or else the suggestion. Data and models from
     module:function are run only if --trust-code names them.
     """
-    for entry in trust_code or []:
-        _print_path(show_source(entry))
+    _show_trusted(trust_code)
     verdict = judge_project(
         run,
         remove=remove,
@@ -175,6 +179,12 @@ def export(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
     )
+
+
+def _show_trusted(entries: list[str] | None) -> None:
+    """Show the code that is about to be trusted."""
+    for entry in entries or []:
+        _print_path(show_source(entry))
 
 
 def _print_path(line: str) -> None:

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from ..cleanse.decisions import Decision, Event
 from ..cleanse.project import Project
-from ..errors import BadInput
+from ..cleanse.reopen import needed_code
+from ..errors import BadInput, TapeDamaged
 from .answers import JSONAnswer
 from .class_balance import class_warnings
 from .judge_process import JudgeProcess
@@ -157,8 +158,24 @@ class Api:
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
                 "Decide about some instances first."
             )
+        self._check_code_trusted()
         self.judge_process.start(request.seeds, request.quick)
         return self.judge_process.status()
+
+    def _check_code_trusted(self) -> None:
+        """The page has no part in what is run: only the command line of the review names it."""
+        try:
+            needed = needed_code(self.project)
+        except TapeDamaged:
+            return  # the judgement says what is wrong with it
+        missing = [entry for entry in needed if entry not in self.judge_process.trust_code]
+        if missing:
+            flags = " ".join(f"--trust-code {entry}" for entry in needed)
+            raise BadInput(
+                f"Judging this project runs code that is not a part of dross: "
+                f"{', '.join(missing)}. Read it. If you trust it, stop dross review and start it "
+                f"again with {flags}."
+            )
 
     def cancel_judging(self, request: CancelRequest) -> _JSON:
         """Stop the judgement that was started from the page."""

@@ -25,12 +25,20 @@ class JudgeProcess:
     Arguments:
         folder: The project folder; the process writes its progress there.
         command: What to run instead of `dross judge FOLDER --decisions`.
+        trust_code: The `module:function`s that the process may import.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str] | None = None,
+        trust_code: Sequence[str] = (),
+    ):
         # -P: a random.py in the current folder is a stranger's file, not the module of Python.
         usual = [sys.executable, "-P", "-m", "dross", "judge", str(folder), "--decisions"]
-        self.command = list(command or usual)
+        trusted = [f"--trust-code={entry}" for entry in trust_code]
+        self.command = [*(command or usual), *trusted]
+        self.trust_code = tuple(trust_code)
         self._progress_file = folder / "judging.json"
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

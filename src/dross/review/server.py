@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..cleanse.project import Project
+from ..cleanse.reopen import check_code_unchanged
 from ..errors import BadInput, DrossError, StorageFailed
 from ..support.html import render
 from .addresses import KnownHosts, is_loopback, known_hosts, open_listener, page_addresses
@@ -48,6 +49,7 @@ def create_app(
     *,
     hosts: KnownHosts,
     judge_command: Sequence[str] | None = None,
+    trust_code: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Starlette:
     """Return the page and its API as an ASGI application.
@@ -57,9 +59,10 @@ def create_app(
         token: What a browser must know to get anything.
         hosts: The hosts under which the page may be opened.
         judge_command: What to run instead of `dross judge FOLDER --decisions`.
+        trust_code: The `module:function`s that a judgement may import.
         limits: How long a request is waited for.
     """
-    judge_process = JudgeProcess(project.folder, judge_command)
+    judge_process = JudgeProcess(project.folder, judge_command, trust_code)
     api = Api(project, judge_process, body_seconds=(limits or Limits()).body_seconds)
     storage_key = _storage_key(project)
 
@@ -103,6 +106,7 @@ def serve(
     port: int | None = None,
     host: str = "127.0.0.1",
     open_browser: bool = True,
+    trust_code: Sequence[str] = (),
 ) -> None:
     """Serve the review page of a project folder until Ctrl-C.
 
@@ -111,15 +115,20 @@ def serve(
         port: Where to listen; by default a free port.
         host: The address to listen on; by default only this machine can reach it.
         open_browser: Whether to open the page when it is ready.
+        trust_code: The `module:function`s that the project was made with and that a judgement from
+            the page may run.
 
     Raises:
         BadInput: The port is taken.
         TapeDamaged: The folder is not a project.
+        TapeMismatch: Code of `trust_code` has changed since `dross clean` used it.
     """
     with open_listener(host, port, folder) as listener, contextlib.ExitStack() as stack:
         project, token = Project.open(folder), secrets.token_urlsafe(_TOKEN_BYTES)
-        limits = Limits()
-        app = create_app(project, token, hosts=known_hosts(host), limits=limits)
+        if trust_code:
+            check_code_unchanged(project, trust_code)
+        hosts, limits = known_hosts(host), Limits()
+        app = create_app(project, token, hosts=hosts, trust_code=trust_code, limits=limits)
         server = _make_server(app, limits)
         addresses = page_addresses(host, listener, token)
         listed = "\n    ".join(addresses)
@@ -155,6 +164,7 @@ def serve_in_thread(
     project: Project,
     *,
     judge_command: Sequence[str] | None = None,
+    trust_code: Sequence[str] = (),
     host: str = "127.0.0.1",
     limits: Limits | None = None,
 ) -> Iterator[RunningServer]:
@@ -162,7 +172,12 @@ def serve_in_thread(
     token, limits = secrets.token_urlsafe(_TOKEN_BYTES), limits or Limits()
     with open_listener(host, 0, project.folder) as listener:
         app = create_app(
-            project, token, hosts=known_hosts(host), judge_command=judge_command, limits=limits
+            project,
+            token,
+            hosts=known_hosts(host),
+            judge_command=judge_command,
+            trust_code=trust_code,
+            limits=limits,
         )
         server = _make_server(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
