@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from safetensors.numpy import save
 
 import dross
 from dross.errors import BadInput, DrossError, StorageFailed
@@ -63,6 +64,28 @@ def test_files_that_are_not_scores(tmp_path, name):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DrossError):
             dross.Scores.load(tmp_path / name)
+
+
+def test_no_flipped_bit_of_saved_scores_goes_unnoticed(tmp_path):
+    original = scores(np.random.default_rng(0).normal(size=(3, 40)))
+    path = original.save(tmp_path / "s.safetensors")
+    raw = path.read_bytes()
+    for place in range(len(raw)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        try:
+            loaded = dross.Scores.load(path)
+        except DrossError:
+            continue
+        np.testing.assert_array_equal(loaded.values, original.values)
+        np.testing.assert_array_equal(loaded.by_epoch, original.by_epoch)
+        assert (loaded.query, loaded.at, loaded.hessian) == (original.query, 0, True)
+
+
+def test_scores_that_an_earlier_version_saved_without_a_digest(tmp_path):
+    about = '{"query": "q", "first_epoch": 0, "at": 3, "hessian": true, "details": {}}'
+    arrays = {"values": np.arange(4.0), "by_epoch": np.arange(4.0)[None]}
+    (tmp_path / "s.safetensors").write_bytes(save(arrays, {"dross": about}))
+    assert dross.Scores.load(tmp_path / "s.safetensors").values.tolist() == [0, 1, 2, 3]
 
 
 def test_formats_and_folders(tmp_path):

@@ -1,5 +1,6 @@
 """Work over processes: the same results, kept as they finish, whichever process dies."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -238,6 +239,22 @@ def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_pa
     monkeypatch.setattr(job_pool, "_dispatch", elsewhere)
     assert run_sweep(None, 2, store=store, n_jobs=2) == [0, 1]
     assert float(store.get(1)["value"]) == 1
+
+
+def test_a_result_with_a_flipped_bit_is_computed_again(tmp_path):
+    store, work = ResultStore(tmp_path / "kept", {}), Doubling(tmp_path)
+    assert run_sweep(work, 2, store=store, n_jobs=1) == [0, 2]
+    path = tmp_path / "kept" / "piece-000001.safetensors"
+    raw = path.read_bytes()
+    for place in range(len(raw)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        with contextlib.suppress(TapeMismatch):  # the settings are others now
+            found = store.get(1)
+            assert found is None or {name: t.tolist() for name, t in found.items()} == {
+                "value": [2.0]
+            }
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert run_sweep(work, 2, store=store, n_jobs=1) == [0, 2] and work.times(1) == 2
 
 
 # --- the rest ---

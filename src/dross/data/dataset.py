@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -289,6 +289,14 @@ def move_to(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
 def to_bytes(t: Tensor) -> bytes:
     """The numbers of a tensor as bytes, for a digest."""
     return t.detach().cpu().contiguous().numpy().tobytes()
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """The digest of named tensors, in whatever order they come: a file may change it."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + to_bytes(tensor))
+    return digest.hexdigest()
 
 
 def check_ids(ids: Any, count: int, what: str) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.dataset import to_bytes
+from ..data.dataset import digest_tensors
 from ..errors import StorageFailed, TapeDamaged
 from ..replay.recording import Recording
 from ..step.state import Derivative
@@ -60,7 +60,7 @@ class ProgressFile:
         about = {
             "position": place.position,
             "names": list(tensors),
-            "digest": _digest(tensors),
+            "digest": digest_tensors(tensors),
             "plans": place.plans,
         }
         write_bytes(self.path, save(tensors, {"dross": json.dumps(about)}))
@@ -74,7 +74,7 @@ class ProgressFile:
             # in the order they were written in, because sums round by their order, and copied to
             # memory of torch's own alignment
             tensors = {name: tensors[name].clone() for name in about["names"]}
-            if _digest(tensors) != about["digest"]:
+            if digest_tensors(tensors) != about["digest"]:
                 raise TapeDamaged("its digest differs")
             adjoint = Derivative.from_tensors(tensors)
             plans = [[size, [forward, count]] for size, (forward, count) in about["plans"]]
@@ -108,15 +108,7 @@ def describe_question(
         "tape": [tape.manifest["id"], *digests],
         "steps": [first, stop],
         "hessian": hessian,
-        "query": [name, _digest(seed.tensors())],
+        "query": [name, digest_tensors(seed.tensors())],
         "torch": torch.__version__,
         "device": recording.device.type,
     }
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    """By name: the slots of a state that was read from a file come in any order."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + to_bytes(tensor))
-    return digest.hexdigest()

@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from ..data.dataset import digest_tensors
 from ..errors import BadInput, TapeDamaged
 from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes
+from ..support.file_digests import break_seal, seal
 
 if TYPE_CHECKING:
     import pandas
 
 _FORMATS = (".parquet", ".csv", ".safetensors")
+_DIGEST = "digest"  # of the numbers, in the files that carry one
 # what every file says of the scores; the sketch of the query is missing in older files
 _NEEDED = ("query", "first_epoch", "at", "hessian", "details")
 
@@ -156,7 +160,8 @@ class Scores:
 
         Raises:
             BadInput: where there is no such file.
-            TapeDamaged: where the file does not hold scores.
+            TapeDamaged: where the file does not hold scores, or not those that were saved: a
+                .safetensors file carries their digest.
         """
         path = _check_path(path)
         try:
@@ -165,7 +170,9 @@ class Scores:
 
                 with safe_open(path, "numpy") as file:
                     about = json.loads(file.metadata()["dross"])
-                    return _build(file.get_tensor("values"), file.get_tensor("by_epoch"), about)
+                    arrays = {name: file.get_tensor(name) for name in ("values", "by_epoch")}
+                _check_digest(arrays, about)
+                return _build(arrays["values"], arrays["by_epoch"], about)
             if path.suffix == ".parquet":
                 import pandas
 
@@ -212,7 +219,8 @@ class Scores:
         from safetensors.numpy import save
 
         arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
-        return save(arrays, {"dross": json.dumps(self._about())})
+        about = seal(self._about() | {_DIGEST: _digest(arrays)})
+        return save(arrays, {"dross": json.dumps(about)})
 
     def _columns(self) -> dict[str, np.ndarray]:
         columns, epochs = {"id": np.arange(len(self))}, self.by_epoch.shape[-2]
@@ -241,6 +249,17 @@ def _check_path(path: str | Path) -> Path:
     if path.suffix not in _FORMATS:
         raise BadInput(f"{path}: scores are kept as {', '.join(_FORMATS)}.")
     return path
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    return digest_tensors({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def _check_digest(arrays: dict[str, np.ndarray], about: dict) -> None:
+    """Raise ValueError if a bit is not as it was; files of earlier versions have no digest."""
+    content = break_seal(about)
+    if content is None or content.get(_DIGEST, _digest(arrays)) != _digest(arrays):
+        raise ValueError("its digest differs")
 
 
 def _build(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:

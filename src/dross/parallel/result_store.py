@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..data.dataset import digest_tensors
 from ..errors import StorageFailed, TapeMismatch
 from ..support.atomic_files import write_bytes
 
@@ -73,7 +74,11 @@ class ResultStore:
     def put(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the result of a piece; raises StorageFailed."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
-        about = {"settings": json.dumps(self.settings), "numbers": json.dumps(self.numbers)}
+        about = {
+            "settings": json.dumps(self.settings),
+            "numbers": json.dumps(self.numbers),
+            "digest": digest_tensors(tensors),
+        }
         write_bytes(self._path(number), save(tensors, about))
 
     def _path(self, number: int) -> Path:
@@ -85,17 +90,20 @@ class ResultStore:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 found = {name: file.get_tensor(name) for name in file.keys()} if tensors else None  # noqa: SIM118
-        except (SafetensorError, OSError):
+            settings, numbers = (json.loads(about[name]) for name in ("settings", "numbers"))
+        except (SafetensorError, OSError, KeyError, ValueError):
             return None
-        settings = json.loads(about.get("settings", "null"))
-        numbers = json.loads(about.get("numbers", "null"))
         if settings != json.loads(json.dumps(self.settings)) or not self._are_equal(numbers):
             raise _other_settings(path)
+        if found is not None and about.get("digest", "") not in ("", digest_tensors(found)):
+            return None
         return found
 
-    def _are_equal(self, numbers: list[float]) -> bool:
-        return len(numbers) == len(self.numbers) and np.allclose(
-            numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True
+    def _are_equal(self, numbers: Any) -> bool:
+        return (
+            isinstance(numbers, list)
+            and len(numbers) == len(self.numbers)
+            and np.allclose(numbers, self.numbers, rtol=_ROUNDING, atol=0, equal_nan=True)
         )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...data.seeds import mix_seeds
-from ...errors import NotSupported
+from ...errors import NotSupported, TapeDamaged
 from ...estimators.outliers import features
 from ...influence.query import losses as losses_of
 from ...influence.query import mean_loss, mean_losses
@@ -83,8 +83,9 @@ def score(
         tape = folder / f"run-{number}"
         run = record_run(recipe, data, number, tape, seed=seed, progress=progress)
         saved = folder / f"run-{number}-scores.safetensors"
-        scores = Scores.load(saved) if saved.exists() else run.influence(query)
-        if not saved.exists():
+        scores = _read_intact(saved)
+        if scores is None:
+            scores = run.influence(query)
             scores.save(saved)
         recorded.append(run)
         halves.append(scores.values)
@@ -95,6 +96,14 @@ def score(
     held_out = recipe.losses(outputs, data[1]).double().numpy()
     found = InstanceScores(np.stack(halves), shares, np.stack(losses), outputs.numpy(), held_out)
     return recorded, found
+
+
+def _read_intact(path: Path) -> Scores | None:
+    """Scores that an earlier attempt kept; None if there are none, or they are damaged."""
+    try:
+        return Scores.load(path) if path.exists() else None
+    except TapeDamaged:
+        return None
 
 
 def record_run(
