@@ -160,6 +160,29 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     sgd.step()  # the recorder that could not be made does not listen
 
 
+def test_epochs_go_on_after_a_resume(tmp_path):
+    p, folder = problem("mlp", "sgd"), tmp_path / "mine"
+    ids = p.batches[0]
+
+    def record(epochs, **options):
+        model, optimizer = p.start()
+        recorder = dross.Recorder(model.train(), optimizer, p.loss, folder, **options)
+        for epoch in epochs:
+            with recorder.step(ids, p.X[ids], p.Y[ids], epoch=epoch) as losses:
+                losses.mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return recorder
+
+    record([0, 1, 2]).close()
+    record([None, None], resume=True).close()  # still in epoch 2
+    with pytest.raises(BadInput, match="Epoch 1 came after epoch 2"):
+        record([1], resume=True)
+    run = record([3], resume=True).run((p.X, p.Y))
+    taken = [step.epoch for _, step, _ in run.recording.recorded_steps(0, run.steps)]
+    assert taken == [0, 1, 2, 2, 2, 3]
+
+
 def test_an_abandoned_recorder_does_no_harm(tmp_path):
     p = problem("mlp", "sgd")
     model, optimizer = p.start()

@@ -74,6 +74,12 @@ class LoopTape:
             return self.opened.writer.next
         return self.earlier["steps"] if self.earlier else 0
 
+    @property
+    def epoch_before(self) -> int:
+        """The epoch of the last step before a resume; 0 where there is none."""
+        segments = self.earlier["segments"] if self.earlier else []
+        return segments[-1]["epochs"][1] if segments else 0
+
     def restore(self) -> None:
         """Put the model and the optimizer where the tape to be continued ends."""
         if self.earlier is None:

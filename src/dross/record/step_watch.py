@@ -37,7 +37,7 @@ class StepWatch:
         self.inside = False  # a `with recorder.step(...)`
         self.stepping = False  # between the optimizer's two hooks
         self._stepped = False  # in this `with recorder.step(...)`
-        self._epoch = 0
+        self._epoch = tape.epoch_before
         self._clip: Clip | None = None
         self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
         self._losses: list[Tensor] = []  # of the pending micro-batches
