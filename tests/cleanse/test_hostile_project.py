@@ -194,6 +194,28 @@ def test_copy_and_list_come_from_the_same_decisions(little, monkeypatch):
     assert len(Project.open(little).decisions.current()) == 20
 
 
+# --- numbers that nobody means ---
+
+
+def test_more_than_could_ever_be_done_is_refused_at_once(evil):
+    judge = lambda **options: dross.judge(evil, remove=3, progress=False, **options)
+    with pytest.raises(
+        BadInput, match=r"seeds must be at most 1,000, not .*20 digits: each trains"
+    ):
+        judge(seeds=10**40)
+    with pytest.raises(BadInput, match=r"n_jobs must be at most .*not 1000000: each is a process"):
+        judge(n_jobs=1_000_000)
+    for command in (
+        ["judge", "run", "--remove", "3", "--jobs", "1000000"],
+        ["judge", "run", "--remove", "3", "--seeds", "1000000"],
+        ["clean", "train.csv", "--label", "kind", "--epochs", str(10**40), "--out", "other"],
+        ["clean", "train.csv", "--label", "kind", "--runs", str(10**40), "--out", "other"],
+    ):
+        asked = CliRunner().invoke(cli.app, command)
+        assert isinstance(asked.exception, BadInput) and "must be at most" in str(asked.exception)
+    assert not os.path.exists("other") and not (evil / "judging.json").exists()
+
+
 # --- inputs and places ---
 
 

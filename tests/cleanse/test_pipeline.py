@@ -169,6 +169,12 @@ WRONG = {
         "Did you mean 'number'",
     ),
     "an unknown model": (TWO_CLASSES, {"model": "mpl"}, "Did you mean 'mlp'"),
+    "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not a"),
+    "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
+    "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
+    "too many runs": (TWO_CLASSES, {"runs": 10**6}, "runs must be at most 1,000, not 1000000"),
+    "too many rounds": (TWO_CLASSES, {"rounds": 10**6}, "rounds must be at most 1,000"),
+    "half a run": (TWO_CLASSES, {"runs": 1.5}, "runs must be at least 1 and whole"),
     "no label given": (TWO_CLASSES, {"label": None}, "--label"),
 }
 

@@ -299,6 +299,13 @@ def test_errors_of_the_work_and_of_its_payload(record):
     for wrong in (0, 1.5, "two"):
         with pytest.raises(BadInput, match="number of workers"):
             job_pool.uses_workers(wrong)
+    for many in (1_000_000, 10**40):
+        with pytest.raises(
+            BadInput, match=r"n_jobs must be at most .* not .*process of this machi"
+        ):
+            job_pool.uses_workers(many)
+        with joblib.parallel_config(n_jobs=many), pytest.raises(BadInput, match="at most"):
+            job_pool.uses_workers(None)
     assert (
         not job_pool.uses_workers(None)
         and not job_pool.uses_workers(1)

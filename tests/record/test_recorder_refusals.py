@@ -140,6 +140,11 @@ class TestRefusals:
             self.recorder.step(ids, x, y, epoch=0),
         ):
             pass
+        with (
+            pytest.raises(BadInput, match=r"epoch must be at most .*a number of 32 bits"),
+            self.recorder.step(ids, x, y, epoch=10**40),
+        ):
+            pass
 
     def test_a_closure(self, loop):
         with (

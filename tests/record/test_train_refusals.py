@@ -11,6 +11,8 @@ from zoo import problem
 
 BINARY = {"loss": "binary_cross_entropy", "model": nn.Linear(6, 1).double()}
 
+HUGE = (torch.zeros(1000, 6).double(), torch.zeros(1000).long())
+
 
 class Twice(nn.Linear):
     """Has two outputs."""
@@ -31,6 +33,13 @@ class Twice(nn.Linear):
         ({"batches": []}, "nothing to train on"),
         ({"batches": None}, "epochs and batch_size"),
         ({"batches": None, "epochs": 0, "batch_size": 4}, "epochs must be at least 1"),
+        ({"batches": None, "epochs": 10**40, "batch_size": 4}, "epochs must be at most 1,000,000"),
+        ({"epochs": 10**40}, "epochs must be at most 1,000,000, not a number of more than 20"),
+        (
+            {"batches": None, "epochs": 10**6, "batch_size": 1, "train_set": HUGE},
+            "steps must be at most 100,000,000, not 1000000000: the rates of all",
+        ),
+        ({"batches": None, "epochs": 1, "batch_size": 10**40}, "batch_size must be at most"),
         ({"batches": None, "epochs": 1, "batch_size": 0}, "batch_size must be at least 1"),
         ({"batches": None, "epochs": 1.5, "batch_size": 4}, "whole, not 1.5"),
         ({"batches": [[], []]}, "nothing to train on"),
@@ -58,7 +67,7 @@ class Twice(nn.Linear):
         ({"penalty": lambda params: sum(p.norm() for p in params)}, "dict of name -> tensor"),
         ({"penalty": lambda params: 3.0}, "one number as a tensor"),
     ],
-    ids=range(32),
+    ids=range(36),
 )
 def test_bad_input(trained, changes, message, tmp_path):
     with pytest.raises(BadInput, match=f"(?s){message}"):

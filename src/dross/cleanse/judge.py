@@ -24,8 +24,9 @@ from torch import Tensor
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, StorageFailed
 from ..influence.query import error_rate, mean_loss
-from ..parallel.job_pool import sweep
+from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
+from ..support.arguments import check_count
 from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
 from .inputs.prepared import PreparedData
@@ -47,6 +48,7 @@ from .verdict import (
 )
 
 QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
+_MAX_SEEDS = 1000
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 _CONTROL = 7  # the stream within it that draws the control's edits
 _SEEDS_SIDE_BY_SIDE = 5
@@ -101,8 +103,8 @@ def judge(
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions)
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
-    if count < 2:
-        raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
+    check_seeds(count)
+    uses_workers(n_jobs)  # or it says that there cannot be as many
     _check_writable(project.folder)
     prepared, recipe = reopen_inputs(project, trust_code)
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
@@ -111,6 +113,14 @@ def judge(
     judgement.delete_results()
     write_report(project)
     return verdict
+
+
+def check_seeds(count: int) -> None:
+    """Refuse, with BadInput, too few seeds for a comparison, and more than anybody needs."""
+    if count < 2:
+        raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
+    why = "each trains three models; 10 are a good number"
+    check_count(count, "seeds", at_most=_MAX_SEEDS, because=why)
 
 
 def _check_writable(folder: Path) -> None:

@@ -25,12 +25,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, DrossWarning, WorkerLost, first_line
+from ..support.arguments import shorten
 from ..support.progress import hide_progress, progress_bar
 from .result_store import ResultStore
 
 Work = Callable[[Any], Any]
 Results = Iterator[tuple[int, Any]]  # (number of the piece, its result)
 
+_MIN_PROCESSES_ALLOWED, _MAX_PROCESSES_PER_CORE = 64, 4
+_MAX_WORKERS = 100_000  # of a cluster
 _MAX_FAILURES_WITHOUT_PROGRESS = 3
 # A pass over a model sets modes and random numbers for its whole process: one piece at a time.
 _ONE_PIECE_AT_A_TIME = threading.Lock()
@@ -47,7 +50,22 @@ def uses_workers(n_jobs: int | None) -> bool:
         return False
     from joblib import Parallel
 
-    return Parallel(n_jobs=n_jobs).n_jobs != 1
+    workers = int(Parallel(n_jobs=n_jobs).n_jobs)
+    _check_workers(workers)
+    return workers != 1
+
+
+def _check_workers(workers: int) -> None:
+    """Refuse more workers than there could be: joblib would start them all."""
+    from joblib import cpu_count
+    from joblib.parallel import get_active_backend
+
+    most, why = _MAX_WORKERS, "no cluster has as many"
+    if type(get_active_backend()[0]).__module__ == "joblib._parallel_backends":
+        most = max(_MIN_PROCESSES_ALLOWED, _MAX_PROCESSES_PER_CORE * cpu_count())
+        why = "each is a process of this machine with a PyTorch of its own; -1 is one per core"
+    if workers > most:
+        raise BadInput(f"n_jobs must be at most {most:,}, not {shorten(workers)}: {why}.")
 
 
 def local_workers() -> int:

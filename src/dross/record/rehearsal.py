@@ -17,9 +17,11 @@ from ..replay.take_steps import take_step
 from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step, advance
-from ..support.arguments import check_whole
+from ..support.arguments import check_count, check_whole
 from ..support.closeness import OTHER_ORDER, is_close, size
 from ..tape.retention import Keep
+
+_MAX_EPOCH = 2**31 - 1
 
 
 def rehearse(
@@ -79,7 +81,9 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
     """The epoch of a step, where `before` is that of the step before it."""
     if epoch is None and keep.last_epochs is not None:
         raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
-    epoch = None if epoch is None else check_whole(epoch, "epoch")
+    if epoch is not None:
+        limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a number of 32 bits"}
+        epoch = check_count(check_whole(epoch, "epoch"), "epoch", **limit, at_least=0)
     if epoch is not None and epoch < before:
         raise BadInput(
             f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "

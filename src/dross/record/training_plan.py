@@ -10,6 +10,7 @@ from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, NotSupported
 from ..step.optimizers import Optimizer
+from ..support.arguments import check_count
 from .live_model import LiveModel
 
 Eta = (
@@ -19,6 +20,29 @@ Eta = (
     | Callable[[int], float]
     | torch.optim.lr_scheduler.LRScheduler
 )
+
+
+_MAX_EPOCHS = 1_000_000
+_MAX_BATCH_SIZE = 1_000_000_000
+_MAX_STEPS = 100_000_000
+
+
+def check_epochs(epochs: Any) -> int:
+    """The number of epochs, or BadInput."""
+    why = "every epoch has its own part of every score"
+    return check_count(epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
+
+
+def check_batch_size(size: Any, at_most: int = _MAX_BATCH_SIZE) -> int:
+    """The number of instances per step, or BadInput."""
+    why = "the instances of a step are in memory together"
+    return check_count(size, "batch_size", at_most=at_most, because=why)
+
+
+def check_steps(steps: int) -> None:
+    """Refuse a run that is too long, with BadInput."""
+    why = "the rates of all of them are held in memory; take fewer epochs or larger batches"
+    check_count(steps, "The number of steps", at_most=_MAX_STEPS, because=why, at_least=0)
 
 
 class BatchPlan:
@@ -48,14 +72,16 @@ class BatchPlan:
         instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int
     ) -> "BatchPlan":
         """From the ids of every step, or drawn anew each epoch. See `dross.train`."""
-        for what, value in (("epochs", epochs), ("batch_size", batch_size)):
-            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
-                raise BadInput(f"{what} must be at least 1 and whole, not {value!r}.")
+        if epochs is not None:
+            epochs = check_epochs(epochs)
+        if batch_size is not None:
+            batch_size = check_batch_size(batch_size)
         if batches is not None:
             return _from_batches(instances, batches, epochs or 1)
         if epochs is None or batch_size is None:
             raise BadInput("Say how long to train: epochs and batch_size, or batches.")
         count = len(instances)
+        check_steps(epochs * -(-count // batch_size))
 
         def shuffle(epoch: int) -> list[np.ndarray]:
             order = np.random.default_rng(mix_seeds(seed, epoch)).permutation(count)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..cleanse.judge import check_seeds
 from ..errors import BadInput, StorageFailed
 
 _MAX_OUTPUT_CHARACTERS = 8_000
@@ -48,8 +49,7 @@ class JudgeProcess:
 
     def start(self, seeds: int, quick: bool) -> None:
         """Start a judgement with this many seeds; a quick one has its own number of them."""
-        if not 2 <= seeds <= 1000:
-            raise BadInput("A judgement needs between 2 and 1000 seeds.")
+        check_seeds(seeds)
         with self._lock:
             if self._is_running():
                 raise BadInput("A judgement is running already. Wait for it, or cancel it.")

@@ -15,6 +15,30 @@ def check_whole(value: Any, what: str) -> int:
     return int(value)
 
 
+def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: int = 1) -> int:
+    """The value as an int within limits, or an error that calls it `what`.
+
+    Arguments:
+        value: What was given.
+        what: Its name.
+        at_most: The largest that is accepted.
+        because: Why no larger one is: the end of a sentence.
+        at_least: The smallest that is accepted.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise BadInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
+    if value < at_least:
+        raise BadInput(f"{what} must be at least {at_least} and whole, not {shorten(value)}.")
+    if value > at_most:
+        raise BadInput(f"{what} must be at most {at_most:,}, not {shorten(value)}: {because}.")
+    return int(value)
+
+
+def shorten(number: int) -> str:
+    """A whole number for a message: one of more than 20 digits is only described."""
+    return f"{number}" if abs(number) < 10**20 else "a number of more than 20 digits"
+
+
 def check_folder(value: Any, what: str) -> str | os.PathLike:
     """The value if it can name a folder, or an error that calls it `what`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BadInput
+from ...record.training_plan import check_batch_size, check_epochs
+from ...support.arguments import check_count, check_whole
 from ...support.name_hints import check_name
 from ..inputs.load import Request
 from ..inputs.prepared import PreparedData
 from ..learning.recipe import MODELS
+
+_MAX_RUNS = 1000
+_MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
+_WHY_RUNS = "each trains models anew, and keeps them on the disk"
 
 Say = Callable[[str], None]
 
@@ -27,9 +33,13 @@ class Options:
     verified: int = 16
 
     def __post_init__(self):
-        for name in ("runs", "rounds"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}.")
+        check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)
+        check_count(self.rounds, "rounds", at_most=_MAX_RUNS, because=_WHY_RUNS)
+        check_whole(self.verified, "verified")
+        if self.epochs is not None:
+            check_epochs(self.epochs)
+        if self.batch_size is not None:
+            check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise BadInput(f"A rate must be above 0, not {self.rate}.")
         if self.model is not None:
