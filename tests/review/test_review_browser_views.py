@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from dross.cleanse.project import Project
 from dross.review.server import serve_in_thread
+from dross.support.printable import printable
 from review.browser_page import (
     decisions_on_disk,
     focused_id,
@@ -65,6 +69,56 @@ def test_hostile_data_run_nothing_and_are_shown_as_they_are(browser, tmp_path, k
         reload(page)
         assert page.evaluate("window.broken") is None
         assert page.locator("body script, [onerror], [onload], [onmouseover], main a").count() == 0
+
+
+def test_the_page_escapes_what_the_command_line_escapes(browser, shared_project):
+    escape_all = """async () => {
+        const { printable } = await import("/static/dom.js");
+        const all = Array.from({ length: 0x10000 }, (_, code) => [code, String.fromCharCode(code)]);
+        return all.map(([code, text]) => [code, text, printable(text)])
+            .filter(([, text, shown]) => shown !== text).map(([code, , shown]) => [code, shown]);
+    }"""
+    expected = {code: printable(chr(code)) for code in range(0x10000)}
+    expected = {code: shown for code, shown in expected.items() if shown != chr(code)}
+    with serve_in_thread(shared_project) as server, visit(browser, server) as page:
+        assert dict(page.evaluate(escape_all)) == expected
+        whole = "async () => (await import('/static/dom.js')).printable('🦊 Größe')"
+        assert page.evaluate(whole) == "🦊 Größe"
+
+
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_control_characters_are_shown_escaped_and_decided_as_they_are(browser, tmp_path, kind):
+    name, label = "a\x1b[31mb\u202ec\0", "\ufeffyes\x1b\u202e"
+    folder = make_project(tmp_path / "p", kind, 30).folder
+    about = json.loads((folder / "project.json").read_text())
+    first = about["classes"][0]
+    about["classes"][0] = label
+    (folder / "project.json").write_text(json.dumps(about))
+    instances = pd.read_parquet(folder / "instances.parquet").replace({first: label})
+    instances.assign(source=name).to_parquet(folder / "instances.parquet")
+    content = pd.read_parquet(folder / "content.parquet")
+    column = "text" if kind == "text" else "workclass"
+    content = content.assign(**{column: name}).rename(columns={"education": name})
+    content.to_parquet(folder / "content.parquet")
+    with (
+        serve_in_thread(Project.open(folder)) as server,
+        visit(browser, server, "&tab=all") as page,
+    ):
+        page.wait_for_selector("#why-body .reasons")
+        text = page.text_content("body")
+        assert "a\\x1b[31mb\\u202ec\\x00" in text and "\ufeffyes\\x1b\\u202e" in text
+        page.click("#open-bulk")
+        page.select_option("#bulk-action", "relabel")
+        page.select_option("#bulk-label", index=0)
+        page.wait_for_selector("#bulk-confirm:enabled")
+        seen = page.evaluate("document.documentElement.outerHTML")
+        page.click("#bulk-confirm")
+        wait_until_saved(page)
+    seen = re.sub(r'(value|data-key)="[^"]*"', "", seen)  # what is decided, not what is shown
+    assert printable(seen) == seen
+    assert {tuple(each) for each in decisions_on_disk(Project.open(folder)).values()} == {
+        ("relabel", label)
+    }
 
 
 def test_a_long_list_scrolls_with_few_elements_and_keeps_its_focus(browser, tmp_path):

@@ -30,7 +30,8 @@ export function open(shownIds, description) {
   preview();
 }
 
-const newLabel = () => (action.value === "relabel" ? label.value.trim() : null);
+// A class is what it is, also with a blank at its end; a number is typed.
+const newLabel = () => (action.value !== "relabel" ? null : project.classes.length ? label.value : label.value.trim());
 
 async function preview() {
   byId("bulk-label-box").hidden = action.value !== "relabel";

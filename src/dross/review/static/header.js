@@ -1,6 +1,6 @@
 // The head of the page: how far the review is, whether it is saved, what to be careful about.
 
-import { byId, data, h, show } from "./dom.js";
+import { byId, data, h, printable, show } from "./dom.js";
 import { waitingCount } from "./save.js";
 import { on, project, standing } from "./state.js";
 import { count } from "./words.js";
@@ -10,14 +10,14 @@ let offline = null;
 
 export function start() {
   const { counts, runs, task } = project;
-  byId("about").textContent = `dross review · ${count(counts.train, "training instance")} · ${task} · ${count(runs, "run")}`;
+  show(byId("about"), `dross review · ${count(counts.train, "training instance")} · ${task} · ${count(runs, "run")}`);
   on("standing", draw);
   on("saving", saving);
   on("problem", problem);
   on("connection", (message) => {
     if (byId("saved").dataset.state === "failed") return; // that says more
     if (message) problem(message);
-    else if (offline !== null && offline === byId("problem").textContent) problem("");
+    else if (offline !== null && printable(offline) === byId("problem").textContent) problem("");
     offline = message;
   });
   saving({ state: "saved" });
@@ -54,6 +54,7 @@ function saving({ state, count: waiting, message }) {
   }
 }
 
-function problem(text) {
+function problem(message) {
+  const text = printable(message);
   if (byId("problem").textContent !== text) byId("problem").textContent = text;
 }
