@@ -11,10 +11,13 @@ from cleanse.made_inputs import (
     enrichment,
     load_or_skip,
     other_parts,
+    set_in_json,
     write_parts,
 )
 from dross.cleanse import edits, judge
 from dross.cleanse.project import Project
+from dross.errors import BadInput
+from dross.support.file_digests import digest_file
 
 
 def test_a_table_with_flipped_labels_is_improved(cancer):
@@ -138,3 +141,18 @@ def test_a_number_to_predict(tmp_path):
     assert 30 < np.mean(verdict.metrics["absolute error"].before) < 90  # its own units
     project.decisions.record({3: ("relabel", "120")})
     assert dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False).relabelled == 1
+    for label in ("1_000", "\u0661", "nan", "1e39", "1e999"):  # float() would read them
+        project.decisions.record({3: ("relabel", label)})
+        with pytest.raises(BadInput, match="which is not a number of these data"):
+            dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False)
+    project.decisions.record({3: ("keep", None)})
+    table = project.instances.sort_values("mislabel_rank")
+    first = table[table["mislabel_rank"] >= 0].index[0]
+    path = tmp_path / "run" / "instances.parquet"
+    changed = project.instances.copy()
+    changed.loc[first, "prediction"] = "1_000"
+    changed.to_parquet(path)
+    digests = project.about["digests"] | {path.name: digest_file(path)}
+    set_in_json(tmp_path / "run" / "project.json", digests=digests)
+    with pytest.raises(BadInput, match="relabelled as '1_000', which is not a number to learn"):
+        dross.judge(tmp_path / "run", relabel=1, quick=True, progress=False)

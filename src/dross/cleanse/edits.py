@@ -1,12 +1,12 @@
 """What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import BadInput, TapeMismatch
 from .decisions import Decision
+from .inputs.numbers import read_learnable
 from .inputs.source import MIN_INSTANCES
 from .project import Project
 
@@ -112,13 +112,10 @@ def _check_decision(project: Project, id: int, label: str | None) -> None:
 
 
 def _is_label(project: Project, label: str) -> bool:
-    """Whether it is one of the classes; of a regression, whether it is a finite number."""
+    """Whether it is one of the classes; of a regression, whether it can be learnt."""
     if project.about["task"] == "classification":
         return label in project.classes
-    try:
-        return math.isfinite(float(label))
-    except ValueError:
-        return False
+    return read_learnable(label) is not None
 
 
 def _from_suggestion(project: Project) -> Edits:

@@ -29,6 +29,7 @@ from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count
 from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
+from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
 from .learning.recipe import Recipe
 from .learning.score import record_run
@@ -294,17 +295,19 @@ class _Judgement:
         ids = np.array(list(relabelled), dtype=np.int64)
         if not relabelled:
             return _EncodedEdits(removed, ids, None)
-        labels: Any = list(relabelled.values())
+        labels = list(relabelled.values())
         if self._is_classification:
-            unknown = sorted(set(labels) - set(self.prepared.source.classes))
-            if unknown:
-                raise BadInput(
-                    f"Some instances were relabelled as '{unknown[0]}', "
-                    "which is not one of the classes."
-                )
+            unknown = set(labels) - set(self.prepared.source.classes)
             values = np.array(labels, dtype=object)
         else:
-            values = np.array([float(label) for label in labels], dtype=np.float64)
+            read = {label: read_learnable(label) for label in labels}
+            unknown = {label for label, number in read.items() if number is None}
+            values = np.array([read[label] for label in labels], dtype=np.float64)
+        if unknown:
+            what = "one of the classes" if self._is_classification else "a number to learn"
+            raise BadInput(
+                f"Some instances were relabelled as '{min(unknown)}', which is not {what}."
+            )
         return _EncodedEdits(removed, ids, self.prepared.targets(values))
 
     def _replay_recorded_run(self) -> dict[str, dict[str, float]]:

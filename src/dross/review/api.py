@@ -5,7 +5,6 @@ disk.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +31,7 @@ from .requests import (
     PreviewRequest,
     UndoRequest,
     describe,
-    is_plain_number,
+    is_learnable,
     parse_count,
     query_count,
     query_text,
@@ -41,7 +40,6 @@ from .requests import (
 from .sentences import explain_instance
 
 _MAX_ITEMS = 500  # in one answer
-_MAX_FLOAT32 = 3.4e38
 _JSON = dict[str, Any]
 _Request = TypeVar("_Request")
 
@@ -215,7 +213,7 @@ class Api:
         if not self.regression:
             if label not in self.project.classes:
                 raise BadInput(f"{describe(label)} is not a class of this data.")
-        elif not is_plain_number(label) or not math.fabs(float(label)) <= _MAX_FLOAT32:
+        elif not is_learnable(label):
             raise BadInput(
                 f"{describe(label)} is not a number that a model can learn. The new value of a "
                 "regression is one, such as 3.5."

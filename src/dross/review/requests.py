@@ -11,13 +11,13 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ..cleanse.decisions import ACTIONS
+from ..cleanse.inputs.numbers import read_learnable
 from ..errors import BadInput
 
 _MAX_TEXT = 200  # characters
 _MAX_DIGITS = 15
 _MAX_QUOTED = 50  # characters
 _CHANGES = "A decision is written as [[action, label, [ids]], ...]"
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _Request = TypeVar("_Request")
 
 
@@ -189,9 +189,9 @@ def query_text(query: Mapping[str, str], name: str) -> str:
     return read_short_text(query.get(name, ""), name)
 
 
-def is_plain_number(text: str) -> bool:
-    """Whether a text is a number as everybody writes it: no nan, no 1_000, no other digits."""
-    return _NUMBER.fullmatch(text) is not None and len(text) <= _MAX_TEXT
+def is_learnable(text: str) -> bool:
+    """Whether a text is a number that a model can learn, without blanks and not endless."""
+    return len(text) <= _MAX_TEXT and text == text.strip() and read_learnable(text) is not None
 
 
 def describe(value: Any) -> str:

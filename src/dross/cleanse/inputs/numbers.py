@@ -17,6 +17,12 @@ def read_number(text: Any) -> float | None:
     return float(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
 
 
+def read_learnable(text: Any) -> float | None:
+    """The number that a text is, if a model can learn it: not infinite, not too large."""
+    number = read_number(text)
+    return number if number is not None and abs(number) <= LARGEST else None
+
+
 def parse_numbers(cells: Any) -> Any:
     """A pandas.Series of cells as numbers, infinities among them; nan for all others."""
     import pandas
