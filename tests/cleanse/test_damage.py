@@ -1,6 +1,7 @@
 """Damage to a project is named and mended, never used; and what is unfinished is finished."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from dross.cleanse.pipeline import clean as pipeline
 from dross.cleanse.pipeline import rounds, write_project
 from dross.cleanse.project import DIGESTED, Project
 from dross.errors import BadInput, DrossError, TapeDamaged, TapeMismatch
+from support.test_atomic_files import leave_temporary_files
 
 LITTLE = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
 
@@ -188,3 +190,23 @@ def test_a_curve_that_is_damaged_is_drawn_again(little, monkeypatch):
     monkeypatch.setattr(rounds, "plan_removal", lambda *a, **k: drawn.append(1) or real(*a, **k))
     clean(little)
     assert drawn == [1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9 is another thing there")
+@pytest.mark.parametrize("command", ["clean", "judge", "export"])
+def test_what_a_killed_process_left_half_written_is_deleted(little, command):
+    copy = little.parent / "copy.csv"
+    run = little / "runs" / "round-1" / "run-0"
+    within = [little / "report.html", run / "retrace-00ab.safetensors", run / "manifest.json"]
+    beside = [copy, copy.with_name("copy.csv-decisions.csv")]
+    leave_temporary_files(*(beside if command == "export" else within))
+    theirs = [little / ".notes.txt.12.tmp", little.parent / ".other.csv.7000012340001.tmp"]
+    for path in theirs:
+        path.write_text("of the user")
+    if command == "clean":
+        clean(little)
+    elif command == "judge":
+        dross.judge(little, remove=3, seeds=2, quick=True, progress=False)
+    else:
+        dross.export(little, copy, remove=3)
+    assert sorted(little.parent.rglob("*.tmp")) == sorted(theirs)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -80,6 +82,52 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path, full_disk):
     with pytest.raises(StorageFailed, match=r"a\.json cannot be written: No space left on device"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.json"]
+
+
+LEAVES_TEMPORARY_FILES = """
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from dross.support.atomic_files import staged_file
+with ExitStack() as stack:
+    for name in sys.argv[2:]:
+        stack.enter_context(staged_file(Path(name), b"half"))
+    print("staged", flush=True)
+    if sys.argv[1] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def leave_temporary_files(*paths):
+    """What a process leaves that is killed while it writes these files."""
+    command = [sys.executable, "-c", LEAVES_TEMPORARY_FILES, "die", *map(str, paths)]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0
+    left = [temporary for path in paths for temporary in path.parent.glob(f".{path.name}.*.tmp")]
+    assert len(left) == len(paths)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9 is another thing there")
+def test_only_what_killed_processes_left_is_stale(tmp_path):
+    leave_temporary_files(tmp_path / "a.json", tmp_path / "theirs.json")
+    (left,) = tmp_path.glob(".a.json.*.tmp")
+    number = left.name.split(".")[-2]
+    other_host = f"{number[:-9]}{(int(number[-9:-4]) + 1) % 100_000:05d}{number[-4:]}"
+    strangers = [".a.json.tmp", ".a.json.12.tmp", "a.json.tmp", f".a.json.{other_host}.tmp"]
+    for name in strangers:
+        (tmp_path / name).write_bytes(b"")
+    command = [sys.executable, "-c", LEAVES_TEMPORARY_FILES, "wait", str(tmp_path / "a.json")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as alive,
+        atomic_files.staged_file(tmp_path / "a.json", b"ours") as ours,
+    ):
+        assert alive.stdout.readline() == b"staged\n"
+        before = set(os.listdir(tmp_path))
+        atomic_files.delete_stale(tmp_path, lambda name: name == "a.json")
+        assert before - set(os.listdir(tmp_path)) == {left.name} and ours.exists()
+        alive.stdin.close()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in left if "theirs" not in name] == sorted(strangers)
 
 
 def test_a_missing_folder_is_made_for_the_writers_only(tmp_path):

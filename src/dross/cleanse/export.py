@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput, StorageFailed
-from ..support.atomic_files import make_folder, staged_file, sync_folder
+from ..support.atomic_files import delete_stale, make_folder, staged_file, sync_folder
 from ..support.file_lock import hold_lock
 from ..support.spreadsheets import disarm_cell
 from .edits import Edits, choose_edits
@@ -102,6 +102,7 @@ def export(
         make_folder(to.parent)
         with hold_lock(to.with_name(f".{to.name}.lock"), str(to)):
             task.check_targets(overwrite)
+            delete_stale(to.parent, lambda name: name in (to.name, task.listed.name))
             written = task.write(prepared)
     except OSError as error:
         if isinstance(error, StorageFailed):

@@ -35,7 +35,7 @@ from .learning.recipe import Recipe
 from .learning.score import record_run
 from .learning.train_many import ModelSpec, train_many
 from .project import Project
-from .project_files import delete_written, write_sealed
+from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
 from .report import write_report
 from .verdict import (
@@ -107,6 +107,7 @@ def judge(
     check_seeds(count)
     uses_workers(n_jobs)  # or it says that there cannot be as many
     _check_writable(project.folder)
+    delete_stale_files(project.folder)
     prepared, recipe = reopen_inputs(project, trust_code)
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
     verdict = judgement.run(skip_recorded=quick)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged
-from ..support.atomic_files import write_json
+from ..support.atomic_files import find_stale, write_json
 from ..support.file_digests import break_seal, seal
 
 ABOUT = "project.json"
@@ -68,6 +68,15 @@ def delete_written(folder: Path, under: str = "") -> None:
     except OSError as error:
         raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
     _delete_empty_folders(folder, under)
+
+
+def delete_stale_files(folder: Path) -> None:
+    """Delete temporary files in a project's folder that a killed process has left."""
+    for name in list(_walk(folder, "")):
+        path = folder / name
+        if find_stale(path) is not None and _WRITTEN.fullmatch(_without_temporary(name)):
+            with suppress(OSError):
+                path.unlink()
 
 
 def set_decisions_aside(folder: Path) -> None:

@@ -22,7 +22,7 @@ from ..data.dataset import digest_tensors
 from ..errors import StorageFailed, TapeDamaged
 from ..replay.recording import Recording
 from ..step.state import Derivative
-from ..support.atomic_files import write_bytes
+from ..support.atomic_files import delete_stale, write_bytes
 from ..tape.reader import parse
 
 _SECONDS_BETWEEN_WRITES = 30.0  # the work that a kill may cost
@@ -69,6 +69,7 @@ class ProgressFile:
 
     def read(self) -> Place | None:
         """What an earlier retrace of the same question left, if one was interrupted."""
+        delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
         try:
             tensors, about = parse(self.path.read_bytes(), self.path)
             # in the order they were written in, because sums round by their order, and copied to

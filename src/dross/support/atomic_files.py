@@ -6,14 +6,23 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator
+import re
+import socket
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed
+from .file_lock import is_alive
 
 _written = itertools.count()  # two threads never share a temporary file
+_staged: set[Path] = set()  # temporary files of this process that are in use
+# .NAME.NUMBER.tmp; the number is made of the process, its host and a count
+_TEMPORARY = re.compile(
+    r"\.(?P<name>.+)\.(?P<pid>[1-9]\d{0,9})(?P<host>\d{5})\d{4}\.tmp", re.ASCII | re.DOTALL
+)
 
 
 def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
@@ -47,7 +56,9 @@ def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
     Raises:
         OSError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{next(_written):04d}.tmp")
+    number = f"{os.getpid()}{_host_number()}{next(_written) % 10_000:04d}"
+    temporary = path.with_name(f".{path.name}.{number}.tmp").absolute()
+    _staged.add(temporary)
     try:
         temporary.unlink(missing_ok=True)  # of a killed process that had our number
         with open(temporary, "xb") as file:
@@ -59,6 +70,39 @@ def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        _staged.discard(temporary)
+
+
+def _host_number() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode(errors='replace')) % 100_000:05d}"
+
+
+def find_stale(path: Path) -> str | None:
+    """The name that a temporary file was to get, if the process that wrote it has been killed.
+
+    None for all other files, and for those of processes that live or that other hosts know.
+    """
+    found = _TEMPORARY.fullmatch(path.name)
+    if found is None or found["host"] != _host_number() or path.is_symlink():
+        return None
+    pid = int(found["pid"])
+    in_use = path.absolute() in _staged if pid == os.getpid() else is_alive(pid)
+    return None if in_use else found["name"]
+
+
+def delete_stale(folder: Path, is_ours: Callable[[str], bool]) -> None:
+    """Delete the temporary files in a folder that a killed process has left, as far as may be.
+
+    Arguments:
+        folder: Where to look; not in the folders in it.
+        is_ours: Whether dross writes a file of this name there.
+    """
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            name = find_stale(path)
+            if name is not None and is_ours(name):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -80,20 +80,39 @@ def _try_to_lock(descriptor: int, path: Path) -> bool:
         if error.errno in _HELD:
             return False
         owner = _read_owner(path)  # a disk that knows no locks: ask whether the owner lives
-        return owner.get("host") != socket.gethostname() or not _is_alive(owner.get("pid"))
+        pid = owner.get("pid")
+        is_other = isinstance(pid, int) and pid != os.getpid()
+        return owner.get("host") != socket.gethostname() or not (is_other and is_alive(pid))
     return True
 
 
-def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid <= 0 or pid == os.getpid():
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number on this machine."""
+    if pid <= 0:
         return False
+    if os.name == "nt":
+        return _is_alive_on_windows(pid)
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
     return True
+
+
+def _is_alive_on_windows(pid: int) -> bool:
+    """os.kill(pid, 0) would send it a Ctrl-C there."""
+    import ctypes
+
+    kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
+    handle = kernel.OpenProcess(0x1000, False, pid)  # to ask for little
+    if not handle:
+        return kernel.GetLastError() == 5  # it is there, but not ours
+    code = ctypes.c_ulong()
+    kernel.GetExitCodeProcess(handle, ctypes.byref(code))
+    kernel.CloseHandle(handle)
+    return code.value == 259  # still active
 
 
 def _read_owner(path: Path) -> dict[str, Any]:

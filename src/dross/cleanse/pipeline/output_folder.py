@@ -14,7 +14,15 @@ from ...support.printable import check_encodable
 from ..inputs.input_files import check_output_folder, input_paths
 from ..inputs.load import Request
 from ..project import Project
-from ..project_files import ABOUT, BEGUN, LOCK, delete_written, read_intact, set_decisions_aside
+from ..project_files import (
+    ABOUT,
+    BEGUN,
+    LOCK,
+    delete_stale_files,
+    delete_written,
+    read_intact,
+    set_decisions_aside,
+)
 from .job import Options
 
 _FOR_PEOPLE = ("report.html", "scores.csv", "scores.parquet")
@@ -49,6 +57,7 @@ def claimed_folder(
         raise StorageFailed(f"{folder} cannot be made: {error.strerror or error}.") from error
     with hold_lock(folder / LOCK, f"the folder {folder}"):
         _check_ownership(folder)
+        delete_stale_files(folder)
         finished = _enter(folder, begun, overwrite)
         if finished is None:
             write_json(folder / BEGUN, begun)
