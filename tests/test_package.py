@@ -1,11 +1,16 @@
 """What importing pulls in, what is public, what the command line says."""
 
 import importlib
+import itertools
 import pkgutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.testing import CliRunner
 
 import dross
@@ -133,3 +138,24 @@ def test_version_and_help_are_printed():
     for arguments in ([], *([name] for name in commands)):
         result = CliRunner().invoke(cli.app, [*arguments, "--help"])
         assert result.exit_code == 0 and len(result.output) > 200
+
+
+# What was fixed in them: the first version that does not let somebody in through what dross reads.
+HOLES = {
+    "pyarrow": "14.0.1",  # CVE-2023-47248: code in a Parquet or Arrow file is run
+    "pillow": "10.3",  # CVE-2023-4863 (WebP), CVE-2023-50447, CVE-2024-28219
+    "torch": "2.6",  # CVE-2025-32434: torch.load runs code in spite of weights_only
+    "joblib": "1.2",  # CVE-2022-21797: pre_dispatch is evaluated
+    "jinja2": "3.1.6",  # CVE-2025-27516: a template leaves its sandbox
+    "starlette": "0.49.1",  # CVE-2025-62727: a Range header keeps a server of files busy
+    "ray": "2.52",  # CVE-2025-62593: a web page has the dashboard run code
+}
+
+
+def test_no_version_with_a_known_hole_is_allowed():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = itertools.chain(*project["optional-dependencies"].values())
+    needed = {each.name: each for each in map(Requirement, [*project["dependencies"], *extras])}
+    for name, fixed in HOLES.items():
+        (lowest,) = (bound for bound in needed[name].specifier if bound.operator == ">=")
+        assert Version(lowest.version) >= Version(fixed), name
