@@ -42,6 +42,33 @@ def test_side_by_side_is_what_each_is_alone(model):
     assert recipe.losses(outputs, y).shape == recipe.errors(outputs, y).shape == (3, 240)
 
 
+class Tied(nn.Module):
+    """Encodes and decodes with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight, self.last = self.first.weight, nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_tied_weights_stay_tied_side_by_side():
+    x, y = blobs()
+    recipe = Recipe("custom", (5,), 3, epochs=3, batch_size=16, make=Tied)
+    specs = [ModelSpec(seed, EVERYONE, 0.1) for seed in (1, 2)]
+    together = train_many(recipe, x, y, specs)
+    assert "second.weight" not in together.parameters
+    for k, spec in enumerate(specs):
+        alone = train_many(recipe, x, y, [spec])
+        for name, value in alone.parameters.items():
+            np.testing.assert_allclose(together.parameters[name][k], value[0], atol=2e-5)
+    np.testing.assert_allclose(
+        together.outputs(x)[0], train_many(recipe, x, y, specs[:1]).outputs(x)[0], atol=1e-4
+    )
+
+
 def test_one_model_is_trained_by_the_plain_loop():
     """The oracle: torch's own optimizer on the same batches."""
     x, y = blobs()

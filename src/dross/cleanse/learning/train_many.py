@@ -209,10 +209,10 @@ class _Trainer:
 
     def _stacked_gradient(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The gradients of K models, given parameters [K, ...], x [K, batch, ...], y [K, batch]."""
-        skeleton, loss = model.to("meta").train(), self.recipe.loss_function
+        model, loss = model.train(), self.recipe.loss_function
 
         def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return loss(call_model(skeleton, parameters, x), y).mean()
+            return loss(call_model(model, parameters, x), y).mean()
 
         return vmap(grad(mean_loss))
 
