@@ -14,7 +14,7 @@ from cleanse.made_inputs import (
     set_in_json,
     write_parts,
 )
-from dross.cleanse import edits, judge
+from dross.cleanse import edits, judge, report
 from dross.cleanse.project import Project
 from dross.errors import BadInput
 from dross.support.file_digests import digest_file
@@ -131,7 +131,7 @@ def test_a_sample_of_adult(tmp_path):
     assert verdict.verdict == "improved"
 
 
-def test_a_number_to_predict(tmp_path):
+def test_a_number_to_predict(tmp_path, monkeypatch):
     frame = load_diabetes(as_frame=True).frame
     frame.to_parquet(tmp_path / "diabetes.parquet")
     project = dross.clean(tmp_path / "diabetes.parquet", "target", out=tmp_path / "run", **QUICK)
@@ -139,6 +139,11 @@ def test_a_number_to_predict(tmp_path):
     verdict = dross.judge(tmp_path / "run", remove=10, quick=True, progress=False)
     assert 1000 < np.mean(verdict.metrics["loss"].before) < 9000  # squared units of the target
     assert 30 < np.mean(verdict.metrics["absolute error"].before) < 90  # its own units
+    drawn = []
+    monkeypatch.setattr(report.charts, "as_svg", lambda figure: drawn.append(figure) or "")
+    report._draw_verdict(verdict.to_json())
+    names = [panel.get_ylabel() for panel in drawn[0].axes]
+    assert names == ["test absolute error", "test loss"]
     project.decisions.record({3: ("relabel", "120")})
     assert dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False).relabelled == 1
     for label in ("1_000", "\u0661", "nan", "1e39", "1e999"):  # float() would read them

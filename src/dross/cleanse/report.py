@@ -205,5 +205,5 @@ def _draw_verdict(verdict: dict) -> str:
             panel.plot([place - 0.2, place + 0.2], [group.mean()] * 2, color=colour, linewidth=1.6)
         last = "this\nchange" if verdict["relabelled"] else "this\nremoval"
         panel.set_xticks(range(3), ["as many\nat random", "everything\nkept", last])
-        panel.set(ylabel="test error, %" if name == "error" else "test loss", xlim=(-0.5, 2.5))
+        panel.set(ylabel="test error, %" if name == "error" else f"test {name}", xlim=(-0.5, 2.5))
     return charts.as_svg(figure)
