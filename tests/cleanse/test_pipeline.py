@@ -9,6 +9,7 @@ import pytest
 
 import dross
 from cleanse.made_inputs import QUICK, interrupted, set_in_json, small_table
+from dross.cleanse.pipeline import clean as pipeline
 from dross.cleanse.pipeline import rounds
 from dross.cleanse.project import Project
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
@@ -105,6 +106,27 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
     assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
+
+
+def test_a_rate_that_a_later_round_lowered_is_not_used_by_the_first(tmp_path, monkeypatch):
+    real, tried = rounds.score, []
+
+    def diverging(recipe, data, *args, **kwargs):
+        tried.append(recipe.rate)
+        if len(tried) == 2:
+            raise dross.errors.NotFinite("the loss of instance 3 is not finite", step=7)
+        return real(recipe, data, *args, **kwargs)
+
+    options = QUICK | {"rounds": 2, "out": tmp_path / "run"}
+    plan = rounds.plan_removal
+    monkeypatch.setattr(rounds, "score", diverging)
+    monkeypatch.setattr(rounds, "plan_removal", lambda *a, **k: replace(plan(*a, **k), m=5))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pipeline, "explain_suggestions", interrupted)
+        dross.clean(small_table(tmp_path / "t.csv"), "kind", **options)
+    assert tried == [0.05, 0.05, 0.05 / 3]
+    project = dross.clean(tmp_path / "t.csv", "kind", **options)
+    assert tried[3:] == [0.05, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
 
 
 def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):

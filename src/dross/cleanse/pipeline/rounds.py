@@ -24,7 +24,7 @@ from ..learning.score import (
 from ..plan import RemovalCurve, plan_removal
 from ..project_files import delete_written, read_intact, write_sealed
 from .job import Job
-from .search import lower_rate
+from .search import lower_rate, use_lowered_rate
 
 _EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled
 _SEEDS_PER_SIZE = 4
@@ -122,6 +122,7 @@ def _score(
     job: Job, recipe: Recipe, data: Pair, number: int
 ) -> tuple[Recipe, list[Run], InstanceScores]:
     """Train and score; where that diverges, once more at a lower rate."""
+    recipe = use_lowered_rate(job, recipe, number)
     job.say(f"Training {job.options.runs} runs and retracing each ...")
     folder, seed = job.folder / "runs" / f"round-{number}", job.request.seed + number - 1
     validation, options = job.prepared.pair("validation"), {"seed": seed, "progress": job.progress}
@@ -132,7 +133,7 @@ def _score(
             f"At rate {recipe.rate:g} the run diverges; trying once more at {recipe.rate / 3:g}."
         )
     delete_written(job.folder, f"runs/round-{number}")
-    lowered = lower_rate(job, recipe)
+    lowered = lower_rate(job, recipe, number)
     try:
         return lowered, *score(lowered, data, validation, job.options.runs, folder, **options)
     except NotFinite as error:

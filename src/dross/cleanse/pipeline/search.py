@@ -10,6 +10,7 @@ from ..project_files import read_intact, read_json, write_sealed
 from .estimate import describe_cost, estimate_cost
 from .job import Job
 
+_LOWERED = "lowered"  # in search.json: {round: rate}, where training at the rate diverged
 _USUAL_MODELS = {"images": "cnn", "text": "linear"}
 
 
@@ -44,12 +45,19 @@ def find_recipe(job: Job) -> SearchResult:
     return found
 
 
-def lower_rate(job: Job, recipe: Recipe) -> Recipe:
-    """A third of the rate, also for an attempt that goes on later."""
+def lower_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
+    """A third of the rate for a round and those after it, also when an attempt goes on later."""
     path = job.folder / "search.json"
-    lowered = replace(recipe, rate=recipe.rate / 3)
-    write_sealed(path, read_json(path) | {"rate": lowered.rate})
+    saved, lowered = read_json(path), replace(recipe, rate=recipe.rate / 3)
+    rates = saved.get(_LOWERED, {}) | {str(number): lowered.rate}
+    write_sealed(path, saved | {_LOWERED: rates})
     return lowered
+
+
+def use_lowered_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
+    """The recipe of a round, at the rate that an earlier attempt had to lower it to, if it had."""
+    saved = read_json(job.folder / "search.json").get(_LOWERED, {})
+    return replace(recipe, rate=saved.get(str(number), recipe.rate))
 
 
 def _base_recipe(job: Job) -> Recipe:
