@@ -1,5 +1,7 @@
 """Runs with instances absent."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import dross
 from dross.errors import BadInput, NotFinite, NotSupported
 from dross.execution.executor import Executor
+from dross.influence import counterfactual_runs
 from oracles import literal_run, validation_loss
 from zoo import problem
 
@@ -84,6 +87,33 @@ def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
         cut = run.counterfactual([[0], [5]], absent="batch").changes(dross.mean_loss(data))
     weight = run.counterfactual([[0], [5]]).changes(dross.mean_loss(data))
     assert np.abs(cut - weight).max() > 0.1 * np.abs(weight).max()
+
+
+@pytest.mark.filterwarnings("ignore:This model cannot be run many at once")
+@pytest.mark.parametrize("way", ["in chunks", "one by one", "one by one after an attempt"])
+def test_the_bar_ends_at_the_end(record, monkeypatch, way):
+    run, shown = record(problem("mlp", "sgd")), []
+
+    @contextmanager
+    def bar(title, total, **_):
+        shown.append(total)
+        yield shown.append
+
+    monkeypatch.setattr(counterfactual_runs, "progress_bar", bar)
+    monkeypatch.setattr(counterfactual_runs, "_count_fitting", lambda *_: 2)
+    if way == "one by one":
+        one_at_a_time(monkeypatch)
+    elif way != "in chunks":
+        real = counterfactual_runs.CounterfactualRuns.replay_together
+
+        def fails(self, groups, advance):
+            real(self, groups, advance)
+            raise RuntimeError("not with these layers")
+
+        monkeypatch.setattr(counterfactual_runs.CounterfactualRuns, "replay_together", fails)
+    run.counterfactual([[k] for k in range(5)])
+    total, *moved = shown
+    assert total == 5 * run.steps == sum(moved) and max(np.cumsum(moved)) <= total
 
 
 @pytest.mark.filterwarnings("ignore:This model cannot be run many at once")

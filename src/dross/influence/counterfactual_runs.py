@@ -53,29 +53,50 @@ def replay_without(
     together = absent == "weight" or runs.batchnorm_can_skip_absent(groups)
     count = _even_size(len(groups), _count_fitting(recording, start, first))
     count = count if together else _SINGLE_RUNS_IN_A_CHUNK
-    total, at = (stop - first) * (len(groups) + 1), 0
+    total, at = (stop - first) * len(groups), 0
     nothing = np.zeros(0, dtype=np.int64)
     with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as advance:
         while at < len(groups):
             chunk = [nothing, *groups[at : at + count]]
             if not together:
-                yield State.stack([runs.replay_alone(group, advance) for group in chunk])
+                replica = runs.replay_alone(nothing, lambda _: None)
+                others = [runs.replay_alone(group, advance) for group in chunk[1:]]
+                yield State.stack([replica, *others])
                 at += len(chunk) - 1
                 continue
+            attempt = _Attempt(advance)
             try:
-                replay, free = partial(runs.replay_together, chunk, advance), executor.free_memory
+                replay, free = partial(runs.replay_together, chunk, attempt), executor.free_memory
                 states = try_to_fit(replay, count, what="models at once", free=free)
             except (DrossError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 together, count = False, _SINGLE_RUNS_IN_A_CHUNK
+                attempt.take_back()
                 _warn_of_one_by_one(error, len(groups))
                 continue
             if states is None:
                 count = _even_size(len(groups) - at, count // 2)
+                attempt.take_back()
                 continue
             yield states
             at += len(chunk) - 1
+
+
+class _Attempt:
+    """Moves a progress bar for models side by side; the replica among them does not count."""
+
+    def __init__(self, advance: Advance):
+        self.advance, self.done = advance, 0
+
+    def __call__(self, models: int) -> None:
+        """All of them have taken a step."""
+        self.done += models - 1
+        self.advance(models - 1)
+
+    def take_back(self) -> None:
+        """The steps have to be taken once more."""
+        self.advance(-self.done)
 
 
 def _warn_of_one_by_one(error: Exception, count: int) -> None:
