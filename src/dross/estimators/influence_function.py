@@ -19,6 +19,7 @@ from ..errors import BadInput, NotFinite
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
+from ..step.update_rules import SGD
 from ..support.progress import progress_bar
 from .instance_gradients import InstanceGradients
 
@@ -118,7 +119,8 @@ class MomentumSGD:
         """v [Q, p] after all steps."""
         v, velocity = u.clone(), torch.zeros_like(u)
         for _ in range(self.steps):
-            velocity = self.momentum * velocity + product(v, self.batch_size) - u
+            g = product(v, self.batch_size) - u
+            velocity = SGD.next_momentum_buffer(velocity, g, self.momentum)
             v = v - self.rate * velocity
             advance(1)
         return v
