@@ -5,7 +5,7 @@ import pty
 import resource
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pandas
@@ -162,3 +162,22 @@ def test_a_full_disk_while_a_project_and_a_copy_are_written(tmp_path):
         dross.export(tmp_path / "o", tmp_path / "c.csv", remove=5)
     assert not (tmp_path / "c.csv").exists()
     assert dross.export(tmp_path / "o", tmp_path / "c.csv", remove=5, overwrite=True).written == 395
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_full_disk_leaves_an_earlier_copy_and_its_list_as_they_were(tmp_path, suffix):
+    """Also where one of the two would still fit: they are of the same decisions or not there."""
+    quick = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
+    dross.clean(write_table(tmp_path / "t.csv", count=400), "kind", out=tmp_path / "o", **quick)
+    export = lambda m: dross.export(
+        tmp_path / "o", tmp_path / f"c{suffix}", remove=m, overwrite=True
+    )
+    files = sorted([(done := export(3)).cleaned, done.decisions])
+    before = {path: path.read_bytes() for path in files}
+    for most in (300, 1_000, 3_000, 6_000):
+        for removed in (5, 200):  # the copy is the larger one, or the list
+            with full_disk(most), suppress(StorageFailed):
+                export(removed)
+                before = {path: path.read_bytes() for path in files}
+            assert {path: path.read_bytes() for path in files} == before
+    assert sorted(tmp_path.glob("*c*")) == [*files, tmp_path / "t.csv"]

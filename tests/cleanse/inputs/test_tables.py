@@ -176,6 +176,13 @@ def test_devices_and_pipes_are_refused_at_once():
         prepare(Request("/dev/zero", "y"))
 
 
+@pytest.mark.parametrize("raw", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path, raw):
+    (tmp_path / "t.csv").write_bytes(raw)
+    with pytest.raises(BadInput, match="is empty"):
+        prepare(Request(str(tmp_path / "t.csv"), "y"))
+
+
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
 def test_seeds_out_of_range_are_refused(seed):
     with pytest.raises(BadInput, match="A seed is a whole number from 0"):
