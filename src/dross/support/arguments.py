@@ -27,11 +27,12 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise BadInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
-    if value < at_least:
-        raise BadInput(f"{what} must be at least {at_least} and whole, not {shorten(value)}.")
-    if value > at_most:
-        raise BadInput(f"{what} must be at most {at_most:,}, not {shorten(value)}: {because}.")
-    return int(value)
+    count = int(value)
+    if count < at_least:
+        raise BadInput(f"{what} must be at least {at_least} and whole, not {shorten(count)}.")
+    if count > at_most:
+        raise BadInput(f"{what} must be at most {at_most:,}, not {shorten(count)}: {because}.")
+    return count
 
 
 def shorten(number: int) -> str:

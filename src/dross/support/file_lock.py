@@ -81,8 +81,8 @@ def _try_to_lock(descriptor: int, path: Path) -> bool:
             return False
         owner = _read_owner(path)  # a disk that knows no locks: ask whether the owner lives
         pid = owner.get("pid")
-        is_other = isinstance(pid, int) and pid != os.getpid()
-        return owner.get("host") != socket.gethostname() or not (is_other and is_alive(pid))
+        is_other = owner.get("host") != socket.gethostname()
+        return is_other or not isinstance(pid, int) or pid == os.getpid() or not is_alive(pid)
     return True
 
 
