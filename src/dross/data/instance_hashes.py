@@ -40,9 +40,7 @@ def hash_instances(pair: tuple[Any, Any]) -> np.ndarray | None:
         None where a tensor does not have one row per instance.
     """
     named = list(_named_tensors(pair))
-    if len({len(t) if t.dim() else None for _, t in named} - {None}) != 1:
-        return None
-    if any(t.dim() == 0 for _, t in named):
+    if any(t.dim() == 0 for _, t in named) or len({len(t) for _, t in named}) != 1:
         return None
     parts = [_hash_rows(name, t.detach()).cpu() for name, t in named]
     return sum(parts[1:], parts[0]).numpy()
@@ -62,11 +60,12 @@ def _hash_rows(name: str, t: Tensor) -> Tensor:
     rows = t.reshape(len(t), t[:1].numel()).contiguous()
     size = rows.shape[1] * rows.element_size()  # bytes of an instance
     if rows.element_size() < 4:
-        # the shape is left out: a loop may flatten what the data set has as a picture
-        padded = torch.zeros(len(rows), -(-size // 4) * 4, dtype=torch.uint8, device=t.device)
+        width = max(4, -(-size // 4) * 4)
+        padded = torch.zeros(len(rows), width, dtype=torch.uint8, device=t.device)
         padded[:, :size] = rows.view(torch.uint8)
         rows = padded
     words = rows.view(torch.int32)
+    # by the size, not the shape: a loop may flatten what the data set has as a picture
     start, factor = _constants(name, t.dtype, size)
     # products of 32-bit words and 64-bit weights: were the words as long as the weights, the
     # highest bits of two of them would cancel, so that two changed signs went unnoticed

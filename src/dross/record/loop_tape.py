@@ -66,8 +66,7 @@ class LoopTape:
         """earlier: the manifest of a tape to be continued."""
         self.loop, self.folder, self.earlier = loop, folder, earlier
         self.opened: OpenTape | None = None
-        first = loop.ranks.rank == 0  # the others tell it what they see
-        self.notes = begin_notes(folder, loop.instances, loop.keep, earlier if first else None)
+        self.notes = begin_notes(folder, loop.instances, loop.keep, earlier)
 
     @property
     def steps(self) -> int:
