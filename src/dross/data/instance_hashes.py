@@ -11,7 +11,7 @@ order, so a hash does not depend on the device, nor on the batch in which the in
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -42,8 +42,10 @@ def hash_instances(pair: tuple[Any, Any]) -> np.ndarray | None:
     named = list(_named_tensors(pair))
     if any(t.dim() == 0 for _, t in named) or len({len(t) for _, t in named}) != 1:
         return None
-    parts = [_hash_rows(name, t.detach()).cpu() for name, t in named]
-    return sum(parts[1:], parts[0]).numpy()
+    total, *others = (_hash_rows(name, t.detach()).cpu() for name, t in named)
+    for part in others:
+        total = total + part
+    return total.numpy()
 
 
 def _named_tensors(pair: tuple[Any, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +59,7 @@ def _named_tensors(pair: tuple[Any, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _hash_rows(name: str, t: Tensor) -> Tensor:
-    rows = t.reshape(len(t), t[:1].numel()).contiguous()
+    rows = t.reshape(len(t), t.numel() // max(1, len(t))).contiguous()
     size = rows.shape[1] * rows.element_size()  # bytes of an instance
     if rows.element_size() < 4:
         width = max(4, -(-size // 4) * 4)
@@ -66,27 +68,32 @@ def _hash_rows(name: str, t: Tensor) -> Tensor:
         rows = padded
     words = rows.view(torch.int32)
     # by the size, not the shape: a loop may flatten what the data set has as a picture
-    start, factor = _constants(name, t.dtype, size)
+    weights, start = _constants(name, t.dtype, size, words.shape[1], t.device)
     # products of 32-bit words and 64-bit weights: were the words as long as the weights, the
     # highest bits of two of them would cancel, so that two changed signs went unnoticed
-    return ((words * _weights(words.shape[1], t.device)).sum(1) + start) * factor
-
-
-@lru_cache(maxsize=64)
-def _constants(name: str, dtype: torch.dtype, size: int) -> tuple[int, int]:
-    digest = hashlib.sha256(f"{name} {dtype} {size}".encode()).digest()
-    start, factor = (int.from_bytes(digest[k : k + 8], "little", signed=True) for k in (0, 8))
-    return start, factor | 1
+    return (words * weights).sum(1) + start
 
 
 @lru_cache(maxsize=16)
-def _weights(count: int, device: torch.device) -> Tensor:
+def _constants(
+    name: str, dtype: torch.dtype, size: int, words: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """factor * weight_k for each word, and factor * start."""
+    digest = hashlib.sha256(f"{name} {dtype} {size}".encode()).digest()
+    start, factor = np.frombuffer(digest[:16], dtype="<i8").copy()
+    factor |= np.int64(1)
+    fixed = np.concatenate([_odd_numbers(words), [start]]) * factor
+    weights = torch.from_numpy(fixed).to(device)
+    return weights[:-1], weights[-1]
+
+
+def _odd_numbers(count: int) -> np.ndarray:
     """Odd numbers without a pattern, by splitmix64: the same everywhere and always."""
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = (z ^ (z >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(z.view(np.int64)).to(device)
+    return z.view(np.int64)
 
 
 # --- while recording ------------------------------------------------------------------------------
@@ -150,8 +157,11 @@ class HashNotes:
 
     def record(self, ids: np.ndarray) -> None:
         """Note the instances with these ids: a step that used them is recorded."""
-        new, _ = self.seen(ids)
+        if ids.size and ids.max() >= len(self.known):
+            ids = ids[ids < len(self.known)]
+        new = ids[self.known[ids] == _SEEN]
         if len(new):
+            new = np.unique(new)
             # in this order, Ctrl-C between the two leaves an id twice and none out
             self._order.append(new)
             self.known[new] = _RECORDED
@@ -212,7 +222,7 @@ class HashCheck:
             raise _other_instances(wrong)
 
 
-def _other_instances(ids: Sequence[int]) -> TapeMismatch:
+def _other_instances(ids: np.ndarray) -> TapeMismatch:
     named = ", ".join(str(i) for i in ids[:_MAX_NAMED])
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
     which = f"Instance {named} has" if len(ids) == 1 else f"Instances {named}{more} have"
