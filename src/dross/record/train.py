@@ -135,13 +135,10 @@ def train(
     )
     earlier = prepare_folder(tape, overwrite=overwrite, resume=check_resume(resume, tape))
     writer, state = _open_tape(tape, settings, earlier, live.read(numbers[0]), len(first))
-    instances.watch = None if writer.notes is None else writer.notes.see
     executor = Executor(objective, usual_batch=len(first))
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
-    recording = Recording(Tape(tape), executor, pure, instances, augment, seed)
-    recording.watch_instances()
-    return Run(recording, progress)
+    return Run(Recording(Tape(tape), executor, pure, instances, augment, seed).watched(), progress)
 
 
 def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
@@ -174,6 +171,8 @@ def _open_tape(
     given = (settings.keep, start.nbytes, settings.planned)
     notes = begin_notes(tape, settings.instances, settings.keep, earlier)
     writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch, notes=notes)
+    if settings.instances is not None and notes is not None:
+        settings.instances.watch = notes.see
     if earlier is None:
         writer.flush(start)
     return writer, start

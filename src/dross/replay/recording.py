@@ -96,12 +96,10 @@ class Recording:
         compiles = bool(tape.entries) and compiled.is_requested()
         usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
         executor = Executor(objective, usual_batch=usual_batch)
-        recording = Recording(tape, executor, optimizer, instances, augment, made["seed"])
-        recording.watch_instances()
-        return recording
+        return Recording(tape, executor, optimizer, instances, augment, made["seed"]).watched()
 
-    def watch_instances(self) -> None:
-        """Compare instances with what the tape has noted of them.
+    def watched(self) -> "Recording":
+        """This recording, with instances compared with what the tape has noted of them.
 
         All of them now, where they are held in memory; the others whenever they come by.
 
@@ -116,6 +114,7 @@ class Recording:
         else:
             for ids, pair in self.instances.parts(len(check.known)):
                 check.see(ids, pair)
+        return self
 
     def __reduce__(self):
         """Pickle a run as what it takes to open its tape in another process.
@@ -288,7 +287,7 @@ class Recording:
         check_constants(made["model"], self.objective.model, self.objective.layout)
         if not self.instances.aliased:
             return
-        self.watch_instances()
+        self.watched()
         if not _has_digest(made, self.instances):
             raise TapeMismatch(
                 "The training data have been changed in place since the run was recorded. Pass "
