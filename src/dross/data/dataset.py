@@ -53,6 +53,8 @@ class Instances:
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
+        #: sees the ids of what is read from the source, and (x, y) in the model's type
+        self.watch: Callable[[np.ndarray, tuple[Any, Any]], None] | None = None
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
@@ -77,7 +79,13 @@ class Instances:
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
         if self.stored:
             return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
-        return self._move(self._collate(ids.tolist()))
+        pair = self._collate(ids.tolist())
+        if self.watch is not None:
+            self.watch(ids.numpy(), pair := map_pair(self._convert, pair))
+        return self._move(pair)
+
+    def _convert(self, t: Any) -> Any:
+        return move_to(t, t.device, self.dtype) if isinstance(t, Tensor) else t
 
     def lazy_batches(
         self,
@@ -163,7 +171,7 @@ class Instances:
         if kind is None:
             kind = EVERYTHING if self.stored and self.aliased else SAMPLE
         for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
-            digest.update(to_bytes(move_to(rows, rows.device, self.dtype)))
+            digest.update(to_bytes(self._convert(rows)))
         return digest.hexdigest()
 
     def _rows_of_sample(self) -> list[Tensor]:
@@ -181,6 +189,14 @@ class Instances:
             for start in range(0, self.count, size):
                 ids = np.arange(start, min(start + size, self.count))
                 yield tree_leaves(self[ids])[k]
+
+    def parts(self, count: int) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
+        """The first `count` instances of what is held, where it lies: ids and (x, y) in parts."""
+        leaves = tree_leaves(self.stored)
+        size = max(1, _BYTES_READ_AT_ONCE // max(1, sum(leaf[0].nbytes for leaf in leaves)))
+        for ids in torch.arange(min(count, self.count)).split(size):
+            rows = slice(int(ids[0]), int(ids[-1]) + 1)
+            yield ids.numpy(), tree_map(lambda t, rows=rows: self._convert(t[rows]), self.stored)
 
     def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
         """The ids as int64 [n], or an error that calls them `what`."""

@@ -21,7 +21,7 @@ from ..step.optimizers import Optimizer
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
-from ..tape.writer import TapeWriter
+from ..tape.writer import TapeWriter, begin_notes
 from . import ddp
 from .live_model import LiveModel
 
@@ -66,6 +66,7 @@ class LoopTape:
         """earlier: the manifest of a tape to be continued."""
         self.loop, self.folder, self.earlier = loop, folder, earlier
         self.opened: OpenTape | None = None
+        self.notes = begin_notes(folder, loop.instances, loop.keep, earlier)
 
     @property
     def steps(self) -> int:
@@ -114,7 +115,7 @@ class LoopTape:
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
         if loop.ranks.rank > 0:
-            return OpenTape(executor, live, ddp.NoTape(self.steps))
+            return OpenTape(executor, live, ddp.NoTape(self.steps, self.notes))
         settings = RunSettings(
             objective=objective,
             optimizer=pure,
@@ -132,7 +133,8 @@ class LoopTape:
             check_same_run(self.earlier, manifest)
             manifest = self.earlier
         state = live.read()
-        writer = TapeWriter(self.folder, manifest, loop.keep, state.nbytes, None)
+        given = (manifest, loop.keep, state.nbytes, None)
+        writer = TapeWriter(self.folder, *given, notes=self.notes)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)

@@ -214,6 +214,8 @@ class Recorder:
             )
         if self.instances is not None and self._tape.opened is None:
             check_first_batch(self.instances, ids, x, y)
+        if self._tape.notes is not None:
+            self._tape.notes.see(ids, (x, y))
         where = (self.seed, self._watch.position, self.augment, self.device, self.dtype)
         return make_batch(x, y, MicroBatch(ids), *where), ids
 

@@ -175,7 +175,7 @@ class StepWatch:
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
         )
         own = [micro.simplify() for micro, _ in self._pending]
-        shared = ddp.share_step(ranks, own, writer.opens_segment())
+        shared = ddp.share_step(ranks, own, writer.opens_segment(), self.tape.notes)
         step = Step(shared.micros, live.numbers(), self._epoch, self._clip)
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]

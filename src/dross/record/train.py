@@ -26,7 +26,7 @@ from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
-from ..tape.writer import TapeWriter, check_resume, prepare_folder
+from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
 from .live_model import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers
@@ -138,7 +138,7 @@ def train(
     executor = Executor(objective, usual_batch=len(first))
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
-    return Run(Recording(Tape(tape), executor, pure, instances, augment, seed), progress)
+    return Run(Recording(Tape(tape), executor, pure, instances, augment, seed).watched(), progress)
 
 
 def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
@@ -169,7 +169,10 @@ def _open_tape(
         check_same_run(earlier, manifest)
         start = Tape(tape).end_state().map(lambda t: t.to(settings.device))
     given = (settings.keep, start.nbytes, settings.planned)
-    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch)
+    notes = begin_notes(tape, settings.instances, settings.keep, earlier)
+    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch, notes=notes)
+    if settings.instances is not None and notes is not None:
+        settings.instances.watch = notes.see
     if earlier is None:
         writer.flush(start)
     return writer, start

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ..autodiff.precision import check_arithmetic
 from ..data.batch import Augment
 from ..data.dataset import Instances, to_bytes
+from ..data.instance_hashes import HashCheck
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..errors import BadInput, TapeMismatch
 from ..execution import compiled
@@ -95,7 +96,25 @@ class Recording:
         compiles = bool(tape.entries) and compiled.is_requested()
         usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
         executor = Executor(objective, usual_batch=usual_batch)
-        return Recording(tape, executor, optimizer, instances, augment, made["seed"])
+        return Recording(tape, executor, optimizer, instances, augment, made["seed"]).watched()
+
+    def watched(self) -> "Recording":
+        """This recording, with instances compared with what the tape has noted of them.
+
+        All of them now, where they are held in memory; the others whenever they come by.
+
+        Raises:
+            TapeMismatch: it names the instances that are not what they were.
+        """
+        check = HashCheck(*self.tape.hashes())
+        if not len(check.known):  # a digest of the whole, or a tape of an earlier version
+            self.instances.watch = None
+        elif self.instances.stored is None:
+            self.instances.watch = check.see
+        else:
+            for ids, pair in self.instances.parts(len(check.known)):
+                check.see(ids, pair)
+        return self
 
     def __reduce__(self):
         """Pickle a run as what it takes to open its tape in another process.
@@ -266,7 +285,10 @@ class Recording:
         """Refuse frozen weights or data that the user has changed since the recording."""
         made = self.tape.manifest
         check_constants(made["model"], self.objective.model, self.objective.layout)
-        if self.instances.aliased and not _has_digest(made, self.instances):
+        if not self.instances.aliased:
+            return
+        self.watched()
+        if not _has_digest(made, self.instances):
             raise TapeMismatch(
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."

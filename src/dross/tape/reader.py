@@ -3,6 +3,8 @@
     tape/manifest.json                    what was run, and every file with its digest
     tape/segment-000012.safetensors       a starting state (or every state) and the steps from it
     tape/state-000000000412.safetensors   the state after the last recorded step
+    tape/hashes-000000.safetensors        what each instance looked like, where that is not known
+                                          from a digest of the whole data set
 
 Only the files that the manifest names belong to the tape. Every file is written under a temporary
 name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
@@ -18,10 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from ..data.instance_hashes import MAX_ID
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
 from ..step.state import State
 from .manifest_check import check_manifest
@@ -64,8 +68,9 @@ class Tape:
 
     @property
     def nbytes(self) -> int:
-        """The size of the segments and of the last state, without the manifest."""
-        return sum(entry["bytes"] for entry in self.entries) + self.manifest["end"]["bytes"]
+        """The size of all files but the manifest."""
+        files = [*self.entries, *self.manifest.get("hashes", []), self.manifest["end"]]
+        return sum(entry["bytes"] for entry in files)
 
     def read(self, index: int) -> Segment:
         """The segment at this place among the entries; raises TapeDamaged or StorageFailed."""
@@ -85,6 +90,24 @@ class Tape:
         with self._refusing_other_content(self.manifest["end"]):
             tensors, about = self._load(self.manifest["end"])
             return State.from_tensors(tensors, tuple(about["clock"]))
+
+    def hashes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of instances and what their hashes were; raises TapeDamaged or StorageFailed.
+
+        Where an id comes twice, the last one counts.
+        """
+        found = [np.zeros((2, 0), dtype=np.int64)]
+        for entry in self.manifest.get("hashes", []):
+            with self._refusing_other_content(entry):
+                tensors, _ = self._load(entry)
+                part = np.stack([tensors[key].numpy().astype("<i8") for key in ("ids", "hashes")])
+                if part.shape != (2, entry["instances"]):
+                    raise ValueError(f"it has hashes of shape {part.shape}")
+                if ((part[0] < 0) | (part[0] >= MAX_ID)).any():
+                    raise ValueError(f"its ids reach from {part[0].min()} to {part[0].max()}")
+                found.append(part)
+        ids, hashes = np.concatenate(found, axis=1)
+        return ids, hashes
 
     @contextmanager
     def _refusing_other_content(self, entry: dict) -> Iterator[None]:

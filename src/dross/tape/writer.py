@@ -9,16 +9,19 @@ import re
 import time
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from ..data.dataset import Instances
+from ..data.instance_hashes import HashNotes
 from ..errors import BadInput, StorageFailed, TapeError, TapeExists
 from ..step.state import State
 from ..step.step import Step
 from ..support.arguments import check_folder
 from ..support.atomic_files import replace_file
 from .manifest_check import seal
-from .reader import MANIFEST, parse, read_manifest
+from .reader import MANIFEST, Tape, parse, read_manifest
 from .retention import Keep
 from .segment import Segment, decode_segment, encode_segment
 from .storage import is_url
@@ -42,9 +45,11 @@ class TapeWriter:
         state_bytes: int,
         planned: int | None,
         step_bytes: int = 0,
+        notes: HashNotes | None = None,
     ):
         self.folder, self.manifest = Path(folder), manifest
         self.state_bytes, self.planned = state_bytes, planned
+        self.notes = notes  # of what the instances look like
         self.keep = keep.resolve(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
@@ -83,6 +88,8 @@ class TapeWriter:
         kept = None
         if before is not None and self.wants_state():
             kept = before.map(lambda t: t.detach())
+        if self.notes is not None:
+            self.notes.record(step.ids)  # first: no step is written without its notes
         self.open.append((step, kept, checksum))
 
     def flush(self, after: State | None = None) -> None:
@@ -109,7 +116,9 @@ class TapeWriter:
         self.flush(after)
         if self._unnamed:
             self._publish(after)
-        self._commit({**self.manifest, "complete": complete})
+        noted, gone = self._write_hashes(whole=complete)
+        self._commit({**self.manifest, **noted, "complete": complete})
+        self._remove(gone)
 
     def _may_defer_commit(self) -> bool:
         """A commit waits for the disk several times: a quick run makes only two a second."""
@@ -131,14 +140,48 @@ class TapeWriter:
         self._sync(end["file"])
         entries = [*self.manifest.get("segments", []), *self._unnamed]
         entries, dropped = self._drop_old_epochs(entries)
-        entries, merged = self._merge_to_fit(entries, end["bytes"])
-        self._commit({**self.manifest, "segments": entries, "end": end, "steps": steps})
+        noted, replaced = self._write_hashes()
+        others = [end, *noted.get("hashes", [])]
+        entries, merged = self._merge_to_fit(entries, sum(other["bytes"] for other in others))
+        now = {"segments": entries, "end": end, "steps": steps}
+        self._commit({**self.manifest, **noted, **now})
         self._unnamed, self._last_commit = [], time.monotonic()
-        gone = [*dropped, *merged]
+        gone = [*dropped, *merged, *replaced]
         if old_end and old_end["file"] != end["file"]:
             gone.append(old_end["file"])
-        for name in gone:
+        self._remove(gone)
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
             (self.folder / name).unlink(missing_ok=True)
+
+    def _write_hashes(self, *, whole: bool = False) -> tuple[dict, list[str]]:
+        """Write what has been noted of instances since the last time.
+
+        A new file takes in those before it that are no larger, so that there are few, and nothing
+        is written more often than there are files. A complete tape has one.
+
+        Returns the manifest's entry, and the files that it no longer names.
+        """
+        entries = self.manifest.get("hashes", [])
+        if self.notes is None:
+            return {}, []
+        kept, start = [*entries], sum(entry["instances"] for entry in entries)
+        if whole and (len(entries) > 1 or start < len(self.notes)):
+            self.notes.sort()
+            kept, start = [], 0
+        count = len(self.notes)
+        if start == count:
+            return {"hashes": kept}, []
+        while kept and kept[-1]["instances"] <= count - start:
+            start -= kept.pop()["instances"]
+        ids, hashes = (torch.from_numpy(each) for each in self.notes.since(start))
+        number = max((int(entry["file"][7:13]) for entry in entries), default=-1) + 1
+        tensors = {"ids": ids.to(torch.int32), "hashes": hashes}
+        new = self._write(f"hashes-{number:06d}.safetensors", tensors, {})
+        self._sync(new["file"])
+        gone = [entry["file"] for entry in entries[len(kept) :]]
+        return {"hashes": [*kept, {"instances": count - start, **new}]}, gone
 
     def _drop_old_epochs(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
         """The entries to keep, and the files of the others."""
@@ -148,13 +191,13 @@ class TapeWriter:
         kept = [entry for entry in entries if entry["epochs"][1] >= oldest]
         return kept, [entry["file"] for entry in entries if entry not in kept]
 
-    def _merge_to_fit(self, entries: list[dict], end_bytes: int) -> tuple[list[dict], list[str]]:
+    def _merge_to_fit(self, entries: list[dict], other_bytes: int) -> tuple[list[dict], list[str]]:
         """Merge neighbours until the tape fits its limit; each round drops half of the states.
 
         Returns the new entries, and the files that they replace.
         """
         limit, gone = self.keep.limit, []
-        while limit is not None and sum(e["bytes"] for e in entries) + end_bytes > limit:
+        while limit is not None and sum(e["bytes"] for e in entries) + other_bytes > limit:
             if len(entries) == 1:
                 raise TapeError(
                     f"The budget of {limit:,} bytes is spent after {self.next} steps: one state "
@@ -225,6 +268,19 @@ class TapeWriter:
             raise _storage_failed(path, error, self.manifest["steps"]) from error
 
 
+def begin_notes(
+    folder: str | os.PathLike, instances: Instances | None, keep: Keep, earlier: dict | None
+) -> HashNotes | None:
+    """Where the looks of instances are noted, with what a tape to be continued has noted.
+
+    None where the data set is held in memory: then the manifest has a digest of all of it.
+    """
+    if instances is not None and instances.stored:
+        return None
+    noted = None if earlier is None else Tape(folder).hashes()
+    return HashNotes(noted, renew=keep.last_epochs is not None)
+
+
 def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
     """Whether to go on with the tape in `folder`.
 
@@ -276,7 +332,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for kind in ("segment", "state", "retrace"):
+        for kind in ("segment", "state", "hashes", "retrace"):
             for file in folder.glob(f"{kind}-*.safetensors*"):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
@@ -291,7 +347,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
 # `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
 _TEMPORARY = re.compile(
-    r"\.?(segment-\d+\.safetensors|state-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
+    r"\.?((segment|state|hashes)-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
 )
 
 
