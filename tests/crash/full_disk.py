@@ -11,7 +11,6 @@ saved, and save what it refused when it is asked again.
 
 import argparse
 import io
-import json
 import os
 import re
 import secrets
@@ -34,7 +33,6 @@ from small_disk import SmallDisk, make_small_disk
 
 from dross.cleanse.decisions import Decisions
 from dross.cleanse.project_files import read_json
-from dross.errors import TapeError
 from dross.review.server import serve
 
 _MAX_DECISIONS = 1000
@@ -42,7 +40,10 @@ Work = Callable[[Path], None]
 
 
 def run_full(name: str, sizes: int, disk: SmallDisk) -> tuple[int, int]:
-    """How often the disk was too small, at how many sizes. Raises AssertionError where anything is lost."""
+    """How often the disk was too small, at how many sizes.
+
+    Raises AssertionError where anything is lost.
+    """
     job, refused, folder = JOBS[name], 0, disk.folder
     with tempfile.TemporaryDirectory() as aside:
         begun = Path(aside) / "begun"
