@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import BadInput, TapeMismatch
-from .decisions import Decision
+from .decision_state import Decision
 from .inputs.source import MIN_INSTANCES
 from .project import Project
 

@@ -27,7 +27,8 @@ from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from ..support.file_digests import digest_bytes
-from .decisions import Decision, Decisions
+from .decision_state import Decision
+from .decisions import Decisions
 from .findings import list_findings
 from .inputs.source import Frame, import_pandas
 from .project_files import ABOUT, BEGUN, MEND, read_json

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from ..cleanse.decisions import ACTIONS
+from ..cleanse.decision_state import ACTIONS
 from ..errors import BadInput
 
 _MAX_TEXT = 200  # characters
