@@ -163,6 +163,89 @@ def test_damaged_project_files(made):
     assert same > 0 and refused > 0
 
 
+def test_damaged_decisions(made, tmp_path):
+    _, whole, journal = made
+    raw, path = (whole / "run" / "decisions.sqlite").read_bytes(), tmp_path / "decisions.sqlite"
+    path.write_bytes(raw)
+    expected, same, refused = read_decisions(path), 0, 0
+    for random_ in rounds("decisions", quick=150):
+        path.write_bytes(damage(raw, random_) if random_.random() < 0.8 else raw)
+        if path.read_bytes() == raw or random_.random() < 0.1:
+            path.with_name("decisions.sqlite-journal").write_bytes(damage(journal, random_))
+        try:
+            found = read_decisions(path)
+        except DrossError as error:
+            assert str(path) in str(error), random_
+            refused += 1
+        else:
+            assert found == expected, random_
+            same += 1
+        path.with_name("decisions.sqlite-journal").unlink(missing_ok=True)
+    assert same > 0 and refused > 0
+
+
+def read_decisions(path):
+    """Everything that the log says."""
+    log = Decisions(path)
+    try:
+        return log.current(), log.history(), log.since(0)
+    finally:
+        log.close()
+
+
+WILD = [None, 3, -1, 1e300, "", "x", [], {}, [[]], {"x": 1}, True, "../x", 10**30]
+
+
+def test_json_of_an_earlier_version(made):
+    """Without digests nothing says that a value is not the one that was written."""
+    folder, whole, _ = made
+    used = 0
+    for random_ in rounds("project files without digests", quick=40):
+        put_back(whole, folder)
+        path = folder / "run" / "project.json"
+        about = json.loads(path.read_text())
+        for key in ("sealed", "sha256", "digests"):
+            del about[key]
+        if random_.random() < 0.3:
+            path.write_text(json.dumps(about))
+            files = ("why.json", *(f"verdicts/{file.name}" for file in find_verdicts(folder)))
+            path = folder / "run" / random_.choice(files)
+            about = json.loads(path.read_text())
+            for key in ("sealed", "sha256"):
+                about.pop(key, None)
+        for _ in range(random_.choice([1, 1, 3])):
+            spoil(about, random_)
+        path.write_text(json.dumps(about))
+        for use in ("read", "export", "review"):
+            try:
+                USES[use](folder)
+                used += 1
+            except DrossError as error:
+                assert len(str(error)) > 10, random_
+    assert used > 0
+
+
+def find_verdicts(folder):
+    return sorted((folder / "run" / "verdicts").iterdir())
+
+
+def spoil(value, random_):
+    """Change or drop one entry, however deep."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return
+        key = random_.choice(keys)
+        if isinstance(value[key], (dict, list)) and value[key] and random_.random() < 0.7:
+            value = value[key]
+        elif random_.random() < 0.3:
+            del value[key]
+            return
+        else:
+            value[key] = random_.choice(WILD)
+            return
+
+
 def put_back(whole, folder):
     """The project as it was."""
     shutil.rmtree(folder)

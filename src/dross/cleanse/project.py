@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
+from ..support.arguments import fit_together, fits
 from ..support.file_digests import digest_bytes
 from .decision_state import Decision
 from .decisions import Decisions
@@ -40,11 +41,18 @@ _ALWAYS_THERE = {
     "kind": str,
     "task": str,
     "label": str,
-    "classes": list,
-    "counts": dict,
+    "classes": list[str],
+    "counts": dict[str, int],
     "runs": int,
     "suggested": dict,
+    "digest": str,
 }  # of project.json
+_REASONS = {
+    "hurts": list[list[float | bool | None]],
+    "similar": list[int],
+    "unusual": dict[str, str],
+    "words": list[list[str | float]],
+}  # of why.json
 _PREVIEW_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]
 
 
@@ -88,7 +96,7 @@ class Project:
                 "Run dross clean again."
             )
         for key, kind in _ALWAYS_THERE.items():
-            if not isinstance(about.get(key), kind):
+            if not fits(about.get(key), kind):
                 raise TapeDamaged(
                     f"{project.folder / ABOUT} lacks '{key}' as dross writes it. {MEND}"
                 )
@@ -166,7 +174,10 @@ class Project:
         if not path.exists() and "why.json" not in self._digests:
             return {}
         self._read_whole("why.json")
-        return read_json(path)
+        reasons = read_json(path)
+        if not isinstance(reasons, dict):
+            raise TapeDamaged(f"{path} is not as dross writes it. {MEND}")
+        return reasons
 
     def why(self, id: int) -> dict[str, Any]:
         """Why an instance is suggested.
@@ -184,9 +195,10 @@ class Project:
         Raises:
             TapeDamaged: why.json is not JSON, or not as it was written.
         """
-        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | self._reasons.get(
-            str(id), {}
-        )
+        reasons = self._reasons.get(str(id), {})
+        if not fit_together(reasons, _REASONS):
+            raise TapeDamaged(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
+        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | reasons
 
     def picture(self, part: str, id: int) -> bytes | None:
         """A small copy of an instance's picture.
@@ -260,7 +272,10 @@ class Project:
 
     @property
     def _digests(self) -> dict[str, str]:
-        return self.about.get("digests", {})  # earlier versions wrote none
+        digests = self.about.get("digests", {})  # earlier versions wrote none
+        if not fits(digests, dict[str, str]):
+            raise TapeDamaged(f"{self.folder / ABOUT} lacks 'digests' as dross writes it. {MEND}")
+        return digests
 
     def _table(self, name: str) -> Frame:
         from pyarrow import ArrowException
