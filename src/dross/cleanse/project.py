@@ -47,6 +47,7 @@ _ALWAYS_THERE = {
     "suggested": dict,
     "digest": str,
 }  # of project.json
+_SUGGESTED = {"m": int, "reason": str}
 _REASONS = {
     "hurts": list[list[float | bool | None]],
     "similar": list[int],
@@ -97,9 +98,9 @@ class Project:
             )
         for key, kind in _ALWAYS_THERE.items():
             if not fits(about.get(key), kind):
-                raise TapeDamaged(
-                    f"{project.folder / ABOUT} lacks '{key}' as dross writes it. {MEND}"
-                )
+                raise _explain_lack(project.folder, key)
+        if not all(fits(about["suggested"].get(key), kind) for key, kind in _SUGGESTED.items()):
+            raise _explain_lack(project.folder, "suggested")
         return project
 
     @staticmethod
@@ -274,7 +275,7 @@ class Project:
     def _digests(self) -> dict[str, str]:
         digests = self.about.get("digests", {})  # earlier versions wrote none
         if not fits(digests, dict[str, str]):
-            raise TapeDamaged(f"{self.folder / ABOUT} lacks 'digests' as dross writes it. {MEND}")
+            raise _explain_lack(self.folder, "digests")
         return digests
 
     def _table(self, name: str) -> Frame:
@@ -299,6 +300,10 @@ class Project:
         if self._digests.get(name, digest_bytes(raw)) != digest_bytes(raw):
             raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
         return raw
+
+
+def _explain_lack(folder: Path, key: str) -> TapeDamaged:
+    return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
 
 
 def _explain_missing(folder: Path) -> str:
