@@ -21,6 +21,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 import dross
+from dross.cleanse.project_files import read_json
 from dross.errors import DrossError
 
 FOUND = ("scores.csv", "instances.parquet", "validation.parquet", "content.parquet", "why.json")
@@ -103,7 +104,7 @@ def judge(folder: Path) -> None:
 
 def read_verdict(folder: Path) -> bytes:
     """The newest verdict without its time."""
-    verdict = json.loads(sorted((folder / "run" / "verdicts").glob("*.json"))[-1].read_text())
+    verdict = read_json(sorted((folder / "run" / "verdicts").glob("*.json"))[-1])  # unsealed
     verdict.pop("made")
     return json.dumps(verdict, sort_keys=True).encode()
 
