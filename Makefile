@@ -1,7 +1,7 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
 # make check    style, types, and which folder may import which
-# make fuzz     hostile inputs and kills at random moments, for about ten minutes
+# make fuzz     hostile inputs, kills at random moments and full disks, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
@@ -33,8 +33,10 @@ check: $(VENV)/installed
 	$(BIN)/pyright
 
 fuzz: $(VENV)/installed
-	DROSS_FUZZ_SECONDS=60 DROSS_CRASH_MOMENTS=10 $(BIN)/python -m pytest -n 0 -s tests/fuzz tests/crash/test_review_crash.py
+	DROSS_FUZZ_SECONDS=45 DROSS_CRASH_MOMENTS=10 $(BIN)/python -m pytest -n 0 -s tests/fuzz tests/crash/test_review_crash.py
 	$(BIN)/python -W ignore tests/crash/kill_anytime.py --moments 10
+	$(BIN)/python -W ignore tests/crash/full_disk.py --sizes 10
+	$(BIN)/python -W ignore tests/crash/full_disk.py --sizes 3 --disk limit
 
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'

@@ -1,5 +1,6 @@
 """The log of decisions against a plain list; with killed and competing writers and bad files."""
 
+import errno
 import os
 import signal
 import sqlite3
@@ -252,3 +253,93 @@ def test_a_full_disk_and_a_missing_folder_say_so(tmp_path):
     assert set(Decisions(tmp_path / "d.sqlite").current()) == {1, 2}
     with pytest.raises(StorageFailed, match="folder"):
         Decisions(tmp_path / "nowhere" / "d.sqlite")
+
+
+# --- damage that SQLite does not see ---
+
+
+def make_log(path: Path, rows: int = 3) -> bytes:
+    log = Decisions(path)
+    for id in range(rows):
+        log.record({id: ("remove", None)}, "ana", "a reason", f"request {id}")
+    log.close()
+    return path.read_bytes()
+
+
+def run_in(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_no_changed_letter_of_a_row_goes_unnoticed(tmp_path):
+    path = tmp_path / "d.sqlite"
+    raw = make_log(path)
+    for text in (b'[["remove", null, [1]]]', b"ana", b"a reason", b"request 1"):
+        start = raw.index(text)
+        for place in range(start, start + len(text)):
+            path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+            with pytest.raises(TapeDamaged, match=str(path)):
+                Decisions(path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM events WHERE revision = 1",
+        "DELETE FROM events WHERE revision = 2",
+        "DELETE FROM events WHERE revision = 3",
+        "DELETE FROM events",
+        "UPDATE events SET changes = replace(changes, '[1]', '[9]')",
+        "UPDATE events SET revision = 9 WHERE revision = 3",
+        "UPDATE events SET digest = NULL WHERE revision = 3",
+    ],
+)
+def test_rows_that_were_lost_or_edited_are_noticed(tmp_path, statement):
+    path = tmp_path / "d.sqlite"
+    make_log(path)
+    run_in(path, statement)
+    with pytest.raises(TapeDamaged, match=str(path)):
+        Decisions(path)
+
+
+def test_a_log_of_an_earlier_version_opens_and_is_protected_from_the_next_decision_on(tmp_path):
+    path = tmp_path / "d.sqlite"
+    make_log(path)
+    run_in(path, "ALTER TABLE events DROP COLUMN digest", "PRAGMA user_version=1")
+    before = path.read_bytes()
+    log, other = Decisions(path), Decisions(path)
+    assert set(log.current()) == {0, 1, 2}
+    assert path.read_bytes() == before  # looking changes nothing
+    assert log.record({5: ("keep", None)}) == 4
+    assert other.record({6: ("keep", None)}) == 5  # it had read the earlier format
+    assert log.current() == other.current() == Decisions(path).current()
+    for changed in ("request 1", "request 2"):
+        raw = path.read_bytes()
+        path.write_bytes(raw.replace(changed.encode(), b"request 7"))
+        with pytest.raises(TapeDamaged):
+            Decisions(path)
+        path.write_bytes(raw)
+
+
+def test_an_empty_file_and_a_journal_alone_are_named_and_not_taken_for_a_new_log(tmp_path):
+    empty, missing = tmp_path / "empty.sqlite", tmp_path / "missing.sqlite"
+    empty.touch()
+    journal = tmp_path / "missing.sqlite-journal"
+    journal.write_bytes(b"what SQLite would roll back")
+    for path in (empty, missing):
+        with pytest.raises(TapeDamaged, match=str(path)):
+            Decisions(path)
+    assert empty.read_bytes() == b"" and not missing.exists() and journal.exists()
+
+
+def test_a_log_is_made_on_disks_without_hard_links(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "d.sqlite"
+    make_log(path)
+    assert set(Decisions(path).current()) == {0, 1, 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["d.sqlite"]

@@ -72,3 +72,21 @@ def test_a_half_written_lock_of_a_dead_process_is_taken_over(tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(StorageFailed, match="cannot be made"):
         hold_lock(tmp_path / "none" / "lock", "it").__enter__()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from dross.support.file_lock import hold_lock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+hold_lock(Path(sys.argv[1]), "it").__enter__()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the size of files cannot be limited there")
+def test_a_lock_that_cannot_be_written_leaves_no_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True
+    )
+    assert "StorageFailed" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -12,26 +12,35 @@ from the whole log.
              decision forgets what the same person could have redone
 
 A row is on disk before its revision is returned (one SQLite file, synchronous=EXTRA). Threads and
-processes take turns.
+processes take turns. Every row carries a digest of itself and of all rows before it: SQLite notices
+damage to its own pages, not to what is written in them.
 """
 
+import errno
 import json
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
+from ..support.atomic_files import staged_file, sync_folder
+from .decision_state import (
+    Decision,
+    Event,
+    LogState,
+    chain_digest,
+    check_decision,
+    group_by_decision,
+)
 
-ACTIONS = ("keep", "remove", "relabel", "undecided")
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_DIGESTS = 1  # the format of earlier versions; the next decision adds them
 _APPLICATION = 0x64726F73  # "dros": how a file says that it is ours
-_NEW_FILE = (0, 0, 0)
 _SECONDS_TO_WAIT_FOR_WRITER = 30.0
 _TABLE = """
 CREATE TABLE events (
@@ -42,94 +51,20 @@ CREATE TABLE events (
     target   INTEGER,           -- the decision that an undo or redo is about
     changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]
     why      TEXT NOT NULL,
-    once     TEXT UNIQUE        -- a request that is sent again because its answer \
+    once     TEXT UNIQUE,       -- a request that is sent again because its answer \
 was lost is not carried out again
+    digest   TEXT               -- of the other columns, and of the rows before
 )"""
-_COLUMNS = "revision, made, who, kind, target, changes, why"
+_COLUMNS = "revision, made, who, kind, target, changes, why, once"
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # some disks know none
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
+_LAST_REVISIONS = """
+SELECT (SELECT max(revision) FROM events), (SELECT seq FROM sqlite_sequence WHERE name = 'events')
+"""
 _RESCUE = "It is left as it is; move it away to start anew, or restore a copy."
 
-Decision = tuple[str, str | None]  # an action, and the new label of a relabel
 
-
-@dataclass(frozen=True)
-class Event:
-    """One row of the log."""
-
-    revision: int
-    made: str  # UTC, ISO 8601
-    who: str
-    kind: str  # decide, undo, redo
-    target: int  # the decision it is about; its own revision for a decision
-    changes: dict[int, Decision]  # what that decision says
-    why: str
-
-
-_Choose = Callable[["_State"], tuple[str, int | None, dict[int, Decision]]]
-
-
-@dataclass
-class _State:
-    """What the log amounts to, kept up to date row by row."""
-
-    events: list[Event] = field(default_factory=list)
-    decisions: dict[int, Event] = field(default_factory=dict)  # by revision
-    # revisions of the decisions that hold, in the order in which they were said
-    holding: list[int] = field(default_factory=list)
-    # what can be redone, and who undid it
-    undone: list[tuple[int, str]] = field(default_factory=list)
-    # id -> (revision, decision) of everything that holds about it, latest last
-    said: dict[int, list[tuple[int, Decision]]] = field(default_factory=dict)
-    current: dict[int, Decision] = field(default_factory=dict)
-
-    @property
-    def revision(self) -> int:
-        return self.events[-1].revision if self.events else 0
-
-    def add(self, event: Event) -> None:
-        self.events.append(event)
-        if event.kind == "decide":
-            self.decisions[event.revision] = event
-            self.undone = [entry for entry in self.undone if entry[1] != event.who]
-            self._apply(event.target)
-        elif event.kind == "undo":
-            self._take_back(event.target)
-            self.undone.append((event.target, event.who))
-        else:
-            self.undone = [entry for entry in self.undone if entry[0] != event.target]
-            self._apply(event.target)
-
-    def find(self, revision: int) -> Event:
-        return next(event for event in reversed(self.events) if event.revision == revision)
-
-    def to_undo(self, who: str) -> int | None:
-        """The decision that an undo by this person takes back."""
-        by = lambda target: self.decisions[target].who
-        return next((target for target in reversed(self.holding) if who in ("", by(target))), None)
-
-    def to_redo(self, who: str) -> int | None:
-        """The decision that a redo by this person says again."""
-        undone = reversed(self.undone)
-        return next((target for target, undoer in undone if who in ("", undoer)), None)
-
-    def _apply(self, target: int) -> None:
-        self.holding.append(target)
-        for id, decision in self.decisions[target].changes.items():
-            self.said.setdefault(id, []).append((target, decision))
-            self._update_current(id)
-
-    def _take_back(self, target: int) -> None:
-        self.holding.remove(target)
-        for id in self.decisions[target].changes:
-            self.said[id] = [entry for entry in self.said[id] if entry[0] != target]
-            self._update_current(id)
-
-    def _update_current(self, id: int) -> None:
-        decision = self.said[id][-1][1] if self.said[id] else ("undecided", None)
-        if decision[0] == "undecided":
-            self.current.pop(id, None)
-        else:
-            self.current[id] = decision
+_Choose = Callable[["LogState"], tuple[str, int | None, dict[int, Decision]]]
 
 
 class Decisions:
@@ -138,7 +73,9 @@ class Decisions:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self._lock = threading.RLock()
-        self._state = _State()
+        self._state = LogState()
+        if not self.path.exists():
+            _make_file(self.path)
         with self._translate_errors():
             self._connection = sqlite3.connect(
                 self.path,
@@ -173,7 +110,7 @@ class Decisions:
             StorageFailed: the decision cannot be saved.
             TapeDamaged: the file is damaged.
         """
-        checked = {int(id): _check_decision(int(id), *said) for id, said in changes.items()}
+        checked = {int(id): check_decision(int(id), *said) for id, said in changes.items()}
         if not checked:
             raise BadInput("A decision needs at least one instance.")
         event = self._append(lambda state: ("decide", None, checked), who, why, once)
@@ -239,7 +176,7 @@ class Decisions:
             }
             for event in self.since(0)
             for action, label, ids in (
-                _group_by_decision(event.changes)
+                group_by_decision(event.changes)
                 if event.kind == "decide"
                 else [[event.kind, None, sorted(event.changes)]]
             )
@@ -255,37 +192,38 @@ class Decisions:
         run = self._connection.execute
         # EXTRA also syncs the folder after the journal is gone: a power cut loses nothing
         run("PRAGMA synchronous=EXTRA")
-        if self._identity() == _NEW_FILE:
-            run("BEGIN IMMEDIATE")
-            if self._identity() == _NEW_FILE:  # nobody else made it while we waited
-                run(_TABLE)
-                run(f"PRAGMA application_id={_APPLICATION}")
-                run(f"PRAGMA user_version={FORMAT}")
-            run("COMMIT")
-        application, version, _ = self._identity()
+        if os.path.getsize(self.path) == 0:  # one that dross makes is whole from the beginning
+            raise TapeDamaged(f"{self.path} is empty: its content is lost. {_RESCUE}")
+        application = run("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION:
             raise TapeDamaged(
                 f"{self.path} is an SQLite file, but not one of dross. "
                 "It is left as it is; move it away."
             )
-        if version != FORMAT:
+        version = self._read_version()
+        if version not in (FORMAT, _WITHOUT_DIGESTS):
             raise TapeMismatch(
                 f"{self.path} has format {version}; this dross reads format {FORMAT}. "
                 "Use the dross that wrote it."
             )
-        found = run("PRAGMA quick_check(1)").fetchone()[0]
+        found = run("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise TapeDamaged(f"{self.path} is damaged ({found}). {_RESCUE}")
+        last, ever = run(_LAST_REVISIONS).fetchone()
+        if last != ever:
+            raise TapeDamaged(f"The last rows of {self.path} are missing. {_RESCUE}")
         self._up_to_date()
 
-    def _identity(self) -> tuple[int, int, int]:
-        """The application that made the file, its format, and how many tables it has."""
-        run = self._connection.execute
-        return (
-            run("PRAGMA application_id").fetchone()[0],
-            run("PRAGMA user_version").fetchone()[0],
-            run("SELECT count(*) FROM sqlite_master").fetchone()[0],
-        )
+    def _read_version(self) -> int:
+        return self._connection.execute("PRAGMA user_version").fetchone()[0]
+
+    def _add_digests(self) -> None:
+        """Make a file of an earlier version one of this version, inside a transaction.
+
+        The digest of the next row is one of all rows before it, too.
+        """
+        self._connection.execute("ALTER TABLE events ADD COLUMN digest TEXT")
+        self._connection.execute(f"PRAGMA user_version={FORMAT}")
 
     def _append(self, choose: _Choose, who: str, why: str, once: str | None) -> Event | None:
         """Write the row that `choose` makes of the state; None if there is nothing to write."""
@@ -299,14 +237,15 @@ class Decisions:
             if kind != "decide" and target is None:
                 return None
             made = datetime.now(UTC).isoformat(timespec="milliseconds")
-            groups = json.dumps(_group_by_decision(changes))
-            cursor = run(
-                "INSERT INTO events (made, who, kind, target, changes, why, once) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (made, who, kind, target, groups, why, once),
+            groups = json.dumps(group_by_decision(changes))
+            revision = state.revision + 1
+            row = (revision, made, who, kind, target, groups, why, once)
+            if self._read_version() == _WITHOUT_DIGESTS:
+                self._add_digests()
+            run(
+                f"INSERT INTO events ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, chain_digest(state.digest, row)),
             )
-            revision = cursor.lastrowid
-            assert revision is not None
             run("COMMIT")
             return self._up_to_date().find(revision)
 
@@ -324,16 +263,26 @@ class Decisions:
             if self._connection.in_transaction:
                 run("ROLLBACK")
 
-    def _up_to_date(self) -> _State:
+    def _up_to_date(self) -> LogState:
         """The state, after the rows that others have added since the last look."""
         with self._lock, self._translate_errors():
+            digest = "NULL" if self._read_version() == _WITHOUT_DIGESTS else "digest"
             rows = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
+                f"SELECT {digest}, {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
                 (self._state.revision,),
             )
-            for row in rows.fetchall():
-                self._add_row(*row)
+            for digest, *row in rows.fetchall():
+                self._check_digest(digest, tuple(row))
+                self._add_row(*row[:-1])
             return self._state
+
+    def _check_digest(self, digest: str | None, row: tuple[Any, ...]) -> None:
+        state = self._state
+        state.digest = chain_digest(state.digest, row)
+        if digest is not None or state.has_digests:  # only the first rows may have none
+            if digest != state.digest:
+                raise self._explain_damage(row[0])
+            state.has_digests = True
 
     def _add_row(
         self, revision: int, made: str, who: str, kind: str, target: Any, changes: str, why: str
@@ -343,21 +292,26 @@ class Decisions:
                 groups, about = json.loads(changes), revision
                 said = {id: (action, label) for action, label, ids in groups for id in ids}
                 for id, decision in said.items():
-                    _check_decision(id, *decision)
+                    check_decision(id, *decision)
             else:
                 about = target or 0
                 said = self._state.decisions[about].changes
             self._state.add(Event(revision, made, who, kind, about, said, why))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise TapeDamaged(
-                f"Row {revision} of {self.path} is not one that dross wrote. {_RESCUE}"
-            ) from None
+            raise self._explain_damage(revision) from None
+
+    def _explain_damage(self, revision: int) -> TapeDamaged:
+        return TapeDamaged(
+            f"Row {revision} of {self.path}, or one before it, is not as dross wrote it. {_RESCUE}"
+        )
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         """Errors of SQLite as errors of dross."""
         try:
             yield
+        except UnicodeDecodeError as error:  # in a message of SQLite, which quotes the file
+            raise TapeDamaged(f"{self.path} is damaged ({error}). {_RESCUE}") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _DAMAGED:
@@ -365,6 +319,44 @@ class Decisions:
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
             raise StorageFailed(f"{self.path}{_explain_failure(code, error)}") from error
+
+
+def _make_file(path: Path) -> None:
+    """Make an empty log where there is none: whole, or not at all; raises StorageFailed."""
+    journal = path.with_name(f"{path.name}-journal")
+    if journal.exists() and not path.exists():  # else it is of somebody who has just made the file
+        raise TapeDamaged(
+            f"{path} is missing, and {journal.name} belongs to it. Put the file back, or move "
+            f"{journal.name} away, too, to start anew."
+        )
+    with sqlite3.connect(":memory:", isolation_level=None) as log:
+        log.execute(_TABLE)
+        log.execute(f"PRAGMA application_id={_APPLICATION}")
+        log.execute(f"PRAGMA user_version={FORMAT}")
+        raw = log.serialize()
+    log.close()
+    try:
+        with staged_file(path, raw) as temporary, suppress(FileExistsError):
+            _name_file(temporary, path, raw)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StorageFailed(
+            f"{path} cannot be made ({error.strerror or error}). Is its folder there, has the disk "
+            "room, and may you write to it?"
+        ) from error
+
+
+def _name_file(temporary: Path, path: Path, raw: bytes) -> None:
+    """Unlike a rename, this never replaces what another process has made meanwhile."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(path, "xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _explain_failure(code: int, error: sqlite3.Error) -> str:
@@ -375,23 +367,3 @@ def _explain_failure(code: int, error: sqlite3.Error) -> str:
     if code == sqlite3.SQLITE_FULL:
         return ": the disk is full. The decision is not saved; make room and try again."
     return f" cannot be used ({error}). Is its folder there, and may you write to it?"
-
-
-def _check_decision(id: int, action: str, label: str | None) -> Decision:
-    if type(id) is not int or id < 0:
-        raise BadInput(f"{id!r} is not the id of an instance.")
-    if action not in ACTIONS:
-        raise BadInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
-    if (action == "relabel") != isinstance(label, str):
-        raise BadInput(
-            f"A relabel needs its new label as text, and nothing else has one: {action}, {label!r}."
-        )
-    return action, label
-
-
-def _group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:
-    """[[action, label, [ids]], ...]: a bulk decision says its action once."""
-    groups: dict[Decision, list[int]] = {}
-    for id, decision in changes.items():
-        groups.setdefault(decision, []).append(id)
-    return [[action, label, sorted(ids)] for (action, label), ids in groups.items()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import BadInput, TapeMismatch
-from .decisions import Decision
+from .decision_state import Decision
 from .inputs.numbers import read_learnable
 from .inputs.source import MIN_INSTANCES
 from .project import Project

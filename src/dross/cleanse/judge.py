@@ -71,8 +71,8 @@ def judge(
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
     By default the edits are the decisions made on the page; where there are none, the suggested
-    number of removals. Models that are trained are kept until the verdict is written: a judgement
-    that was stopped goes on when it is asked for again.
+    number of removals. Models that are trained are kept until the verdict and the report are
+    written: a judgement that was stopped goes on when it is asked for again.
 
     Arguments:
         folder: a folder that `dross.clean` made.
@@ -112,8 +112,8 @@ def judge(
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
     verdict = judgement.run(skip_recorded=quick)
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
-    judgement.delete_results()
     write_report(project)
+    judgement.delete_results()
     return verdict
 
 
@@ -224,7 +224,7 @@ class _Judgement:
         return self._verdict(outputs, recorded_run)
 
     def delete_results(self) -> None:
-        """Delete the trained models' outputs, which a written verdict does not need."""
+        """Delete the trained models' outputs, which a verdict and its report do not need."""
         with suppress(StorageFailed):
             delete_written(self.project.folder, f"judging/{self._results.folder.name}")
         with suppress(OSError):  # another judgement waits there to go on

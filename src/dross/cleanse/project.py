@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
+from ..support.arguments import fit_together, fits
 from ..support.file_digests import digest_bytes
-from .decisions import Decision, Decisions
+from .decision_state import Decision
+from .decisions import Decisions
 from .findings import list_findings
 from .inputs.source import Frame, import_pandas
 from .project_files import ABOUT, BEGUN, MEND, read_json
@@ -39,11 +41,19 @@ _ALWAYS_THERE = {
     "kind": str,
     "task": str,
     "label": str,
-    "classes": list,
-    "counts": dict,
+    "classes": list[str],
+    "counts": dict[str, int],
     "runs": int,
     "suggested": dict,
+    "digest": str,
 }  # of project.json
+_SUGGESTED = {"m": int, "reason": str}
+_REASONS = {
+    "hurts": list[list[float | bool | None]],
+    "similar": list[int],
+    "unusual": dict[str, str],
+    "words": list[list[str | float]],
+}  # of why.json
 _PREVIEW_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]
 
 
@@ -87,10 +97,10 @@ class Project:
                 "Run dross clean again."
             )
         for key, kind in _ALWAYS_THERE.items():
-            if not isinstance(about.get(key), kind):
-                raise TapeDamaged(
-                    f"{project.folder / ABOUT} lacks '{key}' as dross writes it. {MEND}"
-                )
+            if not fits(about.get(key), kind):
+                raise _explain_lack(project.folder, key)
+        if not all(fits(about["suggested"].get(key), kind) for key, kind in _SUGGESTED.items()):
+            raise _explain_lack(project.folder, "suggested")
         return project
 
     @staticmethod
@@ -165,7 +175,10 @@ class Project:
         if not path.exists() and "why.json" not in self._digests:
             return {}
         self._read_whole("why.json")
-        return read_json(path)
+        reasons = read_json(path)
+        if not isinstance(reasons, dict):
+            raise TapeDamaged(f"{path} is not as dross writes it. {MEND}")
+        return reasons
 
     def why(self, id: int) -> dict[str, Any]:
         """Why an instance is suggested.
@@ -183,9 +196,10 @@ class Project:
         Raises:
             TapeDamaged: why.json is not JSON, or not as it was written.
         """
-        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | self._reasons.get(
-            str(id), {}
-        )
+        reasons = self._reasons.get(str(id), {})
+        if not fit_together(reasons, _REASONS):
+            raise TapeDamaged(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
+        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | reasons
 
     def picture(self, part: str, id: int) -> bytes | None:
         """A small copy of an instance's picture.
@@ -259,7 +273,10 @@ class Project:
 
     @property
     def _digests(self) -> dict[str, str]:
-        return self.about.get("digests", {})  # earlier versions wrote none
+        digests = self.about.get("digests", {})  # earlier versions wrote none
+        if not fits(digests, dict[str, str]):
+            raise _explain_lack(self.folder, "digests")
+        return digests
 
     def _table(self, name: str) -> Frame:
         from pyarrow import ArrowException
@@ -283,6 +300,10 @@ class Project:
         if self._digests.get(name, digest_bytes(raw)) != digest_bytes(raw):
             raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
         return raw
+
+
+def _explain_lack(folder: Path, key: str) -> TapeDamaged:
+    return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
 
 
 def _explain_missing(folder: Path) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..errors import TapeDamaged, TapeMismatch
+from ..support.arguments import fit_together, fits
 from .inputs.input_files import digest_inputs, digest_listed_pictures
 from .inputs.load import Request, prepare
 from .inputs.prepared import PreparedData, data_digest
@@ -18,9 +19,12 @@ _MEND = "Put it back as it was, or run dross clean again."
 
 def read_request(project: Project) -> Request:
     """What the project was made from; raises TapeDamaged."""
+    said = project.about.get("request")
+    if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
+        raise _explain_damage(project, "request")
     try:
-        return Request(**project.about["request"])
-    except (KeyError, TypeError):
+        return Request(**said)
+    except TypeError:
         raise _explain_damage(project, "request") from None
 
 
@@ -136,6 +140,8 @@ def _check_source(entry: str, recorded: Any) -> None:
 
 def _compare_digests(project: Project, found: dict[str, str]) -> None:
     recorded = project.about.get("input_files", {})  # earlier versions wrote none
+    if not fits(recorded, dict[str, str]):
+        raise _explain_damage(project, "input_files")
     for name, digest in found.items():
         if recorded.get(name, digest) != digest:
             given = getattr(read_request(project), name, name)

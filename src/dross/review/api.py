@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..cleanse.decisions import Decision, Event
+from ..cleanse.decision_state import Decision, Event
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
 from ..errors import BadInput, TapeDamaged

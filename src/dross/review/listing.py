@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cleanse.decisions import Decision
+from ..cleanse.decision_state import Decision
 from ..cleanse.project import Project
 from ..errors import BadInput
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from ..cleanse.decisions import ACTIONS
+from ..cleanse.decision_state import ACTIONS
 from ..cleanse.inputs.numbers import read_learnable
 from ..errors import BadInput
 

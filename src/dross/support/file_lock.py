@@ -42,8 +42,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         owner = _read_owner(path)
         if owner.get("host") not in (None, socket.gethostname()):
             raise _explain_holder(path, what, owner)
-        _write_owner(descriptor, path)
         try:
+            _write_owner(descriptor, path)
             yield
         finally:
             with suppress(OSError):
