@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
 from .seeds import make_generator, mix_seeds
+from .tensor_digests import to_bytes
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
@@ -300,19 +301,6 @@ def move_to(t: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(t, Tensor):
         return t
     return t.to(device, dtype) if t.is_floating_point() else t.to(device)
-
-
-def to_bytes(t: Tensor) -> bytes:
-    """The numbers of a tensor as bytes, for a digest."""
-    return t.detach().cpu().contiguous().numpy().tobytes()
-
-
-def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """The digest of named tensors, in whatever order they come: a file may change it."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + to_bytes(tensor))
-    return digest.hexdigest()
 
 
 def check_ids(ids: Any, count: int, what: str) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.dataset import digest_tensors
+from ..data.tensor_digests import digest_tensors
 from ..errors import StorageFailed, TapeDamaged
 from ..replay.recording import Recording
 from ..step.state import Derivative

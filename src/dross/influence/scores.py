@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data.dataset import digest_tensors
+from ..data.tensor_digests import digest_tensors
 from ..errors import BadInput, TapeDamaged
 from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes

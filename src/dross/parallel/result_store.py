@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.dataset import digest_tensors
+from ..data.tensor_digests import digest_tensors
 from ..errors import StorageFailed, TapeMismatch
 from ..support.atomic_files import write_bytes
 

@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..autodiff.precision import check_arithmetic
 from ..data.batch import Augment
-from ..data.dataset import Instances, to_bytes
+from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
 from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..data.tensor_digests import to_bytes
 from ..errors import BadInput, TapeMismatch
 from ..execution import compiled
 from ..execution.executor import Executor
