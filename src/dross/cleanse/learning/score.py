@@ -21,8 +21,8 @@ from torch import Tensor
 from ...data.seeds import mix_seeds
 from ...errors import NotSupported, TapeDamaged
 from ...estimators.outliers import features
-from ...influence.query import losses as losses_of
-from ...influence.query import mean_loss, mean_losses
+from ...influence.query_makers import losses as losses_of
+from ...influence.query_makers import mean_loss, mean_losses
 from ...influence.run import Run
 from ...influence.scores import Scores
 from ...influence.verification import Verification, compare
