@@ -115,6 +115,7 @@ def record_run(
     """
     model = recipe.build(mix_seeds(seed, number, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
+    steps = recipe.epochs * recipe.steps_per_epoch(len(data[1]))
     begun = (folder / "manifest.json").exists()
     return train(
         model,
@@ -124,6 +125,7 @@ def record_run(
         tape=folder,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
+        eta=lambda step: recipe.rate * recipe.rate_factor(step, steps),
         seed=mix_seeds(seed, number, 2),
         progress=progress,
         resume=begun,

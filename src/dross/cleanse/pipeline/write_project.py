@@ -77,6 +77,7 @@ def _describe_project(
         "scale": prepared.scale,
         "columns": [asdict(column) for column in prepared.columns],
         "search": {str(rate): losses for rate, losses in searched.curves.items()},
+        "searched_epochs": searched.epochs,
         "suggested": {"m": outcome.suggested, "reason": outcome.reason},
         "curve": outcome.curve.to_json(),
         "verification": {
