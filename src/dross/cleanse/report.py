@@ -13,7 +13,7 @@ import numpy as np
 from ..support import charts
 from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
-from .findings import list_findings
+from .findings import is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .project import Project
 
@@ -41,6 +41,8 @@ def write_report(project: Project) -> Path:
         about=about,
         name=about["name"],
         findings=list_findings(about, instances),
+        measure=name_measure(about),
+        in_percent=is_share(about),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
         curve=safe(_draw_removal_curve(about["curve"])),

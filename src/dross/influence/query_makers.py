@@ -47,20 +47,6 @@ def mean_loss(data: Any) -> Query:
     return Query("mean_loss", parts, added=True, data=data)
 
 
-def mean_losses(data_sets: Sequence[Any]) -> Query:
-    """The mean loss over each of several data sets, without the penalty: one query per data set."""
-    sources = [_Source(data) for data in data_sets]
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def mean(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y).mean().reshape(1)
-
-        for source in sources:
-            yield from source.parts(objective, len(source.instances(objective)), mean)
-
-    return Query("mean_losses", parts, added=False)
-
-
 def expected_error(data: Any, *, scale: float = 1.0) -> Query:
     """The mean of 1 - exp(-loss / scale) over a data set, without the penalty.
 
@@ -93,8 +79,7 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
 
         yield from source.parts(objective, _CHUNK, share)
 
-    name = "expected_error" if scale == 1 else f"expected_error(scale={scale:g})"
-    return Query(name, parts, added=True, data=data)
+    return Query(_name_scaled("expected_error", scale), parts, added=True, data=data)
 
 
 def expected_errors(data_sets: Sequence[Any], scale: float = 1.0) -> Query:
@@ -109,7 +94,7 @@ def expected_errors(data_sets: Sequence[Any], scale: float = 1.0) -> Query:
         for source in sources:
             yield from source.parts(objective, len(source.instances(objective)), mean)
 
-    return Query("expected_errors", parts, added=False)
+    return Query(_name_scaled("expected_errors", scale), parts, added=False)
 
 
 def error_rate(data: Any) -> Query:
@@ -247,6 +232,10 @@ def _check_scale(scale: Any) -> float:
             f"scale must be above 0 and finite, not {scale:g}: losses are divided by it."
         )
     return scale
+
+
+def _name_scaled(name: str, scale: float) -> str:
+    return name if scale == 1 else f"{name}(scale={scale:g})"
 
 
 def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:

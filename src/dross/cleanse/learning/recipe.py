@@ -80,7 +80,8 @@ class Recipe:
     @staticmethod
     def from_json(saved: dict[str, Any], make: Callable[[], nn.Module] | None) -> "Recipe":
         """The recipe that a project keeps; raises TypeError where it is none."""
-        return Recipe(**({"decay": False} | saved), make=make)  # earlier versions did not say
+        settings: dict[str, Any] = {"decay": False} | saved  # earlier versions did not say
+        return Recipe(**settings, make=make)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""

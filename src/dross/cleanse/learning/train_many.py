@@ -281,7 +281,7 @@ def search_rate(
     if len(x) > MAX_SEARCHED_INSTANCES:
         return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
     specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
-    tried = list(_SEARCHED_EPOCHS) if epochs is None else [epochs]
+    tried: list[int] = [*_SEARCHED_EPOCHS] if epochs is None else [epochs]
     curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
     for count in tried:
         what = f"looking for a rate ({count} epochs)"
