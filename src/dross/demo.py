@@ -9,6 +9,7 @@ import torch
 
 from .cleanse.judge import judge
 from .cleanse.pipeline.clean import clean
+from .cleanse.plans.actions import KEEP
 from .cleanse.project import Project
 from .cleanse.verdict import Verdict
 from .support.png import encode_png
@@ -35,8 +36,8 @@ class DemoResult:
     project: Project
     verdict: Verdict
     flipped: int  # training labels that are wrong on purpose
-    removed: int
-    found: int  # flipped ones among those removed
+    acted_on: int  # instances that the recommended plan removes or relabels
+    found: int  # flipped ones among those
     suspected: int  # flipped ones among as many of the most probably mislabelled
 
 
@@ -92,17 +93,16 @@ def run_demo(
         say=say,
         overwrite=True,
     )
-    suggested = project.about["suggested"]["m"] or round(FLIPPED_SHARE * TRAIN)
-    verdict = judge(project.folder, remove=suggested, seeds=seeds, progress=progress)
+    verdict = judge(project.folder, seeds=seeds, progress=progress)
     instances = project.instances
     flipped = np.array([digits.flipped[int(Path(source).stem)] for source in instances["source"]])
     suspects = instances["mislabel_rank"].between(0, flipped.sum() - 1).to_numpy()
-    removed = (instances["harm_rank"] < suggested).to_numpy()
+    acted_on = (instances["action"] != KEEP).to_numpy()
     return DemoResult(
         project,
         verdict,
         flipped=int(flipped.sum()),
-        removed=suggested,
-        found=int((flipped & removed).sum()),
+        acted_on=int(acted_on.sum()),
+        found=int((flipped & acted_on).sum()),
         suspected=int((flipped & suspects).sum()),
     )

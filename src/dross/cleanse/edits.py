@@ -8,6 +8,7 @@ from ..errors import BadInput, TapeMismatch
 from .decision_state import Decision
 from .inputs.numbers import read_learnable
 from .inputs.source import MIN_INSTANCES
+from .plans.known import KnownPlan
 from .project import Project
 
 BY_DECISIONS = "decisions"
@@ -34,15 +35,23 @@ class Edits:
 
 
 def choose_edits(
-    project: Project, remove: int | None, relabel: int | None, decisions: bool
+    project: Project,
+    remove: int | None,
+    relabel: int | None,
+    decisions: bool,
+    plan: str | None = None,
 ) -> Edits:
     """The edits that a caller asks for.
 
-    remove, relabel: how many of the most harmful, and of the most probably mislabelled. Without
-    both: what was decided on the page; where nothing was decided, the suggestion, unless
-    `decisions` insists.
+    remove, relabel: how many of the most harmful, and of the most probably mislabelled; plan: the
+    name of a plan. Without them: what was decided on the page; where nothing was decided, the
+    recommended plan, unless `decisions` insists.
     """
     count = len(project.instances)
+    if plan is not None:
+        if remove is not None or relabel is not None or decisions:
+            raise BadInput("--plan says what to do; leave out --remove, --relabel and --decisions.")
+        return _from_plan(_find_plan(project, plan))
     for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
             raise BadInput(f"--{option} must lie between 1 and {count - 1}, not {value}.")
@@ -119,10 +128,24 @@ def _is_label(project: Project, label: str) -> bool:
 
 
 def _from_suggestion(project: Project) -> Edits:
-    m, reason = (project.about["suggested"][key] for key in ("m", "reason"))
-    if m == 0:
+    if project.recommended is None:
         raise BadInput(
-            f"Nothing has been decided, and nothing is suggested: {reason}. "
-            "To do it anyway, pass --remove and a number."
+            "Nothing has been decided, and nothing is recommended: "
+            f"{project.about['suggested']['reason']}. To do it anyway, pass --remove and a number."
         )
-    return Edits(f"the suggested {m} removed", _most_harmful(project, m), {})
+    return _from_plan(project.recommended)
+
+
+def _find_plan(project: Project, name: str) -> KnownPlan:
+    """The plan of this name, or the best of this kind."""
+    if name == "recommended" and project.recommended is not None:
+        return project.recommended
+    for plan in project.plans:
+        if name in (plan.name, plan.name.rpartition("-")[0]):
+            return plan
+    known = ", ".join(plan.name for plan in project.plans) or "none"
+    raise BadInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
+
+
+def _from_plan(plan: KnownPlan) -> Edits:
+    return Edits(f"the plan {plan.name} ({plan.what})", plan.removed, plan.relabelled)

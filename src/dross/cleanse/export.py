@@ -59,18 +59,20 @@ def export(
     *,
     remove: int | None = None,
     relabel: int | None = None,
+    plan: str | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a copy of the input without the removed instances and with the corrected labels.
 
-    By default the decisions made on the page are applied; where there are none, the suggestion.
-    Rows of the validation and test parts stay as they are.
+    By default the decisions made on the page are applied; where there are none, the recommended
+    plan. Rows of the validation and test parts stay as they are.
 
     Arguments:
         folder: a folder that `dross.clean` made.
         to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures.
         remove: leave out the N most harmful instances instead.
         relabel: give the N most probably mislabelled the label that the models predict instead.
+        plan: follow another plan than the recommended one: a name of `Project.plans`.
         overwrite: replace the copy if it is there. A folder of pictures is replaced only if an
             earlier export wrote all that is in it.
 
@@ -94,7 +96,7 @@ def export(
             "The data came from a Python function; there is no file to copy. "
             "scores.csv has the places in the training part."
         )
-    edits = choose_edits(project, remove, relabel, decisions=False)
+    edits = choose_edits(project, remove, relabel, decisions=False, plan=plan)
     task = _Task(project, edits, Path(request.data), to)
     task.check_targets(overwrite)
     prepared = reopen_data(project)  # rows are known by their places: it must be the scored input

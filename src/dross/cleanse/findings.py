@@ -3,6 +3,7 @@
 from typing import Any
 
 from .inputs.source import Frame
+from .plans.actions import REMOVE
 
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8
@@ -29,11 +30,11 @@ def is_share(about: dict[str, Any]) -> bool:
 
 
 def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
-    """Sentences on what is harmful, what is suggested, and what is probably mislabelled.
+    """Sentences on what is recommended, what is harmful, and what is probably mislabelled.
 
     Takes `Project.about` and `Project.instances`.
     """
-    return [_harmful(about, instances), _suggested(about, instances), _suspected(about, instances)]
+    return [_suggested(about, instances), _harmful(about, instances), _suspected(about, instances)]
 
 
 def _harmful(about: dict[str, Any], instances: Frame) -> str:
@@ -47,11 +48,16 @@ def _harmful(about: dict[str, Any], instances: Frame) -> str:
 
 
 def _suggested(about: dict[str, Any], instances: Frame) -> str:
-    m, reason = about["suggested"]["m"], about["suggested"]["reason"]
-    if not m:
-        return f"No removal is suggested: {reason}."
-    warning = _warn_of_one_class(instances, m) if about["classes"] else ""
-    return f"Removing the {m:,} most harmful is suggested: {reason}.{warning}"
+    suggested = about["suggested"]
+    if not suggested["m"]:
+        return f"Recommended: change nothing. {_sentence(suggested['reason'])}"
+    what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
+    warning = _warn_of_one_class(instances) if about["classes"] else ""
+    return f"Recommended: {what}. {_sentence(suggested['reason'])}{warning}"
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[:1].upper()}{reason[1:]}."
 
 
 def _suspected(about: dict[str, Any], instances: Frame) -> str:
@@ -67,11 +73,12 @@ def _suspected(about: dict[str, Any], instances: Frame) -> str:
     )
 
 
-def _warn_of_one_class(instances: Frame, m: int) -> str:
+def _warn_of_one_class(instances: Frame) -> str:
     """A ranking that blames one class mostly moves the decision between classes."""
+    removed = instances[instances["action"] == REMOVE]["label"].value_counts()
+    m = int(removed.sum())
     if m < _FEWEST_TO_COMPARE:
         return ""
-    removed = instances[instances["harm_rank"] < m]["label"].value_counts()
     shares = instances["label"].value_counts(normalize=True)
     name, count = removed.index[0], removed.iloc[0]
     if count < _MOST_FROM_ONE_CLASS * m or shares[name] > _CLASS_HOLDS_NEARLY_ALL:

@@ -62,6 +62,7 @@ def judge(
     remove: int | None = None,
     relabel: int | None = None,
     decisions: bool = False,
+    plan: str | None = None,
     seeds: int | None = None,
     quick: bool = False,
     progress: bool = True,
@@ -70,8 +71,8 @@ def judge(
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
-    By default the edits are the decisions made on the page; where there are none, the suggested
-    number of removals. Models that are trained are kept until the verdict and the report are
+    By default the edits are the decisions made on the page; where there are none, the recommended
+    plan. Models that are trained are kept until the verdict and the report are
     written: a judgement that was stopped goes on when it is asked for again.
 
     Arguments:
@@ -79,6 +80,7 @@ def judge(
         remove: judge the removal of the N most harmful instances.
         relabel: judge giving the N most probably mislabelled the label that the models predict.
         decisions: judge what was decided on the page, and nothing else.
+        plan: judge another plan than the recommended one: a name of `Project.plans`.
         seeds: how many seeds to train with; 10 by default, 6 with `quick`.
         quick: a first look: fewer seeds, and the recorded run is not retrained.
         progress: show progress bars where stderr is a terminal.
@@ -102,7 +104,7 @@ def judge(
         print(verdict.verdict, verdict.sentence)
     """
     project = Project.open(folder)
-    edits = choose_edits(project, remove, relabel, decisions)
+    edits = choose_edits(project, remove, relabel, decisions, plan)
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     check_seeds(count)
     uses_workers(n_jobs)  # or it says that there cannot be as many

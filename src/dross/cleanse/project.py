@@ -32,6 +32,8 @@ from .decision_state import Decision
 from .decisions import Decisions
 from .findings import list_findings
 from .inputs.source import Frame, import_pandas
+from .plans.actions import KEEP, REMOVE
+from .plans.known import KnownPlan, read_plans, read_recommended
 from .project_files import ABOUT, BEGUN, MEND, read_json
 
 FORMAT = 1
@@ -132,7 +134,9 @@ class Project:
         Returns:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
             Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
-            mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified.
+            mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified,
+            and action: what the recommended plan does with it (keep, remove, or relabel as the
+            prediction).
 
             A negative score means that the instance makes the expected validation error worse (in
             projects of earlier versions: the validation loss). Loss,
@@ -142,7 +146,32 @@ class Project:
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        return self._table("instances.parquet")
+        table = self._table("instances.parquet")
+        if "action" not in table:  # earlier versions suggested to remove the most harmful
+            removed = table["harm_rank"] < self.about["suggested"]["m"]
+            table["action"] = removed.map({True: REMOVE, False: KEEP})
+        return table
+
+    @cached_property
+    def recommended(self) -> KnownPlan | None:
+        """The plan that `judge` and `export` follow by default; None: do nothing.
+
+        Raises:
+            TapeDamaged: a file of the project is not as it was written.
+        """
+        return read_recommended(self.about, self.instances)
+
+    @cached_property
+    def plans(self) -> list[KnownPlan]:
+        """The plans of the last stage of the competition, the best first.
+
+        Returns:
+            None in projects of earlier versions. With several rounds, those of the last one.
+
+        Raises:
+            TapeDamaged: a file of the project is not as it was written.
+        """
+        return read_plans(self.about, self.instances["prediction"])
 
     @cached_property
     def content(self) -> Frame:

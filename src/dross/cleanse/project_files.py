@@ -21,11 +21,11 @@ BEGUN = "begun.json"
 LOCK = "dross.lock"
 MEND = "Run dross clean again; decisions that were made are kept."
 
-_TAPE = r"(manifest\.json|(segment|state|retrace)-[0-9a-f]+\.safetensors)"
+_TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
 _WRITTEN = re.compile(
     "|".join(
         (
-            r"(begun|project|why|search|judging|curve-\d+)\.json",
+            r"(begun|project|why|search|judging|(curve|plans)-\d+)\.json",
             r"(instances|content|validation|scores)\.parquet",
             r"scores\.csv",
             r"report\.html",

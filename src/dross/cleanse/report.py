@@ -15,6 +15,8 @@ from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
 from .findings import is_share, list_findings, name_measure
 from .inputs.source import Frame
+from .plans.actions import KEEP
+from .plans.candidates import KINDS
 from .project import Project
 
 _CARDS = 24  # instances in each list
@@ -45,7 +47,8 @@ def write_report(project: Project) -> Path:
         in_percent=is_share(about),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        curve=safe(_draw_removal_curve(about["curve"])),
+        plans=_list_plans(project),
+        curve=safe(_draw_competition(about)),
         scatter=safe(_draw_verification(about["verification"])),
         training=safe(_draw_rate_search(about)),
         harmful=_cards(project, ranked.head(_CARDS)),
@@ -61,8 +64,7 @@ def write_report(project: Project) -> Path:
 
 def _count_by_class(project: Project) -> list[dict[str, Any]]:
     """How the suggestions fall on the classes."""
-    instances, m = project.instances, project.about["suggested"]["m"]
-    rows = []
+    instances, rows = project.instances, []
     for name in project.classes:
         members = instances[instances["label"] == name]
         if len(members):
@@ -70,12 +72,27 @@ def _count_by_class(project: Project) -> list[dict[str, Any]]:
                 {
                     "name": name,
                     "count": len(members),
-                    "suggested": int((members["harm_rank"] < m).sum()),
+                    "suggested": int((members["action"] != KEEP).sum()),
                     "suspects": int((members["mislabel_rank"] >= 0).sum()),
                     "right": float((members["prediction"] == name).mean()),
                 }
             )
     return rows
+
+
+def _list_plans(project: Project) -> list[dict[str, Any]]:
+    """The finalists for a table, the best first."""
+    recommended = project.about.get("plans", {}).get("recommended")
+    return [
+        {
+            "name": plan.name,
+            "what": plan.what,
+            "change": 100 * (plan.change or 0.0),
+            "error": 100 * (plan.error or 0.0),
+            "recommended": plan.name == recommended,
+        }
+        for plan in project.plans
+    ]
 
 
 def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
@@ -142,7 +159,31 @@ def _command_line(about: dict) -> str:
 # --- figures ---
 
 
-def _draw_removal_curve(curve: dict) -> str:
+def _draw_competition(about: dict) -> str:
+    return _draw_plans(about["plans"]) if "plans" in about else _draw_curve(about["curve"])
+
+
+def _draw_plans(plans: dict) -> str:
+    """The change of the validation error against how many instances a plan touches, by kind."""
+    figure, (panel,) = charts.panels(1, 1, width=5.6, height=3.0)
+    colours = dict(zip(KINDS, (charts.BLUE, "#c9b28a", charts.RED, "#9bb8a0", "#b7a3c4", "0.6")))
+    for kind, colour in colours.items():
+        tried = sorted((p for p in plans["tried"] if p["kind"] == kind), key=lambda p: p["size"])
+        changes = [100 * plan["change"] for plan in tried]
+        sizes = [plan["size"] for plan in tried]
+        panel.plot(sizes, changes, color=colour, marker="o", markersize=3, label=kind)
+    for plan in plans["finalists"]:
+        if plan["name"] == plans["recommended"]:
+            place = (len(plan["removed"]) + len(plan["relabelled"]), 100 * plan["change"])
+            panel.plot(*place, marker="o", markersize=9, color="none", markeredgecolor="black")
+    panel.axhline(0, color="0.4", linewidth=0.7)
+    panel.set(xscale="log", xlabel="instances touched", ylabel="change of the validation error, %")
+    panel.legend(fontsize=7)
+    return charts.as_svg(figure)
+
+
+def _draw_curve(curve: dict) -> str:
+    """How many to remove, in projects of earlier versions."""
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.6)
     sizes, changes = np.array(curve["sizes"]), np.array(curve["changes"])
     for one_seed in changes:

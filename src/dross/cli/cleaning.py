@@ -42,9 +42,9 @@ def clean(
 
     Reads the data, splits them into training, validation and test parts, trains several runs and
     records them, scores every training instance by how much it adds to the expected validation
-    error, checks the scores by retraining, suggests how many to remove, and writes a report. The
-    input is never touched. A run that was stopped goes on where it was: give the same command
-    again.
+    error, checks the scores by retraining, lets plans of what to remove and what to relabel
+    compete, recommends one, and writes a report. The input is never touched. A run that was stopped
+    goes on where it was: give the same command again.
     """
     columns = dict(_read_column_kind(given) for given in column or [])
     is_function = model is not None and ":" in model
@@ -118,6 +118,7 @@ def judge(
     decisions: Annotated[
         bool, Option("--decisions", help="Judge what was decided on the page.")
     ] = False,
+    plan: option.PlanName = None,
     seeds: Annotated[int | None, Option(help="Fresh seeds to train with. Default: 10.")] = None,
     quick: Annotated[
         bool,
@@ -131,8 +132,8 @@ def judge(
 
     For every seed three models start from the same weights: with everything, without the removed,
     and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
-    options it judges the decisions made on the page, or else the suggestion. Data and models from
-    module:function are run only if --trust-code names them.
+    options it judges the decisions made on the page, or else the recommended plan. Data and models
+    from module:function are run only if --trust-code names them.
     """
     _show_trusted(trust_code)
     verdict = judge_project(
@@ -140,6 +141,7 @@ def judge(
         remove=remove,
         relabel=relabel,
         decisions=decisions,
+        plan=plan,
         seeds=seeds,
         quick=quick,
         n_jobs=jobs,
@@ -164,6 +166,7 @@ def export(
         int | None,
         Option(help="Relabel the N most probably mislabelled as the models predict."),
     ] = None,
+    plan: option.PlanName = None,
     overwrite: Annotated[
         bool,
         Option(
@@ -173,9 +176,9 @@ def export(
 ) -> None:
     """Write a cleaned copy of the data and the list of decisions. The input is never touched.
 
-    Without options the decisions made on the page are applied, or else the suggestion.
+    Without options the decisions made on the page are applied, or else the recommended plan.
     """
-    done = export_project(run, to, remove=remove, relabel=relabel, overwrite=overwrite)
+    done = export_project(run, to, remove=remove, relabel=relabel, plan=plan, overwrite=overwrite)
     _print_path(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"

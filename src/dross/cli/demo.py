@@ -20,18 +20,16 @@ def demo(
     """The whole story on the digits inside scikit-learn, with 5 % of the training labels flipped.
 
     Reads them as pictures, trains and records four runs, scores every training instance by how
-    much worse it makes the model, checks the scores against real retraining, suggests how many to
-    remove, and judges the suggestion with fresh seeds on test data.
+    much worse it makes the model, checks the scores against real retraining, recommends a plan of
+    what to remove or relabel, and judges that plan with fresh seeds on test data.
     """
     console.print(
         f"{TRAIN} digits to learn from, {FLIPPED_SHARE:.0%} of them with a wrong label on purpose."
     )
     result = run_demo(out, seeds=seeds, say=say)
-    by_chance = result.removed * result.flipped / TRAIN
     console.print(
-        f"\nOf the {result.removed} most harmful, {result.found} are among the {result.flipped} "
-        f"with a flipped label; by chance it would be {by_chance:.0f}. "
-        f"Of the {result.flipped} most probably mislabelled, {result.suspected} are.\n"
+        f"\nThe plan touches {result.acted_on} instances. {result.found} of them are among the "
+        f"{result.flipped} whose label was flipped; it misses {result.flipped - result.found}.\n"
     )
     print_verdict(result.verdict)
     folder = result.project.folder

@@ -53,7 +53,7 @@ Model = Annotated[
 ]
 Runs = Annotated[int, Option(min=1, help="Independent runs to average the scores over.")]
 Rounds = Annotated[
-    int, Option(min=1, help="2 and more: remove what is suggested, train and score again.")
+    int, Option(min=1, help="2 and more: follow the recommended plan, train and score again.")
 ]
 Rate = Annotated[
     float | None, Option(help="The learning rate; otherwise searched for on the validation part.")
@@ -69,6 +69,13 @@ Out = Annotated[Path | None, Option(help="The folder for what is found. Default:
 Overwrite = Annotated[
     bool,
     Option("--overwrite", help="Replace what dross wrote into the folder; other files stay."),
+]
+PlanName = Annotated[
+    str | None,
+    Option(
+        "--plan",
+        help="A plan of the report's table instead of the recommended one, such as both-120.",
+    ),
 ]
 TrustCode = Annotated[
     list[str] | None,

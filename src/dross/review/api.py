@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from ..cleanse.decision_state import Decision, Event
 from ..cleanse.findings import name_measure
+from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
 from ..errors import BadInput, TapeDamaged
@@ -60,9 +61,8 @@ class Api:
         self.listing = Listing(project)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
-        ranks = project.instances["harm_rank"].to_numpy()
-        suggested = project.about.get("suggested", {}).get("m") or 0
-        self.suggested = set((ranks < suggested).nonzero()[0].tolist())
+        acted_on = project.instances["action"].to_numpy() != KEEP
+        self.suggested = set(acted_on.nonzero()[0].tolist())
 
     @property
     def routes(self) -> list[Route]:

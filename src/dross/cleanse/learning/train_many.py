@@ -93,7 +93,7 @@ def train_many(
         what: Words for the progress bar.
         progress: Whether to show the bar.
     """
-    together = _can_train_together(recipe)
+    together = can_train_together(recipe)
     size = _models_at_once(recipe, x, len(specs)) if together else 1
     steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
     chunks: list[TrainedModels] = []
@@ -109,7 +109,7 @@ def train_many(
     return _join(chunks)
 
 
-def _can_train_together(recipe: Recipe) -> bool:
+def can_train_together(recipe: Recipe) -> bool:
     """Whether models can share a vmap, and whether that is faster."""
     model = recipe.build(0)
     frozen = any(not p.requires_grad for p in model.parameters())

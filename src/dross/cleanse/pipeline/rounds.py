@@ -1,12 +1,13 @@
 """Train, score, verify and suggest, in one or several rounds.
 
-A later round sets aside what the earlier ones suggest to remove, and scores the rest again.
+A later round follows the plans of the earlier ones, and scores again what is left.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ...errors import NotFinite
 from ...influence.run import Run
@@ -21,13 +22,14 @@ from ..learning.score import (
     score,
     verify,
 )
-from ..plan import RemovalCurve, plan_removal
+from ..plans.actions import KEEP, RELABEL, REMOVE
+from ..plans.candidates import Beliefs, Plan
+from ..plans.compete import Competition, compete
 from ..project_files import delete_written, read_intact, write_sealed
 from .job import Job
 from .search import lower_rate, use_lowered_rate
 
 _EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled
-_SEEDS_PER_SIZE = 4
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class _Round:
     recipe: Recipe
     run: Run  # the first of its recorded runs
     checked: RetrainingCheck
-    curve: RemovalCurve
+    competition: Competition
     scale: float  # of the expected error that its scores are about
     table: Frame  # one row per instance, indexed by id
-    harmful: np.ndarray  # the ids that it suggests to remove
+    plan: Plan | None  # that it recommends, in ids of the whole training part
+    predicted: Tensor  # the labels that its models would give, one for each of its instances
 
 
 @dataclass(frozen=True)
@@ -51,41 +54,54 @@ class Outcome:
     recipe: Recipe  # of the last round, as everything below
     run: Run
     checked: RetrainingCheck
-    curve: RemovalCurve
+    competition: Competition
     scale: float  # of the expected error that the scores are about
     active: np.ndarray  # the ids that were left in it
-    suggested: int  # removals, of all rounds
+    what: str  # the recommended plan of all rounds, in words; "" if there is none
     reason: str
 
 
 def run_rounds(job: Job, recipe: Recipe) -> Outcome:
-    """Score every training instance. A round that suggests nothing is the last one."""
-    active, removed = np.arange(job.count), np.zeros(0, dtype=np.int64)
+    """Score every training instance. A round that recommends nothing is the last one."""
+    active, y = np.arange(job.count), job.prepared.y["train"].clone()
     tables, reasons, rounds, number = [], [], job.options.rounds, 0
     while True:
         number += 1
-        found = _run_round(job, recipe, active, number)
-        recipe, m, reason = found.recipe, found.curve.m, found.curve.reason
+        found = _run_round(job, recipe, active, y[active], number)
+        recipe, plan, reason = found.recipe, found.plan, found.competition.reason
         reasons.append(reason if rounds == 1 else f"round {number}: {reason}")
-        if number == rounds or m == 0:
+        if number == rounds or plan is None:
             break
-        left = np.setdiff1d(active, found.harmful)
+        left = np.setdiff1d(active, plan.removed)
         job.say(
-            f"Round {number}: {m} are set aside; the next round scores the other {len(left):,}."
+            f"Round {number}: {len(plan.removed)} are set aside and {len(plan.relabelled)} "
+            f"relabelled; the next round scores the other {len(left):,}."
         )
-        tables.append(found.table.loc[found.harmful])  # they keep the scores of this round
-        active, removed = left, np.concatenate([removed, found.harmful])
+        y[plan.relabelled] = found.predicted[np.searchsorted(active, plan.relabelled)]
+        tables.append(found.table.loc[found.table["action"] != KEEP])  # with their scores so far
+        active = left
+    instances = _merge_rounds([*tables, found.table])
     return Outcome(
-        _merge_rounds([*tables, found.table], removed),
+        instances,
         recipe,
         found.run,
         found.checked,
-        found.curve,
+        found.competition,
         found.scale,
         active,
-        len(removed) + found.curve.m,
+        _describe_actions(instances, found.plan if number == 1 else None),
         "; ".join(reasons),
     )
+
+
+def _describe_actions(instances: Frame, plan: Plan | None) -> str:
+    """What is recommended, in words."""
+    if plan is not None:
+        return plan.describe()
+    counts = instances["action"].value_counts()
+    removed, relabelled = int(counts.get(REMOVE, 0)), int(counts.get(RELABEL, 0))
+    parts = [f"remove {removed:,}"] if removed else []
+    return " and ".join([*parts, f"relabel {relabelled:,}"] if relabelled else parts)
 
 
 def explain_suggestions(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
@@ -100,9 +116,9 @@ def explain_suggestions(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]
     return find_reasons(job.prepared, outcome.run, outcome.recipe, checked, ids)
 
 
-def _run_round(job: Job, recipe: Recipe, active: np.ndarray, number: int) -> _Round:
-    x, y = job.prepared.pair("train")
-    data = (x[active], y[active])
+def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: int) -> _Round:
+    """active: the ids that are left; y: their labels, as earlier rounds left them."""
+    data = (job.prepared.x["train"][active], y)
     recipe, runs, scored = _score(job, recipe, data, number)
     part, source = job.prepared.part("train"), job.prepared.source
     found = instance_table(
@@ -114,12 +130,16 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, number: int) -> _Ro
         outlier_ranks(runs[0]),
     )
     checked = _verify(job, runs[0], scored)
-    removal = _find_curve(job, recipe, data, scored, number)
+    competition = _find_plan(job, recipe, data, scored, number)
     found.loc[checked.verification.instances, "verified"] = checked.verification.actual
     found.index = active
-    harmful = active[np.argsort(scored.scores, kind="stable")[: removal.m]]
-    found = found.assign(round=number)
-    return _Round(recipe, runs[0], checked, removal, scored.scale, found, harmful)
+    found = found.assign(round=number, action=KEEP)
+    chosen, plan = competition.recommended, None
+    if chosen is not None:
+        plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
+        found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
+    predicted = Beliefs.of(recipe, scored.outputs, y).predicted
+    return _Round(recipe, runs[0], checked, competition, scored.scale, found, plan, predicted)
 
 
 def _score(
@@ -166,35 +186,40 @@ def _verify(job: Job, run: Run, scored: InstanceScores) -> RetrainingCheck:
     return checked
 
 
-def _find_curve(
+def _find_plan(
     job: Job, recipe: Recipe, data: Pair, scored: InstanceScores, number: int
-) -> RemovalCurve:
-    """How many to remove, or what an earlier attempt found."""
-    saved = job.folder / f"curve-{number}.json"
+) -> Competition:
+    """Let plans compete, or read what an earlier attempt found."""
+    saved = job.folder / f"plans-{number}.json"
     kept = read_intact(saved)
-    if isinstance(kept, dict) and set(kept) == {field.name for field in fields(RemovalCurve)}:
-        return RemovalCurve(**kept)
-    found = plan_removal(
+    if isinstance(kept, dict) and "finalists" in kept:
+        return Competition.from_json(kept)
+    found = compete(
         recipe,
         data,
         job.prepared.pair("validation"),
         scored,
-        seeds=_SEEDS_PER_SIZE,
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )
     write_sealed(saved, found.to_json())
-    job.say(f"Suggested: remove {found.m}; {found.reason}.")
+    what = "nothing" if found.recommended is None else found.recommended.describe()
+    job.say(f"Recommended: {what}; {found.reason}.")
     return found
 
 
-def _merge_rounds(tables: list[Frame], removed: np.ndarray) -> Frame:
-    """Rank what an earlier round set aside first, with the scores it had then."""
-    merged = import_pandas().concat(tables).sort_index(kind="stable")
+def _merge_rounds(tables: list[Frame]) -> Frame:
+    """Rank what an earlier round acted on first, with the scores it had then."""
+    merged = import_pandas().concat(tables)
+    later = merged.index.duplicated(keep="first")  # relabelled in one round, scored in the next
+    removed_later = merged.index[later & (merged["action"] == REMOVE)]
+    merged = merged[~later].sort_index(kind="stable")
+    merged.loc[removed_later, "action"] = REMOVE
     suspects = merged[merged["mislabel_rank"] >= 0]
     suspects = suspects.sort_values("loss", ascending=False, kind="stable").index
     merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
-    order = [*removed.tolist(), *tables[-1].sort_values("score", kind="stable").index]
-    merged.loc[order, "harm_rank"] = np.arange(len(order))
+    order = merged.sort_values(["round", "score"], kind="stable")
+    if len(tables) > 1:  # those of the last round come after those that earlier rounds acted on
+        merged.loc[order.index, "harm_rank"] = np.arange(len(order))
     merged.index.name = "id"
     return merged

@@ -16,6 +16,7 @@ from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
 from ..inputs.source import Frame
 from ..learning.train_many import SearchResult
+from ..plans.actions import KEEP
 from ..project import DIGESTED, Project
 from ..project_files import ABOUT, write_sealed
 from ..report import write_report
@@ -81,8 +82,12 @@ def _describe_project(
         "searched_epochs": searched.epochs,
         "measure": EXPECTED_ERROR,
         "measure_scale": outcome.scale,
-        "suggested": {"m": outcome.suggested, "reason": outcome.reason},
-        "curve": outcome.curve.to_json(),
+        "suggested": {
+            "m": int((outcome.instances["action"] != KEEP).sum()),
+            "what": outcome.what,
+            "reason": outcome.reason,
+        },
+        "plans": _describe_plans(outcome),
         "verification": {
             "ids": outcome.active[verification.instances].tolist(),
             "estimated": verification.estimated.tolist(),
@@ -93,6 +98,15 @@ def _describe_project(
         "seconds": round(seconds, 1),
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }
+
+
+def _describe_plans(outcome: Outcome) -> dict[str, Any]:
+    """The plans of the last round, in ids of the whole training part."""
+    described = outcome.competition.to_json()
+    for plan in described["finalists"]:
+        for key in ("removed", "relabelled"):
+            plan[key] = outcome.active[plan[key]].tolist()
+    return described
 
 
 def _write_content(folder: Path, prepared: PreparedData) -> None:

@@ -1,0 +1,283 @@
+"""Let plans compete: train with each, and ask validation data that had no part in the ranking.
+
+The validation part is cut in two. What the first half blames is removed or relabelled, new models
+are trained on the result, and the second half tells whether they are better; then the other way
+round. A ranking that only fits its own validation instances gains nothing here.
+
+The measure is the expected error of sharpened predictions: 1 - p(label), with the logits tripled.
+Of wrong validation labels it makes no more than of others, as the expected error does. But cleaned
+data make models surer of themselves, which lowers the expected error of models that are right no
+more often; sharpened, both are sure already. The share of mistakes itself would not be misled
+either, and is coarser.
+
+All plans are tried with one seed, the better ones with more, the best with many: seldom can one
+seed tell the best from the second best, but it can tell both from the worst. "Do nothing" is a
+plan. It wins unless another is better by more than chance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...data.seeds import mix_seeds
+from ...step.loss import bound_losses
+from ..learning.recipe import Pair, Recipe
+from ..learning.score import InstanceScores, validation_halves
+from ..learning.train_many import ModelSpec, can_train_together, train_many
+from .candidates import KINDS_BY_SCORES, Beliefs, Plan, list_plans, plan_sizes
+
+SHARPER = 3.0  # times the logits
+# Standard errors. Many plans are tried, and one of them may look good by chance.
+_SURE = 2.2
+_ALIKE = 0.5  # standard errors of the difference
+_RELABELLING = ("relabel", "relabel-or-remove")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """So many of the best plans so far are tried with so many new seeds."""
+
+    plans: int
+    seeds: int
+
+
+SIDE_BY_SIDE = (Stage(1000, 1), Stage(16, 3), Stage(6, 6))
+ONE_BY_ONE = (Stage(14, 1), Stage(4, 2), Stage(2, 2))  # models that cannot share a vmap are slow
+_SIZES_ONE_BY_ONE = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the models that were trained by a plan say, compared with "do nothing"."""
+
+    plan: Plan
+    change: float  # of the mean measure; below 0 is better
+    error: float  # its standard error
+    seeds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan and its figures as a project keeps them."""
+        return {
+            "name": self.plan.name,
+            "kind": self.plan.kind,
+            "removed": self.plan.removed.tolist(),
+            "relabelled": self.plan.relabelled.tolist(),
+            "change": self.change,
+            "error": self.error,
+            "seeds": self.seeds,
+        }
+
+    @staticmethod
+    def from_json(about: dict[str, Any]) -> "Trial":
+        """Read what `to_json` wrote."""
+        removed, relabelled = (
+            np.array(about[key], dtype=np.int64) for key in ("removed", "relabelled")
+        )
+        plan = Plan(about["kind"], removed, relabelled)
+        return Trial(plan, about["change"], about["error"], about["seeds"])
+
+
+@dataclass(frozen=True)
+class Competition:
+    """Every plan that was tried, and the one that is recommended."""
+
+    finalists: list[Trial]  # those of the last stage, the best first
+    tried: list[dict[str, Any]]  # every plan: kind, size, change, error, seeds
+    recommended: Plan | None  # None: do nothing
+    reason: str
+    before: float  # the mean measure if nothing is done
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as a project keeps it."""
+        return {
+            "finalists": [trial.to_json() for trial in self.finalists],
+            "tried": self.tried,
+            "recommended": None if self.recommended is None else self.recommended.name,
+            "reason": self.reason,
+            "before": self.before,
+        }
+
+    @staticmethod
+    def from_json(about: dict[str, Any]) -> "Competition":
+        """Read what `to_json` wrote."""
+        finalists = [Trial.from_json(trial) for trial in about["finalists"]]
+        by_name = {trial.plan.name: trial.plan for trial in finalists}
+        chosen = None if about["recommended"] is None else by_name[about["recommended"]]
+        return Competition(finalists, about["tried"], chosen, about["reason"], about["before"])
+
+
+def compete(
+    recipe: Recipe,
+    data: Pair,
+    validation: Pair,
+    scored: InstanceScores,
+    *,
+    seed: int,
+    progress: bool,
+) -> Competition:
+    """Try plans and recommend one.
+
+    Arguments:
+        recipe: The model to train.
+        data: The inputs and targets of the training part.
+        validation: Those of the validation part.
+        scored: The scores that rank the training instances, and what other models say of them.
+        seed: Must be the one that the scores were computed with: it decides the halves.
+        progress: Whether to show a progress bar.
+    """
+    beliefs = Beliefs.of(recipe, scored.outputs, data[1])
+    sizes, stages = plan_sizes(len(data[1]), beliefs), SIDE_BY_SIDE
+    if not can_train_together(recipe):
+        sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
+    halves = validation_halves(validation, seed)
+    contest = _Contest(recipe, data, validation, beliefs, scored.scale, halves, seed, progress)
+    everyone = entries = _list_entries(scored, beliefs, sizes)
+    for stage in stages:
+        entries = sorted(entries, key=lambda entry: entry.mean)[: stage.plans]
+        contest.try_entries(entries, stage.seeds)
+    return contest.conclude(entries, [entry for entry in everyone if entry.changes])
+
+
+@dataclass
+class _Entry:
+    """A plan, its two forms that each know one half of the validation part, and its results."""
+
+    plan: Plan
+    forms: tuple[Plan, Plan] | None  # None: the ranking does not look at the validation part
+    changes: list[np.ndarray] = field(default_factory=list)  # one [validation] for each seed
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.changes)) if self.changes else 0.0
+
+    def to_trial(self) -> Trial:
+        error = standard_error(np.stack(self.changes))
+        return Trial(self.plan, self.mean, error, len(self.changes))
+
+    def describe(self) -> dict[str, Any]:
+        trial = self.to_trial()
+        about = {"kind": self.plan.kind, "size": self.plan.size}
+        return about | {"change": trial.change, "error": trial.error, "seeds": trial.seeds}
+
+
+def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) -> list[_Entry]:
+    by_half = [
+        {plan.name: plan for plan in list_plans(scored.by_half(half), beliefs, sizes)}
+        for half in range(2)
+    ]
+    entries = []
+    for plan in list_plans(scored.scores, beliefs, sizes):
+        if plan.kind not in KINDS_BY_SCORES:
+            entries.append(_Entry(plan, None))
+        elif all(plan.name in plans for plans in by_half):
+            entries.append(_Entry(plan, (by_half[0][plan.name], by_half[1][plan.name])))
+    return entries
+
+
+def standard_error(changes: np.ndarray) -> float:
+    """The standard error of a mean change, [seeds, validation], over instances and over seeds."""
+    by_instance = changes.mean(0)
+    over_instances = by_instance.std(ddof=1) / np.sqrt(len(by_instance))
+    if len(changes) == 1:
+        return float(over_instances)
+    return float(np.hypot(over_instances, changes.mean(1).std(ddof=1) / np.sqrt(len(changes))))
+
+
+class _Contest:
+    """Trains by plans and keeps what the models without a plan say."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Pair,
+        validation: Pair,
+        beliefs: Beliefs,
+        scale: float,
+        halves: Sequence[np.ndarray],
+        seed: int,
+        progress: bool,
+    ):
+        self.recipe, self.data, self.validation, self.beliefs = recipe, data, validation, beliefs
+        self.scale, self.halves, self.seed, self.progress = scale, halves, seed, progress
+        self.tried, self.seeds = 0, 0
+        self.before: list[float] = []
+
+    def try_entries(self, entries: list[_Entry], seeds: int) -> None:
+        """Train with the next seeds, the same ones for all entries and for "do nothing"."""
+        self.tried = max(self.tried, len(entries))
+        for _ in range(seeds):
+            own = mix_seeds(self.seed, 5, self.seeds)
+            plans = [plan for entry in entries for plan in (entry.forms or (entry.plan,))]
+            specs = [self._specify(None, own), *(self._specify(plan, own) for plan in plans)]
+            what = f"trying {len(entries)} plans"
+            trained = train_many(self.recipe, *self.data, specs, what=what, progress=self.progress)
+            measured = self._measure(trained.outputs(self.validation[0]))
+            self.before.append(float(measured[0].mean()))
+            changes, place = measured[1:] - measured[0], 0
+            for entry in entries:
+                if entry.forms is None:
+                    entry.changes.append(changes[place])
+                    place += 1
+                    continue
+                change = np.empty(changes.shape[1])
+                for half in range(2):  # each half is asked about what the other blames
+                    other = self.halves[1 - half]
+                    change[other] = changes[place + half][other]
+                entry.changes.append(change)
+                place += 2
+            self.seeds += 1
+
+    def conclude(self, finalists: list[_Entry], tried: list[_Entry]) -> Competition:
+        """Choose among those of the last stage."""
+        trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
+        figures = [entry.describe() for entry in tried]
+        before = float(np.mean(self.before))
+        best = min(finalists, key=lambda entry: entry.mean)
+        trial = best.to_trial()
+        validation = "validation data that had no part in the ranking"
+        if not trial.change < -_SURE * trial.error:
+            reason = (
+                f"none of {self.tried} plans lowered the validation error by more than chance "
+                f"would, on {validation}"
+            )
+            return Competition(trials, figures, None, reason, before)
+        chosen = min(
+            (entry for entry in finalists if self._is_alike(entry, best)),
+            key=lambda entry: (entry.plan.kind not in _RELABELLING, entry.plan.size),
+        )
+        found = chosen.to_trial()
+        reason = (
+            f"of {self.tried} plans it did best, or as well as the best with fewer changes: the "
+            f"validation error fell from {100 * before:.1f} % to "
+            f"{100 * (before + found.change):.1f} % (standard error {100 * found.error:.2f}) over "
+            f"{found.seeds} new seeds, on {validation}"
+        )
+        return Competition(trials, figures, chosen.plan, reason, before)
+
+    def _is_alike(self, entry: _Entry, best: _Entry) -> bool:
+        """Whether it is sure itself, and not clearly behind the best."""
+        trial = entry.to_trial()
+        behind = np.stack(entry.changes) - np.stack(best.changes)
+        sure = trial.change < -_SURE * trial.error
+        return sure and behind.mean() <= _ALIKE * standard_error(behind)
+
+    def _specify(self, plan: Plan | None, seed: int) -> ModelSpec:
+        y, rate = self.data[1], self.recipe.rate
+        if plan is None:
+            return ModelSpec(seed, np.arange(len(y)), rate)
+        left = np.setdiff1d(np.arange(len(y)), plan.removed)
+        if not len(plan.relabelled):
+            return ModelSpec(seed, left, rate)
+        labels = y.clone()
+        labels[plan.relabelled] = self.beliefs.predicted[plan.relabelled]
+        return ModelSpec(seed, left, rate, labels)
+
+    def _measure(self, outputs: Tensor) -> np.ndarray:
+        """How wrong each model is about each validation instance: [K, V] of [K, V, outputs]."""
+        y = self.validation[1]
+        sharper = SHARPER if self.recipe.loss == "cross_entropy" else 1.0
+        losses = self.recipe.losses(sharper * outputs, y).double()
+        return bound_losses(losses, self.scale).numpy()

@@ -1,0 +1,58 @@
+"""The plans of a finished project: those that reached the last stage of the competition."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .actions import KEEP, RELABEL, REMOVE
+from .candidates import Plan
+
+
+@dataclass(frozen=True)
+class KnownPlan:
+    """A plan, and what it did to validation data that had no part in its ranking."""
+
+    name: str  # what `--plan` takes
+    what: str  # in words
+    removed: np.ndarray  # int64 [R]: ids
+    relabelled: dict[int, str]  # id -> the label that the models predict
+    change: float | None  # of the validation error; below 0 is better. None: not tried as a whole
+    error: float | None  # the standard error of the change
+
+    def __repr__(self) -> str:
+        return f"<plan {self.name}: {self.what}>"
+
+
+def read_plans(about: dict[str, Any], predictions: Any) -> list[KnownPlan]:
+    """The finalists, the best first; none in projects of earlier versions.
+
+    Takes `Project.about` and the column `prediction` of `Project.instances`.
+    """
+    plans = []
+    for entry in about.get("plans", {}).get("finalists", []):
+        removed, relabelled = (
+            np.array(entry[key], dtype=np.int64) for key in ("removed", "relabelled")
+        )
+        what = Plan(entry["kind"], removed, relabelled).describe()
+        labels = {int(id): str(predictions.loc[id]) for id in relabelled}
+        figures = (entry["change"], entry["error"])
+        plans.append(KnownPlan(entry["name"], what, removed, labels, *figures))
+    return plans
+
+
+def read_recommended(about: dict[str, Any], instances: Any) -> KnownPlan | None:
+    """What the column `action` of `Project.instances` says; None where everything is kept."""
+    actions = instances["action"]
+    if (actions == KEEP).all():
+        return None
+    removed = instances.index[actions == REMOVE].to_numpy(dtype=np.int64)
+    relabelled = instances.index[actions == RELABEL]
+    labels = {int(id): str(instances.loc[id, "prediction"]) for id in relabelled}
+    suggested, plans = about["suggested"], about.get("plans", {})
+    what = suggested.get("what") or f"remove the {len(removed):,} most harmful"
+    name = plans.get("recommended") or "recommended"
+    figures = {entry["name"]: entry for entry in plans.get("finalists", [])}.get(name, {})
+    in_one_round = about.get("rounds", 1) == 1
+    change, error = (figures.get(key) if in_one_round else None for key in ("change", "error"))
+    return KnownPlan(name, what, removed, labels, change, error)
