@@ -19,6 +19,7 @@ KINDS = {
     "mislabelled": "remove the {removed} most probably mislabelled",
     "both": "remove the {removed} that are both harmful and probably mislabelled",
     "harmful-suspects": "remove the {removed} most harmful of the probably mislabelled",
+    "confused": "remove the {removed} whose label was most likely taken for another",
     "relabel": "relabel the {relabelled} most probably mislabelled",
     "relabel-or-remove": "relabel {relabelled} and remove {removed} that are probably mislabelled",
 }
@@ -61,6 +62,7 @@ class Beliefs:
     suspect: np.ndarray  # bool [N]: they would label it otherwise
     sure: np.ndarray  # bool [N]: and are sure of their own label
     predicted: Tensor  # the labels that they would give, as a model learns them
+    confused: np.ndarray  # bool [N]: see `find_confused`; the suspects, where labels are numbers
 
     @staticmethod
     def of(recipe: Recipe, outputs: np.ndarray, y: Tensor) -> "Beliefs":
@@ -76,12 +78,50 @@ class Beliefs:
             predicted = said.mean(0)
             loss = (predicted - y).abs()[:, 0].double().numpy()
             far = loss > _FAR_OFF * _DEVIATIONS * np.median(loss)
-            return Beliefs(loss, far, far, predicted.to(y.dtype))
+            return Beliefs(loss, far, far, predicted.to(y.dtype), far)
         chances = torch.softmax(said, -1).mean(0)
         own = chances.gather(1, y[:, None])[:, 0].double().numpy()
         best = chances.max(1)
         suspect = (best.indices != y).numpy()
-        return Beliefs(-own, suspect, suspect & (best.values > _SURE).numpy(), best.indices)
+        sure = suspect & (best.values > _SURE).numpy()
+        confused = find_confused(chances.double().numpy(), y.numpy())
+        return Beliefs(-own, suspect, sure, best.indices, confused)
+
+
+def find_confused(chances: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Instances whose label was most likely taken for another: confident learning.
+
+    A model is confident that an instance is of class j if it gives j at least the chance that it
+    gives on average to what is labelled j. Counting labels against confident classes estimates how
+    often each class is labelled as each other one (Northcutt, Jiang and Chuang, 2021, the confident
+    joint). That many of every pair are taken, those first whose chances speak most clearly against
+    the label, and only where another class is the likeliest.
+
+    Arguments:
+        chances: Of models that did not learn the instances, [N, classes].
+        labels: int64 [N].
+
+    Returns:
+        bool [N].
+    """
+    classes = chances.shape[1]
+    counts = np.bincount(labels, minlength=classes)
+    usual = np.array(
+        [chances[labels == c, c].mean() if counts[c] else np.inf for c in range(classes)]
+    )
+    confident = chances >= usual
+    looks_like = np.where(confident, chances, -1.0).argmax(1)
+    joint, known = np.zeros((classes, classes)), confident.any(1)
+    np.add.at(joint, (labels[known], looks_like[known]), 1)
+    joint *= (counts / np.maximum(joint.sum(1), 1))[:, None]  # as many as have the label
+    confused = np.zeros(len(labels), dtype=bool)
+    for given, members in enumerate(np.flatnonzero(labels == c) for c in range(classes)):
+        for other in range(classes):
+            if other != given:
+                against = chances[members, other] - chances[members, given]
+                order = np.argsort(-against, kind="stable")
+                confused[members[order[: round(joint[given, other])]]] = True
+    return confused & (chances.argmax(1) != labels)
 
 
 def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Plan]:
@@ -104,12 +144,14 @@ def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Pla
         "relabel": suspects(by_loss),
         "relabel-or-remove": suspects(by_both),
     }
-    return [
+    plans = [
         _make_plan(kind, order[:size], beliefs)
         for kind, order in orders.items()
         for size in sizes
         if size <= len(order)
     ]
+    confused = np.flatnonzero(beliefs.confused)
+    return [*plans, _make_plan("confused", confused, beliefs)] if len(confused) else plans
 
 
 def plan_sizes(count: int, beliefs: Beliefs) -> list[int]:

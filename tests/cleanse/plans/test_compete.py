@@ -1,0 +1,71 @@
+"""Which plan wins."""
+
+import numpy as np
+import pytest
+import torch
+
+from dross.cleanse.learning.recipe import Recipe
+from dross.cleanse.learning.score import InstanceScores, cross_fit
+from dross.cleanse.plans import compete as competing
+from dross.cleanse.plans.compete import Competition, compete, standard_error
+
+RECIPE = Recipe("linear", (5,), 3, rate=0.1, epochs=5, batch_size=16)
+
+
+def make_data(count: int, wrong: float, seed: int, apart: float = 2.2):
+    """Three clusters; some of the labels are those of the next one."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, count)
+    x = rng.normal(0, 1, (count, 5)) + apart * np.eye(3, 5)[truth]
+    flipped = rng.random(count) < wrong
+    y = np.where(flipped, (truth + 1) % 3, truth)
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y), flipped
+
+
+def scores_of(data, harm):
+    """Scores that rank as `harm` does, and real cross-fitted models."""
+    outputs = cross_fit(RECIPE, data, repeats=1, seed=0, progress=False)
+    halves = np.stack([np.stack([harm, harm])])
+    held_out = RECIPE.losses(outputs, data[1]).double().numpy()
+    return InstanceScores(halves, np.full(2, 0.5), held_out, outputs.numpy(), held_out)
+
+
+@pytest.mark.parametrize("noisy_validation", [False, True])
+def test_wrong_labels_are_acted_on(noisy_validation):
+    x, y, flipped = make_data(400, 0.35, 0)
+    wrong = 0.35 if noisy_validation else 0.0
+    validation = make_data(600, wrong, 1)[:2]
+    harm = -1.0 * flipped + np.random.default_rng(2).normal(0, 0.3, len(y))
+    found = compete(RECIPE, (x, y), validation, scores_of((x, y), harm), seed=0, progress=False)
+    assert found.recommended is not None, found.reason
+    touched = np.concatenate([found.recommended.removed, found.recommended.relabelled])
+    assert flipped[touched].mean() > 0.7
+    assert Competition.from_json(found.to_json()).recommended.name == found.recommended.name
+
+
+def test_nothing_is_recommended_where_nothing_is_wrong():
+    x, y, _ = make_data(300, 0.0, 3, apart=3.5)
+    harm = np.random.default_rng(4).normal(size=len(y))
+    validation = make_data(300, 0.0, 5, apart=3.5)[:2]
+    found = compete(RECIPE, (x, y), validation, scores_of((x, y), harm), seed=0, progress=False)
+    assert found.recommended is None and "more than chance" in found.reason
+    assert len(found.tried) > 20 and found.finalists[0].seeds > 5
+
+
+def test_a_standard_error_covers_instances_and_seeds():
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(0, 1, (2000, 1, 50)) + rng.normal(0, 0.2, (2000, 6, 1))
+    errors = np.array([standard_error(one) for one in drawn])
+    assert np.isclose(drawn.mean((1, 2)).std(), np.sqrt(np.mean(errors**2)), rtol=0.05)
+
+
+def test_more_confidence_alone_is_no_gain():
+    """Oracle: the same predictions, surer, change the sharpened measure by little."""
+    logits = torch.randn(1, 4000, 3, generator=torch.Generator().manual_seed(0)) * 3
+    y = torch.randint(0, 3, (4000,), generator=torch.Generator().manual_seed(1))
+    y[:3600] = logits[0, :3600].argmax(-1)
+    plain = lambda o: (1 - torch.softmax(o, -1)[0, torch.arange(4000), y]).mean()
+    surer = 1.5 * logits
+    by_plain = float(plain(logits) - plain(surer))
+    by_sharp = float(plain(competing.SHARPER * logits) - plain(competing.SHARPER * surer))
+    assert by_plain > 0 and abs(by_sharp) < 0.4 * by_plain
