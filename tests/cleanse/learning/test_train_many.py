@@ -157,7 +157,7 @@ def test_the_search_takes_the_least_training_that_is_about_as_good():
     tried = [5, 10, 20]
     curves = {0.1: [0.50, 0.51, 0.6], 0.03: [0.9, 0.514, 0.50], 0.01: [0.9, 0.7, 0.514]}
     assert module._choose_rate(curves, tried) == (0.01, 20)  # 0.2, before 0.3 and 0.5
-    assert module._choose_rate(curves | {0.01: [0.9, 0.7, 0.52]}, tried) == (0.03, 10)
+    assert module._choose_rate(curves | {0.01: [0.9, 0.7, 0.56]}, tried) == (0.03, 10)
     assert module._choose_rate(curves | {0.01: [0.5, 0.5, float("nan")]}, tried) == (0.03, 10)
     assert module._choose_rate({0.02: [0.5, 0.5], 0.01: [0.6, 0.5]}, [5, 10]) == (0.01, 10)
 
