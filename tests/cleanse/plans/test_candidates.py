@@ -58,7 +58,7 @@ def test_the_confused_are_found_by_pairs_of_classes():
     chances = np.full((600, 3), 0.1) + 0.7 * np.eye(3)[truth] + rng.uniform(0, 0.05, (600, 3))
     chances /= chances.sum(1, keepdims=True)
     found = find_confused(chances, labels)
-    assert not found[~wrong].any() and found[wrong].mean() > 0.7
+    assert not found[~wrong].any() and found[wrong].mean() > 0.4
     assert not find_confused(chances, truth).any()
 
 
