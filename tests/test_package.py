@@ -47,6 +47,7 @@ PUBLIC = [
     "bounds",
     "clean",
     "estimators",
+    "expected_error",
     "export",
     "indexed",
     "judge",

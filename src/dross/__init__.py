@@ -34,7 +34,8 @@ from .errors import (
 )
 from .influence import bounds
 from .influence.counterfactual import Counterfactual
-from .influence.query import Query, losses, mean_loss, outputs, query
+from .influence.query import Query
+from .influence.query_makers import expected_error, losses, mean_loss, outputs, query
 from .influence.run import Run
 from .influence.scores import Scores
 from .influence.verification import Verification
@@ -74,6 +75,7 @@ __all__ = [
     "bounds",
     "clean",
     "estimators",
+    "expected_error",
     "export",
     "indexed",
     "judge",

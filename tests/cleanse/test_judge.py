@@ -1,5 +1,8 @@
 """Cleaned and judged, end to end: what should help helps, and what should not does not."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pandas
 import pytest
@@ -8,13 +11,16 @@ from sklearn.datasets import load_diabetes, load_digits
 import dross
 from cleanse.made_inputs import (
     QUICK,
+    edit_json,
     enrichment,
     load_or_skip,
     other_parts,
     set_in_json,
+    small_table,
     write_parts,
 )
 from dross.cleanse import edits, judge, report
+from dross.cleanse.pipeline import search
 from dross.cleanse.project import Project
 from dross.errors import BadInput
 from dross.support.file_digests import digest_file
@@ -36,6 +42,35 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     assert "make" not in report or "dross clean" in report
     scores = pandas.read_csv(folder / "run" / "scores.csv")
     assert len(scores) == len(bad) and set(project.instances.columns) <= set(scores.columns)
+
+
+def forget_what_is_new(text):
+    about = json.loads(text)
+    about["search"] = {"0.1": [0.6, 0.5, 0.45], "0.05": [0.7, 0.6, 0.5]}
+    del about["recipe"]["decay"], about["searched_epochs"], about["measure"], about["measure_scale"]
+    return json.dumps(about)
+
+
+def test_a_project_of_an_earlier_version_is_judged_as_it_was_trained(tmp_path, monkeypatch):
+    """Its rates did not decay, its search looked at every epoch, and it does not say so."""
+    base = search._base_recipe
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "_base_recipe", lambda job: replace(base(job), decay=False))
+        dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
+    edit_json(tmp_path / "run" / "project.json", forget_what_is_new)
+    project, trained = Project.open(tmp_path / "run"), []
+    train = judge.train_many
+
+    def watched(recipe, *given, **options):
+        trained.append(recipe)
+        return train(recipe, *given, **options)
+
+    monkeypatch.setattr(judge, "train_many", watched)
+    verdict = dross.judge(project.folder, remove=3, seeds=3, progress=False)
+    assert trained and not any(recipe.decay for recipe in trained)
+    assert set(verdict.recorded) == {"all", "last"}  # its tape is replayed, at the rate that it has
+    report = (project.folder / "report.html").read_text()
+    assert "<!-- epoch -->" in report and "without it the validation loss changes by" in report
 
 
 def test_an_instance_in_both_lists_is_relabelled_and_not_removed(cancer):

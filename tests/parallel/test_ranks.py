@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 
 import dross
 from dross.errors import BadInput, RankLost
-from dross.influence.rank_agreement import instances_are_independent
+from dross.replay.rank_agreement import instances_are_independent
 from parallel import rank_jobs
 from parallel.launch import free_port, launched
 from zoo import problem

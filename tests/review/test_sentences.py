@@ -30,16 +30,36 @@ ROW = {
 }
 
 
-def describe(task="classification", runs=4, **changed):
-    found = reason_sentences(ROW | changed, {"task": task, "runs": runs})
+def describe(task="classification", runs=4, measure="expected_error", **changed):
+    classes = ["cat", "dog"] if task == "classification" else []
+    about = {"task": task, "runs": runs, "classes": classes, "measure": measure}
+    found = reason_sentences(ROW | changed, about)
     return [sentence["text"] for sentence in found]
 
 
 def test_the_effect_has_a_direction_and_a_size():
+    expected = "Without it, the models would be expected to get about 0.020\u00a0% fewer of the "
+    assert describe()[0] == expected + "validation data wrong: it makes the model worse."
+    more = describe(score=2e-4)[0]
+    assert "% more of the validation data wrong" in more and more.endswith("it helps the model.")
+    assert "expected validation error would be the same" in describe(score=0.0)[0]
+
+
+def test_the_effect_on_numbers_is_that_on_a_bounded_error():
+    expected = (
+        "Without it, the mean bounded validation error (0 where exact, 1 where far off) would "
+    )
+    assert (
+        describe("regression")[0] == expected + "fall by about 0.00020: it makes the model worse."
+    )
+    assert "its bounded validation error rose by 0.000030, unlike" in describe("regression")[3]
+
+
+def test_a_project_of_an_earlier_version_speaks_of_the_loss():
+    effect, _, _, verified = describe(measure=None)[:4]
     expected = "Without it, the mean validation loss would fall by about 0.00020: "
-    assert describe()[0] == expected + "it makes the model worse."
-    assert describe(score=2e-4)[0].endswith("it helps the model.")
-    assert "the same" in describe(score=0.0)[0]
+    assert effect == expected + "it makes the model worse."
+    assert "its validation loss rose by 0.000030" in verified
 
 
 def test_the_runs_agree_or_not():
@@ -56,7 +76,8 @@ def test_the_label_stands_against_the_prediction():
 
 
 def test_retraining_agrees_or_not_or_was_not_done():
-    assert "rose by 0.000030, unlike the estimate" in describe()[3]
+    found = describe()[3]
+    assert "its expected validation error rose by 0.0030\u00a0%, unlike the estimate" in found
     assert "Not checked" in describe(verified=float("nan"))[3]
 
 

@@ -9,6 +9,25 @@ _MOST_FROM_ONE_CLASS = 0.8
 _CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
 
 
+EXPECTED_ERROR = "expected_error"  # `measure` in project.json; earlier versions scored the loss
+
+
+def name_measure(about: dict[str, Any]) -> str:
+    """What the scores are changes of, given `Project.about`.
+
+    For classes it is the mean of 1 - p(label), the expected share of mistakes. For numbers every
+    validation instance counts from 0, where the prediction is exact, to 1, where it is far off.
+    """
+    if about.get("measure") != EXPECTED_ERROR:
+        return "validation loss"
+    return "expected validation error" if about["classes"] else "bounded validation error"
+
+
+def is_share(about: dict[str, Any]) -> bool:
+    """Whether the scores are changes of a share of the validation part, to be told in percent."""
+    return about.get("measure") == EXPECTED_ERROR and bool(about["classes"])
+
+
 def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     """Sentences on what is harmful, what is suggested, and what is probably mislabelled.
 
@@ -23,7 +42,7 @@ def _harmful(about: dict[str, Any], instances: Frame) -> str:
     which = f"every one of {runs} independent runs" if runs > 1 else "the run that was recorded"
     return (
         f"Of {len(instances):,} training instances, {int(in_every_run.sum()):,} made "
-        f"the validation loss worse in {which}."
+        f"the {name_measure(about)} worse in {which}."
     )
 
 

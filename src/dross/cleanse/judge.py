@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, StorageFailed
-from ..influence.query import error_rate, mean_loss
+from ..influence.query_makers import error_rate, mean_loss
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count

@@ -134,7 +134,8 @@ class Project:
             Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
             mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified.
 
-            A negative score means that the instance makes the validation loss worse. Loss,
+            A negative score means that the instance makes the expected validation error worse (in
+            projects of earlier versions: the validation loss). Loss,
             prediction and the like come from models that did not learn the instance; training_loss
             comes from models that did.
 

@@ -58,7 +58,7 @@ def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[Pre
         _check_source(make, about.get("model_source"))
         function = import_function(make, "--model")
     try:
-        return prepared, Recipe(**saved, make=function)
+        return prepared, Recipe.from_json(saved, function)
     except TypeError:
         raise _explain_damage(project, "recipe") from None
 

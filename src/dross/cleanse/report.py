@@ -13,7 +13,7 @@ import numpy as np
 from ..support import charts
 from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
-from .findings import list_findings
+from .findings import is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .project import Project
 
@@ -41,11 +41,13 @@ def write_report(project: Project) -> Path:
         about=about,
         name=about["name"],
         findings=list_findings(about, instances),
+        measure=name_measure(about),
+        in_percent=is_share(about),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
         curve=safe(_draw_removal_curve(about["curve"])),
         scatter=safe(_draw_verification(about["verification"])),
-        training=safe(_draw_rate_search(about["search"], about["recipe"]["rate"])),
+        training=safe(_draw_rate_search(about)),
         harmful=_cards(project, ranked.head(_CARDS)),
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         mislabelled=_cards(project, suspects.head(_CARDS)),
@@ -170,21 +172,27 @@ def _draw_verification(verification: dict) -> str:
     return charts.as_svg(figure)
 
 
-def _draw_rate_search(curves: dict[str, list[float]], chosen: float) -> str:
+def _draw_rate_search(about: dict) -> str:
+    """The validation loss against the number of epochs, one line per rate."""
+    curves: dict[str, list[float]] = about["search"]
+    tried = about.get("searched_epochs")  # in earlier versions: every epoch of one run
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
     colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
     for rate, losses in curves.items():
-        is_chosen = np.isclose(float(rate), chosen)
+        is_chosen = np.isclose(float(rate), about["recipe"]["rate"])
         panel.plot(
-            np.arange(1, len(losses) + 1),
+            tried or np.arange(1, len(losses) + 1),
             [loss if np.isfinite(loss) else np.nan for loss in losses],
             color=charts.BLUE if is_chosen else colours[rate],
             linewidth=1.4 if is_chosen else 0.8,
+            marker="o" if tried else None,
+            markersize=3,
             label=f"rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
         )
     finite = [loss for losses in curves.values() for loss in losses if np.isfinite(loss)]
     lowest, highest = min(finite), max(finite)
-    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log")
+    what = "epochs (each run to its end)" if tried else "epoch"
+    panel.set(xlabel=what, ylabel="validation loss", yscale="log")
     panel.set(ylim=(0.9 * lowest, min(highest, 20 * lowest)))
     panel.legend()
     return charts.as_svg(figure)

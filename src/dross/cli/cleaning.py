@@ -41,9 +41,10 @@ def clean(
     """Find the training instances that make a model worse.
 
     Reads the data, splits them into training, validation and test parts, trains several runs and
-    records them, scores every training instance by how much worse it makes the validation loss,
-    checks the scores by retraining, suggests how many to remove, and writes a report. The input is
-    never touched. A run that was stopped goes on where it was: give the same command again.
+    records them, scores every training instance by how much it adds to the expected validation
+    error, checks the scores by retraining, suggests how many to remove, and writes a report. The
+    input is never touched. A run that was stopped goes on where it was: give the same command
+    again.
     """
     columns = dict(_read_column_kind(given) for given in column or [])
     is_function = model is not None and ":" in model

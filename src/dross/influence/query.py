@@ -2,46 +2,40 @@
 
 A query is a scalar or a vector function of (theta, buffers), evaluated in eval mode. It consists of
 parts, so that a large validation set is never in memory at once. The parts are added up (a mean) or
-put one after the other (one query each).
+put one after the other (one query each). query_makers.py makes the usual ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves
 
 from ..autodiff.batchnorm import differentiable_statistics
 from ..autodiff.norms import ElementaryNorms
 from ..autodiff.vjp import batched_vjp
-from ..data.dataset import Instances
 from ..errors import BadInput, NotFinite
-from ..step.loss import check_labels, check_per_instance
 from ..step.objective import Objective
 from ..step.state import Derivative, State
 
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
 QueryPart = tuple[int, Function]  # how many instances it looks at, and what it computes
-_CHUNK = 1024  # instances in memory at once
 _MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
 _SKETCH_DIRECTIONS = 4
 _MAX_SKETCHED = 1 << 20  # coordinates: a large derivative is sampled
 _SKETCH_TOLERANCE = 1e-3  # of the derivative's length, in float32 on another device
-_QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
 
 
 @dataclass(frozen=True)
 class Query:
     """What is asked of a model: Q numbers, or a single one.
 
-    Made by `mean_loss`, `losses`, `outputs` and `query`, and passed to `Run.influence`,
-    `Run.evaluate`, `Run.leave_one_out` and `Run.verify`.
+    Made by `mean_loss`, `expected_error`, `losses`, `outputs` and `query`, and passed to
+    `Run.influence`, `Run.evaluate`, `Run.leave_one_out` and `Run.verify`.
     """
 
     name: str
@@ -161,200 +155,14 @@ class Query:
         return value
 
 
-def mean_loss(data: Any) -> Query:
-    """The mean loss over a data set, without the penalty.
-
-        scores = run.influence(dross.mean_loss((X_val, y_val)))
-
-    Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
-
-    Returns:
-        A query of one number.
-
-    Raises:
-        BadInput: where the data cannot be used, once the query is asked.
-    """
-    source = _Source(data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
-
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y).sum() / total
-
-        yield from source.parts(objective, _CHUNK, share)
-
-    return Query("mean_loss", parts, added=True, data=data)
-
-
-def mean_losses(data_sets: Sequence[Any]) -> Query:
-    """The mean loss over each of several data sets, without the penalty: one query per data set."""
-    sources = [_Source(data) for data in data_sets]
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def mean(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y).mean().reshape(1)
-
-        for source in sources:
-            yield from source.parts(objective, len(source.instances(objective)), mean)
-
-    return Query("mean_losses", parts, added=False)
-
-
-def error_rate(data: Any) -> Query:
-    """The share of a data set that the model's largest output gets wrong.
-
-    For `evaluate` only: its derivative is 0.
-    """
-    source = _Source(data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
-
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            wrong = objective.predict(theta, buffers, x).argmax(-1) != y
-            return wrong.double().sum() / total
-
-        yield from source.parts(objective, _CHUNK, share)
-
-    return Query("error_rate", parts, added=True, data=data)
-
-
-def losses(data: Any) -> Query:
-    """The loss of each instance of a data set, without the penalty: one query per instance.
-
-        scores = run.influence(dross.losses((X_val, y_val)))      # scores.values is [M, N]
-
-    Arguments:
-        data: a map-style data set of (x, y), or a pair of tensors X [M, ...], Y [M, ...].
-
-    Returns:
-        A query of M numbers.
-
-    Raises:
-        BadInput: where the data cannot be used, once the query is asked.
-    """
-    source = _Source(data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y)
-
-        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
-
-    return Query("losses", parts, added=False, data=data)
-
-
-def outputs(data: Any, index: int | None = None) -> Query:
-    """The model's outputs on the inputs of a data set.
-
-        scores = run.influence(dross.outputs(X_test[:1], index=3))      # one class of one image
-
-    Arguments:
-        data: a data set, a pair of tensors (X, Y), or a tensor of inputs X [M, ...] alone.
-        index: only output number `index` of each instance.
-
-    Returns:
-        A query of one number per instance and output, by instance, then by output: M numbers with
-        `index`, M times the number of outputs without.
-
-    Raises:
-        BadInput: where there is no output `index`, once the query is asked.
-    """
-    source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _select(objective.predict(theta, buffers, x), index)
-
-        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
-
-    name = "outputs" if index is None else f"outputs[{index}]"
-    return Query(name, parts, added=False, data=source.data)
-
-
-def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
-    """Any differentiable function of the model.
-
-        dross.query(lambda params, buffers: sum(p.square().sum() for p in params.values()))
-
-    Arguments:
-        fn: fn(params, buffers) -> a scalar or a vector [Q]; both arguments are dicts of
-            name -> tensor. The model is in eval mode.
-
-    Returns:
-        A query of as many numbers as fn returns.
-
-    Raises:
-        BadInput: where fn fails or returns something else, once the query is asked.
-    """
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        constants = objective.layout.constants(objective.model)
-        own_buffers = dict(objective.model.named_buffers())
-        frozen = {name: t for name, t in constants.items() if name not in own_buffers}
-        fixed = {name: t for name, t in constants.items() if name in own_buffers}
-
-        def ask(theta: Tensor, buffers: Buffers) -> Tensor:
-            params = {**objective.layout.unflatten(theta), **frozen}
-            return fn(params, {**fixed, **buffers})
-
-        yield 1, ask
-
-    return Query(getattr(fn, "__name__", "query"), parts, added=False)
-
-
 def as_query(given: Any) -> Query:
     """The query itself, or an error that says how to make one."""
     if not isinstance(given, Query):
         raise BadInput(
-            "A query is built with dross.mean_loss, dross.losses, dross.outputs or dross.query(fn)."
+            "A query is built with dross.mean_loss, dross.expected_error, dross.losses, "
+            "dross.outputs or dross.query(fn)."
         )
     return given
-
-
-class _Source:
-    """A query's data, read once per device and type of the models that are asked."""
-
-    def __init__(self, data: Any):
-        self.data = data
-        self.read: dict[tuple[torch.device, torch.dtype], Instances] = {}
-
-    def instances(self, objective: Objective) -> Instances:
-        parameter = next(p for p in objective.model.parameters())
-        key = (parameter.device, parameter.dtype)
-        if key not in self.read:
-            self.read[key] = Instances(self.data, *key)
-        return self.read[key]
-
-    def parts(
-        self, objective: Objective, size: int, fn: Callable[[Tensor, Buffers, Any, Any], Tensor]
-    ) -> Iterator[QueryPart]:
-        """fn(theta, buffers, x, y) over chunks of the data."""
-        instances = self.instances(objective)
-        for start in range(0, len(instances), size):
-            ids = np.arange(start, min(start + size, len(instances)))
-            x, y = instances[ids]
-            yield len(ids), lambda theta, buffers, x=x, y=y: fn(theta, buffers, x, y)
-
-
-def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-    predicted = objective.predict(theta, buffers, x)
-    if not is_batchedtensor(predicted):
-        check_labels(predicted, y, objective.loss_name)
-    return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
-
-
-def _select(outputs: Tensor, index: int | None) -> Tensor:
-    if index is None:
-        return outputs.reshape(-1)
-    if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
-        raise BadInput(
-            f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number "
-            f"{index}."
-        )
-    return outputs[:, index].reshape(-1)
 
 
 def _nth(states: State, k: int) -> tuple[Tensor, Buffers]:

@@ -20,13 +20,13 @@ import torch
 
 from ..parallel.ranks import RankReducer
 from ..parallel.reducer import ALONE
+from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
 from ..replay.window import Window, choose_window
 from ..step.state import Derivative
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_derivative
-from .rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores

@@ -111,7 +111,7 @@ class Run:
         """The query's value at the trained model.
 
         Arguments:
-            query: made by dross.mean_loss, losses, outputs or query.
+            query: made by dross.mean_loss, expected_error, losses, outputs or query.
             at: ask the model after that many steps instead of the last.
 
         Returns:
@@ -153,7 +153,7 @@ class Run:
             scores.most_harmful(10)
 
         Arguments:
-            query: made by dross.mean_loss, losses, outputs or query.
+            query: made by dross.mean_loss, expected_error, losses, outputs or query.
             epochs: retrace only this many of the last epochs.
             at: ask the model after that many steps instead of the last.
             resume: where progress is kept every half minute: a folder, or True for the tape's own.
@@ -257,7 +257,7 @@ class Run:
         """The true change of the query without each instance.
 
         Arguments:
-            query: made by dross.mean_loss, losses, outputs or query.
+            query: made by dross.mean_loss, expected_error, losses, outputs or query.
             instances: the ids of K instances; all of them by default.
             at: ask the model after that many steps instead of the last.
             absent, epochs, n_jobs, folder: as for `counterfactual`.

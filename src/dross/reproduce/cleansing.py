@@ -29,7 +29,7 @@ import torch
 from .._version import __version__
 from ..datasets import load
 from ..errors import TapeDamaged, TapeMismatch
-from ..influence.query import error_rate, mean_loss
+from ..influence.query_makers import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..parallel import result_store

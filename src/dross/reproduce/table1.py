@@ -23,7 +23,8 @@ from .. import estimators
 from ..datasets import paper
 from ..datasets.models import dense
 from ..errors import NotFinite
-from ..influence.query import Query, mean_loss
+from ..influence.query import Query
+from ..influence.query_makers import mean_loss
 from ..influence.run import Run
 from ..influence.verification import jaccard_of_extremes
 from ..parallel import result_store

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..cleanse.decision_state import Decision, Event
+from ..cleanse.findings import name_measure
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
 from ..errors import BadInput, TapeDamaged
@@ -96,6 +97,7 @@ class Api:
         names = ("name", "kind", "task", "label", "runs", "counts")
         described = {name: about[name] for name in names} | {
             "suggested": about.get("suggested", {}),
+            "measure": name_measure(about),
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "columns": self.listing.columns,

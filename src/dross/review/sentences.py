@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ..cleanse.findings import is_share, name_measure
 from ..errors import BadInput
 from .listing import Listing, finite_or_none, text_or_none
 
@@ -32,10 +33,10 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     showed, and how unusual it is.
     """
     found = {
-        "Effect": _effect(row["score"]),
-        "Confidence": _confidence(row, about["runs"]),
+        "Effect": _effect(row["score"], about),
+        "Confidence": _confidence(row, about),
         "Label": _label(row, about["task"]),
-        "Verified": _verification(row),
+        "Verified": _verification(row, about),
     }
     if math.isfinite(row["outlier"]):
         share = format_percent(min(row["outlier"], 0.99))
@@ -43,21 +44,32 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     return [{"about": subject, "text": text} for subject, text in found.items()]
 
 
-def _effect(score: float) -> str:
+def _effect(score: float, about: dict[str, Any]) -> str:
+    measure, worse = name_measure(about), score < 0
     if not math.isfinite(score) or score == 0:
-        return "By the estimate, the validation loss would be the same without it."
-    would = "Without it, the mean validation loss would"
-    if score < 0:
-        return f"{would} fall by about {format_amount(score)}: it makes the model worse."
-    return f"{would} rise by about {format_amount(score)}: it helps the model."
+        return f"By the estimate, the {measure} would be the same without it."
+    meaning = "it makes the model worse" if worse else "it helps the model"
+    amount = _change(score, about)
+    if is_share(about):
+        mistakes = f"{amount} {'fewer' if worse else 'more'} of the validation data wrong"
+        return f"Without it, the models would be expected to get about {mistakes}: {meaning}."
+    explained = " (0 where exact, 1 where far off)" if measure.startswith("bounded") else ""
+    moved = f"{'fall' if worse else 'rise'} by about {amount}"
+    return f"Without it, the mean {measure}{explained} would {moved}: {meaning}."
 
 
-def _confidence(row: Any, runs: int) -> str:
+def _change(value: float, about: dict[str, Any]) -> str:
+    """The size of a change, in percent where it is of a share."""
+    return f"{format_amount(100 * value)}\u00a0%" if is_share(about) else format_amount(value)
+
+
+def _confidence(row: Any, about: dict[str, Any]) -> str:
+    runs = about["runs"]
     if runs < 2:
         return "It was estimated from one training run only; another seed could say something else."
     times = int(row["harmful_in"])
     harm = f"It does harm in {times} of {runs} training runs"
-    varies = f"from run to run the estimate varies by {format_amount(row['spread'])}"
+    varies = f"from run to run the estimate varies by {_change(row['spread'], about)}"
     if times not in (0, runs):
         return f"{harm}, so the runs disagree and it may be chance; {varies}."
     if abs(row["score"]) > row["spread"]:
@@ -80,17 +92,18 @@ def _label(row: Any, task: str) -> str:
     return f"Its label is {label}, but the models say {prediction}{sure}{often}.{own}"
 
 
-def _verification(row: Any) -> str:
+def _verification(row: Any, about: dict[str, Any]) -> str:
     true, score = row["verified"], row["score"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
     if true == 0:
         moved = "stayed the same"
     else:
-        moved = f"{'fell' if true < 0 else 'rose'} by {format_amount(true)}"
+        moved = f"{'fell' if true < 0 else 'rose'} by {_change(true, about)}"
     ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
     return (
-        f"The first run was trained again without it: its validation loss {moved}, {ending} "
+        f"The first run was trained again without it: its {name_measure(about)} {moved}, "
+        f"{ending} "
         "(which is the mean over runs)."
     )
 

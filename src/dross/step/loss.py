@@ -37,6 +37,11 @@ NAMED_LOSSES: dict[str, Loss] = {
 }
 
 
+def bound_losses(losses: Tensor, scale: float) -> Tensor:
+    """1 - exp(-loss / scale): 0 for a loss of 0, at most 1. With cross entropy 1 - p(label)."""
+    return -torch.expm1(-losses / scale)
+
+
 def find_loss(loss: str | Loss) -> tuple[str, Loss]:
     """The name under which a tape remembers a loss, and the function."""
     names = ", ".join(NAMED_LOSSES)

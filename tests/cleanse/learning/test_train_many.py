@@ -1,5 +1,7 @@
 """Training many models side by side, and the search of a rate."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,10 +24,10 @@ def blobs(count=240, seed=0):
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_side_by_side_is_what_each_is_alone(model):
+@pytest.mark.parametrize(("model", "decay"), [("linear", True), ("mlp", True), ("mlp", False)])
+def test_side_by_side_is_what_each_is_alone(model, decay):
     x, y = blobs()
-    recipe = Recipe(model, (5,), 3, epochs=3, batch_size=16)
+    recipe = Recipe(model, (5,), 3, epochs=3, batch_size=16, decay=decay)
     other = torch.where(torch.arange(240) < 20, (y + 1) % 3, y)
     specs = [
         ModelSpec(1, EVERYONE, 0.1),
@@ -69,20 +71,24 @@ def test_tied_weights_stay_tied_side_by_side():
     )
 
 
-def test_one_model_is_trained_by_the_plain_loop():
-    """The oracle: torch's own optimizer on the same batches."""
+@pytest.mark.parametrize("decay", [True, False])
+def test_one_model_is_trained_by_the_plain_loop(decay):
+    """The oracle: torch's own optimizer and schedule on the same batches."""
     x, y = blobs()
-    recipe = Recipe("linear", (5,), 3, epochs=2, batch_size=32)
+    recipe = Recipe("linear", (5,), 3, epochs=2, batch_size=32, decay=decay)
     found = train_many(recipe, x, y, [ModelSpec(5, np.arange(200), 0.1)])
     model = recipe.build(mix_seeds(5, 1))
     order = module._BatchOrder(np.arange(200), mix_seeds(5, 2), 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * 8)
     for _ in range(2 * 8):
         ids = torch.from_numpy(order.next())
         assert len(ids) == 32 and ids.max() < 200
         nn.functional.cross_entropy(model(x[ids]), y[ids]).backward()
         optimizer.step()
         optimizer.zero_grad()
+        if decay:
+            schedule.step()
     for name, p in model.named_parameters():
         np.testing.assert_allclose(found.parameters[name][0], p.detach(), atol=1e-6)
 
@@ -109,14 +115,61 @@ def test_frozen_weights_stay_frozen():
     np.testing.assert_array_equal(trained.parameters["0.weight"][0], initial)
 
 
+def test_the_rate_decays_to_nothing_along_a_cosine():
+    factors = [MLP.rate_factor(step, 40) for step in range(41)]
+    assert factors[0] == 1 and factors[20] == pytest.approx(0.5) and factors[40] == 0
+    assert all(np.diff(factors) < 0) and factors[1] > 0.99
+    assert replace(MLP, decay=False).rate_factor(39, 40) == 1
+
+
+def test_a_recipe_without_a_word_on_decay_is_one_of_an_earlier_version():
+    kept = replace(MLP, decay=True).to_json()
+    assert Recipe.from_json(kept, None) == MLP
+    del kept["decay"]
+    assert Recipe.from_json(kept, None) == replace(MLP, decay=False)
+    with pytest.raises(TypeError):
+        Recipe.from_json({"model": "mlp", "colour": "red"}, None)
+
+
 def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
     x, y = blobs()
     validation, rates = (x[160:], y[160:]), (1e6, 0.1, 1e-7)
     found = search_rate(MLP, x[:160], y[:160], validation, rates=rates, epochs=5)
     assert found.recipe.rate == 0.1 and found.recipe.epochs == 5
-    assert set(found.curves) == set(rates)
+    assert set(found.curves) == set(rates) and found.epochs == [5]
     with pytest.raises(NotFinite, match="diverges at every rate"):
         search_rate(MLP, 1e20 * x, y, (x, y), rates=(1e10,), epochs=2)
+
+
+def test_every_pair_of_the_search_is_trained_to_its_own_end():
+    x, y = blobs()
+    train, validation = (x[:160], y[:160]), (x[160:], y[160:])
+    found = search_rate(MLP, *train, validation, rates=(0.03,), seed=4)
+    assert found.epochs == [5, 10, 20, 40]
+    for epochs, loss in zip(found.epochs[:2], found.curves[0.03]):
+        recipe = replace(MLP, epochs=epochs)
+        alone = train_many(recipe, *train, [ModelSpec(4, np.arange(160), 0.03)])
+        expected = recipe.losses(alone.outputs(validation[0]), validation[1]).mean()
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_search_takes_the_least_training_that_is_about_as_good():
+    tried = [5, 10, 20]
+    curves = {0.1: [0.50, 0.51, 0.6], 0.03: [0.9, 0.514, 0.50], 0.01: [0.9, 0.7, 0.514]}
+    assert module._choose_rate(curves, tried) == (0.01, 20)  # 0.2, before 0.3 and 0.5
+    assert module._choose_rate(curves | {0.01: [0.9, 0.7, 0.56]}, tried) == (0.03, 10)
+    assert module._choose_rate(curves | {0.01: [0.5, 0.5, float("nan")]}, tried) == (0.03, 10)
+    assert module._choose_rate({0.02: [0.5, 0.5], 0.01: [0.6, 0.5]}, [5, 10]) == (0.01, 10)
+
+
+def test_of_a_large_set_a_sample_is_searched_for_as_many_steps(monkeypatch):
+    x, y = blobs()
+    monkeypatch.setattr(module, "MAX_SEARCHED_INSTANCES", 80)
+    found = search_rate(MLP, x[:160], y[:160], (x[160:], y[160:]), rates=(0.03,))
+    steps = found.recipe.epochs * 10  # of the whole: 160 in batches of 16
+    assert steps in {5 * epochs + 5 * (epochs % 2) for epochs in found.epochs}
+    given = search_rate(MLP, x[:160], y[:160], (x[160:], y[160:]), rates=(0.03,), epochs=3)
+    assert given.recipe.epochs == 3 and given.epochs == [6]
 
 
 def test_the_search_survives_models_that_do_not_fit_side_by_side(monkeypatch):
@@ -124,7 +177,7 @@ def test_the_search_survives_models_that_do_not_fit_side_by_side(monkeypatch):
     bytes_of_three = 3 * module._bytes_per_model(MLP, x)
     monkeypatch.setattr(module, "_MAX_BYTES_SIDE_BY_SIDE", bytes_of_three)
     found = search_rate(MLP, x[:160], y[:160], (x[160:], y[160:]), epochs=2)
-    assert all(len(curve) == 2 for curve in found.curves.values()) and len(found.curves) == 5
+    assert all(len(curve) == 1 for curve in found.curves.values()) and len(found.curves) == 4
 
 
 def test_the_default_batch_size_grows_with_the_data_within_bounds():

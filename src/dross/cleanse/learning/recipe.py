@@ -1,5 +1,6 @@
 """The models that dross offers, and how one is trained: enough to train it again."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ from ...support.name_hints import check_name
 
 MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9
-DEFAULT_EPOCHS = 30
 _HIDDEN = 64
 _MIN_BATCH_SIZE, _MAX_BATCH_SIZE = 16, 1024
 _STEPS_PER_EPOCH = 30  # that the default batch size aims at
@@ -31,8 +31,9 @@ class Recipe:
     outputs: int
     loss: str = "cross_entropy"
     rate: float = 0.1
-    epochs: int = DEFAULT_EPOCHS
+    epochs: int = 30
     batch_size: int = 32
+    decay: bool = True  # whether the rate decays; it did not in earlier versions
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
 
     def build(self, seed: int) -> nn.Module:
@@ -50,6 +51,13 @@ class Recipe:
     def steps_per_epoch(self, count: int) -> int:
         """How many batches it takes to see `count` instances."""
         return -(-count // self.batch_size)
+
+    def rate_factor(self, step: int, steps: int) -> float:
+        """What the rate is multiplied by at a step, counted from 0: from 1 to 0 along a cosine.
+
+        The last iterate is then the model, and not the model plus the noise of its last batches.
+        """
+        return 0.5 * (1 + math.cos(math.pi * step / steps)) if self.decay else 1.0
 
     @property
     def loss_function(self) -> Loss:
@@ -69,9 +77,15 @@ class Recipe:
             return (outputs.argmax(-1) != y).to(outputs.dtype)
         return self.losses(outputs, y).sqrt()
 
+    @staticmethod
+    def from_json(saved: dict[str, Any], make: Callable[[], nn.Module] | None) -> "Recipe":
+        """The recipe that a project keeps; raises TypeError where it is none."""
+        settings: dict[str, Any] = {"decay": False} | saved  # earlier versions did not say
+        return Recipe(**settings, make=make)
+
     def to_json(self) -> dict[str, Any]:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""
-        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size")
+        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size", "decay")
         return {name: getattr(self, name) for name in names}
 
 

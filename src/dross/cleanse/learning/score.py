@@ -5,10 +5,11 @@ blame other instances. What the runs agree on carries over to the next model. So
 mean over runs, and its spread tells how much to trust it.
 
 Two questions give two rankings. What *hurts*: the mean score, which estimates the change of the
-validation loss without the instance. What is *mislabelled*: the loss of the instance under its own
-label, among those that the models would label otherwise. The second question is asked of models
-that did not learn the instance (four-fold cross-fitting, repeated): a model that has learnt a wrong
-label by heart sees nothing wrong with it.
+expected validation error without the instance. That error, the mean of 1 - exp(-loss / scale), is
+bounded: wrong labels in the validation part do not turn the scores around. What is *mislabelled*:
+the loss of the instance under its own label, among those that the models would label otherwise. The
+second question is asked of models that did not learn the instance (four-fold cross-fitting,
+repeated): a model that has learnt a wrong label by heart sees nothing wrong with it.
 """
 
 from dataclasses import dataclass, replace
@@ -19,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ...data.seeds import mix_seeds
-from ...errors import NotSupported, TapeDamaged
+from ...errors import NotFinite, NotSupported, TapeDamaged
 from ...estimators.outliers import features
-from ...influence.query import losses as losses_of
-from ...influence.query import mean_loss, mean_losses
+from ...influence.query_makers import expected_error, expected_errors
+from ...influence.query_makers import losses as losses_of
 from ...influence.run import Run
 from ...influence.scores import Scores
 from ...influence.verification import Verification, compare
@@ -35,6 +36,8 @@ _FOLDS = 4
 _MAX_REPEATS = 4  # of the cross-fitting
 _MAX_ASKED = 2000  # validation instances whose own losses are compared
 _INSTANCES_AT_ONCE = 4096
+_DEVIATIONS = 1.4826  # standard deviations of a normal variable per median absolute value
+_MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are rounding
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class InstanceScores:
     losses: np.ndarray  # [R, N] of the models that learnt the instance
     outputs: np.ndarray  # [repeats, N, outputs] of models that did not
     held_out: np.ndarray  # [repeats, N]: their losses
+    scale: float = 1.0  # of the expected validation error that the scores are about
 
     @property
     def by_run(self) -> np.ndarray:
@@ -54,7 +58,7 @@ class InstanceScores:
 
     @property
     def scores(self) -> np.ndarray:
-        """The mean over runs, [N]. Below 0: the validation loss would fall without it."""
+        """The mean over runs, [N]. Below 0: the expected error would fall without it."""
         return self.by_run.mean(0)
 
     def by_half(self, half: int) -> np.ndarray:
@@ -76,26 +80,50 @@ def score(
 
     Each run's scores are kept in `folder` as soon as they are known, and are not computed again.
     """
+    repeats = min(runs, _MAX_REPEATS)
+    outputs = cross_fit(recipe, data, repeats=repeats, seed=seed, progress=progress)
+    scale = error_scale(recipe, outputs, data[1])
     parts = validation_halves(validation, seed)
-    query = mean_losses([(validation[0][part], validation[1][part]) for part in parts])
+    query = expected_errors([(validation[0][part], validation[1][part]) for part in parts], scale)
     recorded, halves, losses = [], [], []
     for number in range(runs):
         tape = folder / f"run-{number}"
         run = record_run(recipe, data, number, tape, seed=seed, progress=progress)
         saved = folder / f"run-{number}-scores.safetensors"
         scores = _read_intact(saved)
-        if scores is None:
+        if scores is None or scores.query != query.name:  # earlier versions asked for the loss
             scores = run.influence(query)
             scores.save(saved)
         recorded.append(run)
         halves.append(scores.values)
         losses.append(recipe.loss_function(_final_outputs(run, data[0]), data[1]).double().numpy())
-    shares = np.array([len(part) for part in parts]) / len(validation[1])
-    repeats = min(runs, _MAX_REPEATS)
-    outputs = cross_fit(recipe, data, repeats=repeats, seed=seed, progress=progress)
-    held_out = recipe.losses(outputs, data[1]).double().numpy()
-    found = InstanceScores(np.stack(halves), shares, np.stack(losses), outputs.numpy(), held_out)
-    return recorded, found
+    return recorded, InstanceScores(
+        np.stack(halves),
+        np.array([len(part) for part in parts]) / len(validation[1]),
+        np.stack(losses),
+        outputs.numpy(),
+        recipe.losses(outputs, data[1]).double().numpy(),
+        scale,
+    )
+
+
+def error_scale(recipe: Recipe, outputs: Tensor, y: Tensor) -> float:
+    """The scale of the expected error: 1 for classes, for numbers twice a robust variance.
+
+    Arguments:
+        recipe: The model.
+        outputs: Of models that did not learn the instances, [repeats, N, outputs].
+        y: The targets of the instances.
+
+    Raises:
+        NotFinite: Those models diverged.
+    """
+    if recipe.loss != "squared_error":
+        return 1.0
+    deviation = _DEVIATIONS * float(np.median(recipe.errors(outputs, y).double().numpy()))
+    if not np.isfinite(deviation):
+        raise NotFinite("Models that were trained on parts of the data diverged.")
+    return max(2 * deviation**2, _MIN_SCALE)
 
 
 def _read_intact(path: Path) -> Scores | None:
@@ -115,6 +143,7 @@ def record_run(
     """
     model = recipe.build(mix_seeds(seed, number, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
+    steps = recipe.epochs * recipe.steps_per_epoch(len(data[1]))
     begun = (folder / "manifest.json").exists()
     return train(
         model,
@@ -124,6 +153,7 @@ def record_run(
         tape=folder,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
+        eta=lambda step: recipe.rate * recipe.rate_factor(step, steps),
         seed=mix_seeds(seed, number, 2),
         progress=progress,
         resume=begun,
@@ -297,6 +327,7 @@ def verify(
     validation: Pair,
     first: np.ndarray,
     *,
+    scale: float = 1.0,
     at_random: int,
     seed: int,
     progress: bool,
@@ -308,6 +339,7 @@ def verify(
         scores: Its scores, [N].
         validation: The inputs and targets of the validation part.
         first: The ids of the first suggestions, which are checked.
+        scale: Of the expected error that the scores are about.
         at_random: How many others are checked too.
         seed: Decides which others.
         progress: Whether to show a progress bar.
@@ -320,5 +352,6 @@ def verify(
     shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(validation[1]))
     asked = np.sort(shuffled[:_MAX_ASKED])
     changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
-    verification = compare(ids, scores[ids], without.changes(mean_loss(validation)))
+    actual = without.changes(expected_error(validation, scale=scale))
+    verification = compare(ids, scores[ids], actual)
     return RetrainingCheck(verification, asked, changes)

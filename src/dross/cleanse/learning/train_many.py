@@ -20,13 +20,13 @@ from ...errors import NotFinite
 from ...execution import threads
 from ...step.update_rules import SGD
 from ...support.progress import Advance, progress_bar
-from .recipe import DEFAULT_EPOCHS, MOMENTUM, Pair, Recipe, default_batch_size
+from .recipe import MOMENTUM, Pair, Recipe, default_batch_size
 
 MAX_SEARCHED_INSTANCES = 20_000
-_SEARCHED_RATES = (0.3, 0.1, 0.03, 0.01, 0.003)
-_MIN_EPOCHS = 4
-_ABOUT_AS_GOOD_RATE = 1.03  # times the lowest validation loss of all rates
-_ABOUT_AS_GOOD_EPOCH = 1.01  # times the lowest validation loss of all epochs
+# At larger rates the scores, which are first-order estimates, can be no better than chance.
+_SEARCHED_RATES = (0.1, 0.03, 0.01, 0.003)
+_SEARCHED_EPOCHS = (5, 10, 20, 40)
+_ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
 _MAX_BYTES_SIDE_BY_SIDE = 256 << 20
 _INSTANCES_AT_ONCE = 4096
 # Convolutions gain nothing from standing side by side; the others draw random numbers or keep state
@@ -74,28 +74,22 @@ class TrainedModels:
         return torch.stack(outputs)
 
 
-AfterEpoch = Callable[[int, TrainedModels, Sequence[ModelSpec]], None]
-
-
 def train_many(
     recipe: Recipe,
     x: Tensor,
     y: Tensor,
     specs: Sequence[ModelSpec],
     *,
-    after_epoch: AfterEpoch | None = None,
     what: str = "training",
     progress: bool = False,
 ) -> TrainedModels:
     """Train one model per spec.
 
     Arguments:
-        recipe: The model and its settings; the rate is that of the spec.
+        recipe: The model and its settings; the rate, before it decays, is that of the spec.
         x: The inputs of all instances, [N, ...].
         y: Their targets, [N] or [N, 1].
         specs: What each model learns.
-        after_epoch: Called after every epoch with its number, the models that are trained together
-            so far, and their specs. Models that do not fit into memory together come in turn.
         what: Words for the progress bar.
         progress: Whether to show the bar.
     """
@@ -105,7 +99,7 @@ def train_many(
     chunks: list[TrainedModels] = []
     shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
     with threads.manage_threads(), shown as advance:
-        trainer = _Trainer(recipe, x, y, steps, after_epoch, advance)
+        trainer = _Trainer(recipe, x, y, steps, advance)
         for start in range(0, len(specs), size):
             chunk = specs[start : start + size]
             if together:  # no convolutions: every weight is multiplied with every instance once
@@ -155,7 +149,6 @@ class _Trainer:
     x: Tensor
     y: Tensor
     steps: int
-    after_epoch: AfterEpoch | None
     advance: Advance
 
     def train_together(self, specs: Sequence[ModelSpec]) -> TrainedModels:
@@ -169,18 +162,18 @@ class _Trainer:
         velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
         rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32)
         shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
-        trained = TrainedModels(models[1].train(), parameters, {})
         gradient = self._stacked_gradient(models[0])
         for step in range(self.steps):
             ids = torch.from_numpy(np.stack([order.next() for order in orders]))  # [K, batch]
             g = gradient(parameters, self.x[ids], targets[rows, ids])
+            factor = self.recipe.rate_factor(step, self.steps)
             # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
             # rounds otherwise.
             for name, p in parameters.items():
                 velocity[name] = SGD.next_momentum_buffer(velocity[name], g[name], MOMENTUM)
-                p.sub_(shaped[name] * velocity[name])
-            self._finish_step(step, specs, lambda: trained)
-        return trained
+                p.sub_(factor * shaped[name] * velocity[name])
+            self.advance(len(specs))
+        return TrainedModels(models[1].train(), parameters, {})
 
     def train_alone(self, specs: Sequence[ModelSpec]) -> TrainedModels:
         """Train a single model as anybody would."""
@@ -189,13 +182,14 @@ class _Trainer:
         learnt = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(learnt, lr=spec.rate, momentum=MOMENTUM)
         loss = self.recipe.loss_function
+        model.train()
         for step in range(self.steps):
-            model.train()
+            optimizer.param_groups[0]["lr"] = spec.rate * self.recipe.rate_factor(step, self.steps)
             ids = torch.from_numpy(order.next())
             loss(model(self.x[ids]), targets[ids]).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            self._finish_step(step, specs, lambda: _snapshot(model))
+            self.advance(1)
         return _snapshot(model)
 
     def _build(self, spec: ModelSpec) -> nn.Module:
@@ -215,15 +209,6 @@ class _Trainer:
             return loss(call_model(model, parameters, x), y).mean()
 
         return vmap(grad(mean_loss))
-
-    def _finish_step(
-        self, step: int, specs: Sequence[ModelSpec], trained: Callable[[], TrainedModels]
-    ) -> None:
-        """Report progress, and call `after_epoch` at the end of one."""
-        self.advance(len(specs))
-        epoch, rest = divmod(step + 1, self.recipe.steps_per_epoch(len(self.x)))
-        if self.after_epoch is not None and rest == 0:
-            self.after_epoch(epoch, trained(), specs)
 
 
 def _snapshot(model: nn.Module) -> TrainedModels:
@@ -258,7 +243,8 @@ class SearchResult:
     """The recipe with the rate and the epochs that were found, and what was tried."""
 
     recipe: Recipe
-    curves: dict[float, list[float]]  # rate -> validation loss after each epoch
+    curves: dict[float, list[float]]  # rate -> validation loss for each number of epochs
+    epochs: list[int]  # the numbers of epochs
 
 
 def search_rate(
@@ -272,15 +258,18 @@ def search_rate(
     seed: int = 0,
     progress: bool = False,
 ) -> SearchResult:
-    """Find the rate and the number of epochs with the lowest validation loss.
+    """Find a rate and a number of epochs with about the lowest validation loss.
 
-    Of a large set, a sample is searched: the whole is then trained for about as many steps.
+    Each pair is trained to its end: where the rate decays, a short run is not the beginning of a
+    long one. Of a large set, a sample is searched: the whole is then trained for about as many
+    steps.
 
     Arguments:
         recipe: The model; its rate and epochs are ignored.
         x: The inputs of the training part, [N, ...].
         y: Its targets.
-        validation: The inputs and targets of the validation part.
+        validation: The inputs and targets of the validation part, wrong labels and all: those
+            speak against learning by heart.
         rates: The rates to try.
         epochs: The number of epochs, if it is not to be searched for.
         seed: Of the initial weights and the order of instances.
@@ -292,45 +281,40 @@ def search_rate(
     if len(x) > MAX_SEARCHED_INSTANCES:
         return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
     specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
+    tried: list[int] = [*_SEARCHED_EPOCHS] if epochs is None else [epochs]
     curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
-
-    def measure(_: int, trained: TrainedModels, some: Sequence[ModelSpec]) -> None:
-        outputs = trained.outputs(validation[0])
-        for spec, loss in zip(some, recipe.losses(outputs, validation[1]).mean(1).tolist()):
+    for count in tried:
+        what = f"looking for a rate ({count} epochs)"
+        trained = train_many(
+            replace(recipe, epochs=count), x, y, specs, what=what, progress=progress
+        )
+        losses = recipe.losses(trained.outputs(validation[0]), validation[1]).mean(1)
+        for spec, loss in zip(specs, losses.tolist()):
             curves[spec.rate].append(loss)
-
-    longest = replace(recipe, epochs=epochs or DEFAULT_EPOCHS)
-    what = "looking for a rate"
-    train_many(longest, x, y, specs, after_epoch=measure, what=what, progress=progress)
-    rate, best_epochs = _choose_rate(curves, search_epochs=epochs is None)
-    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves)
+    rate, best_epochs = _choose_rate(curves, tried)
+    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves, tried)
 
 
-def _choose_rate(curves: dict[float, list[float]], search_epochs: bool) -> tuple[float, int]:
-    """The best rate and its number of epochs."""
-    usable = {rate: curve for rate, curve in curves.items() if np.isfinite(curve).all()}
-    if not usable:
+def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[float, int]:
+    """The least training that is about as good as the best: the rate, and the number of epochs.
+
+    The scores are first-order estimates: the smaller the steps and the shorter their sum, the more
+    accurate.
+    """
+    losses = {
+        (rate, epochs): loss
+        for rate, curve in curves.items()
+        if np.isfinite(curve).all()
+        for epochs, loss in zip(tried, curve)
+    }
+    if not losses:
         raise NotFinite(
             "Training diverges at every rate that was tried "
             f"({', '.join(map(str, curves))}). Pass a smaller one: --rate 0.001."
         )
-    epochs = {
-        rate: _best_epoch(curve) if search_epochs else len(curve) for rate, curve in usable.items()
-    }
-    losses = {rate: curve[epochs[rate] - 1] for rate, curve in usable.items()}
-    limit = _ABOUT_AS_GOOD_RATE * min(losses.values())
-    # the smallest of them: the scores are first-order, and more accurate for smaller steps
-    chosen = min(rate for rate, loss in losses.items() if loss <= limit)
-    return chosen, epochs[chosen]
-
-
-def _best_epoch(curve: list[float]) -> int:
-    """The first epoch that is about as good as the best.
-
-    Longer training makes longer tapes and wilder last iterates.
-    """
-    limit = _ABOUT_AS_GOOD_EPOCH * min(curve[_MIN_EPOCHS - 1 :])
-    return next(k for k in range(_MIN_EPOCHS, len(curve) + 1) if curve[k - 1] <= limit)
+    limit = _ABOUT_AS_GOOD * min(losses.values())
+    good = [pair for pair, loss in losses.items() if loss <= limit]
+    return min(good, key=lambda pair: (round(pair[0] * pair[1], 12), pair[0]))
 
 
 def _search_on_sample(
@@ -350,16 +334,21 @@ def _search_on_sample(
     validation_ids = sample(len(validation[1]), MAX_SEARCHED_INSTANCES // 4)
     batch_size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
     small = replace(recipe, batch_size=batch_size)
+    per_epoch, whole_per_epoch = (
+        small.steps_per_epoch(MAX_SEARCHED_INSTANCES),
+        recipe.steps_per_epoch(len(x)),
+    )
+    as_long = None if epochs is None else -(-epochs * whole_per_epoch // per_epoch)
     found = search_rate(
         small,
         x[train_ids],
         y[train_ids],
         (validation[0][validation_ids], validation[1][validation_ids]),
         rates=rates,
+        epochs=None if as_long is None else min(as_long, _SEARCHED_EPOCHS[-1]),
         seed=seed,
         progress=progress,
     )
-    steps = found.recipe.epochs * small.steps_per_epoch(MAX_SEARCHED_INSTANCES)
-    enough = max(1, -(-steps // recipe.steps_per_epoch(len(x))))
+    enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
     whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
-    return SearchResult(whole, found.curves)
+    return replace(found, recipe=whole)

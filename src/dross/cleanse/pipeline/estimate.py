@@ -23,7 +23,7 @@ class Cost:
 def estimate_cost(found: SearchResult, took: float, count: int, runs: int) -> Cost:
     """took: the seconds of the search; count: the training instances; runs: to be recorded."""
     recipe = found.recipe
-    searched_epochs = len(found.curves) * max(len(losses) for losses in found.curves.values())
+    searched_epochs = len(found.curves) * sum(found.epochs)
     # an epoch of all instances is longer than one of the part that was searched
     longer = max(1.0, count / MAX_SEARCHED_INSTANCES)
     training = took * (recipe.epochs / searched_epochs) * longer

@@ -38,6 +38,7 @@ class _Round:
     run: Run  # the first of its recorded runs
     checked: RetrainingCheck
     curve: RemovalCurve
+    scale: float  # of the expected error that its scores are about
     table: Frame  # one row per instance, indexed by id
     harmful: np.ndarray  # the ids that it suggests to remove
 
@@ -51,6 +52,7 @@ class Outcome:
     run: Run
     checked: RetrainingCheck
     curve: RemovalCurve
+    scale: float  # of the expected error that the scores are about
     active: np.ndarray  # the ids that were left in it
     suggested: int  # removals, of all rounds
     reason: str
@@ -79,6 +81,7 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
         found.run,
         found.checked,
         found.curve,
+        found.scale,
         active,
         len(removed) + found.curve.m,
         "; ".join(reasons),
@@ -115,7 +118,8 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, number: int) -> _Ro
     found.loc[checked.verification.instances, "verified"] = checked.verification.actual
     found.index = active
     harmful = active[np.argsort(scored.scores, kind="stable")[: removal.m]]
-    return _Round(recipe, runs[0], checked, removal, found.assign(round=number), harmful)
+    found = found.assign(round=number)
+    return _Round(recipe, runs[0], checked, removal, scored.scale, found, harmful)
 
 
 def _score(
@@ -149,6 +153,7 @@ def _verify(job: Job, run: Run, scored: InstanceScores) -> RetrainingCheck:
         scored.by_run[0],
         job.prepared.pair("validation"),
         np.argsort(scored.scores, kind="stable")[:count],
+        scale=scored.scale,
         at_random=count,
         seed=job.request.seed,
         progress=job.progress,

@@ -21,7 +21,12 @@ def find_recipe(job: Job) -> SearchResult:
     saved = read_intact(saved_file)
     if isinstance(saved, dict) and {"rate", "epochs", "curves"} <= set(saved):
         curves = {float(rate): losses for rate, losses in saved["curves"].items()}
-        return SearchResult(replace(base, rate=saved["rate"], epochs=saved["epochs"]), curves)
+        # an earlier version looked at every epoch of runs whose rate did not decay
+        longest = max(map(len, curves.values()), default=0)
+        tried = saved.get("searched_epochs", list(range(1, longest + 1)))
+        found = {"rate": saved["rate"], "epochs": saved["epochs"]}
+        recipe = replace(base, **found, decay=saved.get("decay", False))
+        return SearchResult(recipe, curves, tried)
     started = time.monotonic()
     found = search_rate(
         base,
@@ -34,8 +39,8 @@ def find_recipe(job: Job) -> SearchResult:
     )
     took = time.monotonic() - started
     recipe = found.recipe
-    kept = {"rate": recipe.rate, "epochs": recipe.epochs, "curves": found.curves}
-    write_sealed(saved_file, kept)
+    kept = {"rate": recipe.rate, "epochs": recipe.epochs, "decay": recipe.decay}
+    write_sealed(saved_file, kept | {"curves": found.curves, "searched_epochs": found.epochs})
     job.say(
         f"Model: {recipe.model}, rate {recipe.rate:g}, {recipe.epochs} epochs "
         f"in batches of {recipe.batch_size} ({_describe_origins(job)})."

@@ -11,6 +11,7 @@ from ...support.atomic_files import sync_folder, write_bytes, write_json
 from ...support.file_digests import digest_file
 from ...support.png import encode_png
 from ...support.spreadsheets import disarm_cell
+from ..findings import EXPECTED_ERROR
 from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
 from ..inputs.source import Frame
@@ -77,6 +78,9 @@ def _describe_project(
         "scale": prepared.scale,
         "columns": [asdict(column) for column in prepared.columns],
         "search": {str(rate): losses for rate, losses in searched.curves.items()},
+        "searched_epochs": searched.epochs,
+        "measure": EXPECTED_ERROR,
+        "measure_scale": outcome.scale,
         "suggested": {"m": outcome.suggested, "reason": outcome.reason},
         "curve": outcome.curve.to_json(),
         "verification": {

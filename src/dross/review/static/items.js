@@ -36,7 +36,7 @@ export function tableHead() {
   return head;
 }
 
-const effect = (item) => h("span", { class: "effect", title: "estimated change of the validation loss without it" }, signed(item.score));
+const effect = (item) => h("span", { class: "effect", title: `estimated change of the ${project.measure} without it` }, signed(item.score));
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
 const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);

@@ -17,7 +17,7 @@ import { count, decisionWord } from "./words.js";
 import * as why from "./why.js";
 
 const MEANINGS = {
-  harmful: "By the estimate, the model would do better on the validation data without any one of these (their influence on its loss); the first does the most harm.",
+  harmful: "By the estimate, the model would do better on the validation data without any one of these (their influence on its error); the first does the most harm.",
   mislabelled: "Here the models find the given label improbable (a high loss for models that did not learn it), which hints at a wrong label; it need not harm the model.",
   all: "Every training instance, from the one that does the most harm to the one that helps most.",
 };

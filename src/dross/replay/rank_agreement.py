@@ -10,10 +10,10 @@ import torch
 from ..errors import BadInput, DrossWarning, TapeMismatch
 from ..parallel.ranks import RankReducer
 from ..parallel.reducer import Reducer
-from ..replay.recording import Recording
 from ..step.state import Derivative
 from ..step.step import Step
 from ..support.closeness import ROUNDING, ROUNDING_OF_LENGTH, is_close
+from .recording import Recording
 
 
 def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any]) -> None:
