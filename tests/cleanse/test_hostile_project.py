@@ -174,7 +174,7 @@ def test_rows_that_dross_did_not_write_are_damage(little, row):
             row,
         )
     connection.close()
-    with pytest.raises(TapeDamaged, match=r"Row 3 of .* is not one that dross wrote"):
+    with pytest.raises(TapeDamaged, match=r"Row 3 of .* is not as dross wrote it"):
         dross.export(little, little.parent / "copy.csv")
 
 
