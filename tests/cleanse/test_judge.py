@@ -14,7 +14,8 @@ from cleanse.made_inputs import (
     set_in_json,
     write_parts,
 )
-from dross.cleanse import edits, judge, report
+from dross.cleanse import edits, report
+from dross.cleanse.judging import train_seeds
 from dross.cleanse.project import Project
 from dross.errors import BadInput
 from dross.support.file_digests import digest_file
@@ -53,7 +54,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
     )
     whole, before = ask(), len(Project.open(run).verdicts())
-    calls, train = [], judge.train_many
+    calls, train = [], train_seeds.train_many
 
     def stopped(*given, **options):
         calls.append(1)
@@ -62,7 +63,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         return train(*given, **options)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(judge, "train_many", stopped)
+        patched.setattr(train_seeds, "train_many", stopped)
         ask()
     (waiting,) = (run / "judging").glob("*/piece-*")
     assert waiting.name == "piece-000000.safetensors"
