@@ -23,7 +23,7 @@ def read_request(project: Project) -> Request:
     if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
         raise _explain_damage(project, "request")
     try:
-        return Request(**said)
+        return Request(**said).located(project.folder)
     except TypeError:
         raise _explain_damage(project, "request") from None
 
