@@ -106,7 +106,7 @@ def _take_part(x: Any, y: Any, who: str, text: str | None) -> _Part:
 
 
 def _take_frame(x: Frame, y: Any, who: str) -> _Part:
-    frame = x.copy(deep=False)
+    frame: Any = x.copy(deep=False)
     about: dict[str, Any] = {"x": "frame", "index": [_plain(name) for name in x.index.names]}
     frame.index = frame.index.set_names([None] * frame.index.nlevels)
     if isinstance(frame.index, import_pandas().RangeIndex):  # Parquet would only describe it
@@ -115,9 +115,10 @@ def _take_frame(x: Frame, y: Any, who: str) -> _Part:
         raise BadInput(f"{who} has columns of several levels. Give them one name each.")
     if all(isinstance(name, (int, np.integer)) for name in frame.columns):
         about["columns"] = "whole"
-    frame.columns = [str(name) for name in frame.columns]
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
+    names = [str(name) for name in frame.columns]
+    frame.columns = names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise BadInput(f"{who} has two columns named '{twice}'. Give one of them another name.")
     if len(frame) == 0 or frame.shape[1] == 0:
         raise BadInput(f"{who} is empty: it has the shape {x.shape}.")
@@ -178,6 +179,11 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
     import torch
     from scipy import sparse
 
+    if isinstance(x, import_pandas().Series):
+        about["x"] = "series"
+        series: Any = x
+        return series.to_numpy(dtype=object if series.dtype.kind not in "buif" else None)
+
     if isinstance(x, torch.Tensor):
         about["x"] = "tensor"
         about["tensor"] = str(x.dtype).removeprefix("torch.")
@@ -193,9 +199,6 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
             )
         return x.toarray()
     about["x"] = "array" if isinstance(x, np.ndarray) else "list"
-    if isinstance(x, import_pandas().Series):
-        about["x"] = "series"
-        return x.to_numpy(dtype=object if x.dtype.kind not in "buif" else None)
     if isinstance(x, Sequence) and all(isinstance(cell, str) for cell in x):
         return np.array(x, dtype=object)
     try:
