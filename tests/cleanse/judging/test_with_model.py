@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 import dross
-from cleanse.made_inputs import QUICK
+from cleanse.made_inputs import QUICK, set_in_json
 from dross import cli
 from dross.cleanse.judging import fit_seeds
 from dross.cleanse.judging.edited_data import NO_EDITS
@@ -225,3 +225,10 @@ def test_numbers_of_classes_have_no_gaps_and_come_back(little):
     assert set(said["predicted"].tolist()) == {0, 2}
     assert said["outputs"].shape == (90, 3) and said["outputs"][:, 1].max() < -15
     assert ((said["predicted"] == y)[y != 1]).float().mean() > 0.95
+
+
+def test_the_code_of_a_model_that_does_not_judge_is_not_needed(little):
+    set_in_json(little / "project.json", options__make="strange_module:network")
+    with pytest.raises(BadInput, match=r"--trust-code strange_module:network"):
+        dross.judge(little, **FEW)
+    assert ask(little, "sklearn:GaussianNB").model == "GaussianNB"
