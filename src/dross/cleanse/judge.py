@@ -246,7 +246,8 @@ class _Judgement:
             )
         first, second = (mix_seeds(_FRESH, len(self.prepared.source), k) for k in (0, 1))
         inputs = flatten(self.prepared.x["validation"])
-        return try_seeds(self.model, Learnable.of(self.prepared), inputs, (first, second))
+        data, seeds = Learnable.of(self.prepared), (first, second)
+        return try_seeds(self.model, data, inputs, seeds, self.progress)
 
     @cached_property
     def _encoded_edits(self) -> EncodedEdits:

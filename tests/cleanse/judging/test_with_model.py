@@ -21,6 +21,7 @@ from dross.cleanse.judging import fit_seeds
 from dross.cleanse.judging.edited_data import NO_EDITS
 from dross.cleanse.judging.estimators import find_model
 from dross.cleanse.project import Project
+from dross.cleanse.reopen import reopen_inputs
 from dross.errors import BadInput
 
 FEW = {"remove": 10, "seeds": 3, "quick": True, "progress": False}
@@ -40,7 +41,7 @@ class Fitted(RandomForestClassifier):
     seen: list = []  # noqa: RUF012
 
     def fit(self, x, y):
-        Fitted.seen.append((x.shape, len(y), self.random_state))
+        Fitted.seen.append((x, len(y), self.random_state))
         return super().fit(x, y)
 
 
@@ -55,7 +56,11 @@ def test_an_estimator_is_fitted_thrice_per_seed_on_the_inputs_of_the_project(lit
     assert [size for _, size, _ in judged] == [120, 110, 110] * 3
     seeds = [seed for _, _, seed in judged]
     assert seeds[0:3] == [seeds[0]] * 3 and len(set(seeds)) == 3
-    assert len({shape[1] for shape, _, _ in judged}) == 1
+    everything, edited, control = (x for x, _, _ in judged[:3])
+    prepared, _ = reopen_inputs(Project.open(little))
+    assert (everything == prepared.x["train"].numpy()).all()
+    harmful = Project.open(little).instances.sort_values("harm_rank").index[:10]
+    assert (edited == np.delete(everything, harmful, 0)).all() and (edited != control).any()
     assert Project.open(little).verdicts()[-1]["model"] == "Fitted"
     assert "Judged by Fitted" in (little / "report.html").read_text()
 

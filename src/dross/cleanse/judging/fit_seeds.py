@@ -87,20 +87,31 @@ class FitSeeds:
 
 
 def try_seeds(
-    model: JudgingModel, data: Learnable, inputs: np.ndarray, seeds: tuple[int, int]
+    model: JudgingModel,
+    data: Learnable,
+    inputs: np.ndarray,
+    seeds: tuple[int, int],
+    progress: bool = False,
 ) -> tuple[bool, list[str]]:
     """Fit everything with two seeds, and compare what they predict.
 
     Returns:
-        Whether they differ, and the first lines of the warnings of the first fit.
+        Whether they differ, and the first lines of their warnings.
 
     Raises:
         BadInput: it cannot be fitted.
     """
     work = FitSeeds(model, data, inputs, NO_EDITS, False, 2, False)
-    with warnings.catch_warnings(record=True) as caught:
+    said_by = []
+    with (
+        progress_bar(f"trying {model.name}", 2, show=progress, unit="fits") as advance,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
-        first, second = (fit_and_predict(work, NO_EDITS, seed, inputs) for seed in seeds)
+        for seed in seeds:
+            said_by.append(fit_and_predict(work, NO_EDITS, seed, inputs))
+            advance(1)
+    first, second = said_by
     said = list(dict.fromkeys(first_line(one.message) for one in caught))  # type: ignore[arg-type]
     differ = False
     for name, value in first.items():
