@@ -21,7 +21,9 @@ from dross.cleanse.judging import fit_seeds
 from dross.cleanse.judging.edited_data import NO_EDITS
 from dross.cleanse.judging.estimators import find_model
 from dross.cleanse.project import Project
+from dross.cleanse.project_files import read_json, write_sealed
 from dross.cleanse.reopen import reopen_inputs
+from dross.cleanse.report import write_report
 from dross.errors import BadInput
 
 FEW = {"remove": 10, "seeds": 3, "quick": True, "progress": False}
@@ -237,3 +239,17 @@ def test_the_code_of_a_model_that_does_not_judge_is_not_needed(little):
     with pytest.raises(BadInput, match=r"--trust-code strange_module:network"):
         dross.judge(little, **FEW)
     assert ask(little, "sklearn:GaussianNB").model == "GaussianNB"
+
+
+def test_verdicts_of_earlier_versions_are_still_shown(little):
+    ask(little, "sklearn:GaussianNB")
+    (path,) = (little / "verdicts").glob("*.json")
+    old = {
+        key: value for key, value in read_json(path).items() if key not in ("model", "resampled")
+    }
+    write_sealed(path, old)
+    project = Project.open(little)
+    page = write_report(project).read_text()
+    assert "GaussianNB" in page and "Judged by" not in page
+    assert "the same initial weights" in " ".join(page.split())
+    assert old["sentence"][:40] in project._repr_html_()
