@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import dross
 from cleanse.made_inputs import QUICK, enrichment, small_table
 from dross import cli
-from dross.cleanse.export import _NamedEdits, _place_pictures
+from dross.cleanse.export import _place_pictures
 from dross.cleanse.inputs.table_copy import RowEdits, copy_table
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
@@ -127,7 +127,7 @@ def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
         (tmp_path / "in" / kind).mkdir(parents=True)
         for k in range(2):
             (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
-    edits = _NamedEdits(set(), {"a/0.png": "b", "a/1.png": "b"})
+    edits = RowEdits(set(), {"a/0.png": "b", "a/1.png": "b"})
     placed = _place_pictures(tmp_path / "in", edits)
     assert len(placed) == len(set(placed.values())) == 4
     assert all(target.startswith("b/") for target in placed.values())

@@ -19,7 +19,8 @@ from cleanse.made_inputs import (
     small_table,
     write_parts,
 )
-from dross.cleanse import edits, judge, report
+from dross.cleanse import edits, report
+from dross.cleanse.judging import train_seeds
 from dross.cleanse.pipeline import search
 from dross.cleanse.project import Project
 from dross.errors import BadInput
@@ -59,13 +60,13 @@ def test_a_project_of_an_earlier_version_is_judged_as_it_was_trained(tmp_path, m
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     edit_json(tmp_path / "run" / "project.json", forget_what_is_new)
     project, trained = Project.open(tmp_path / "run"), []
-    train = judge.train_many
+    train = train_seeds.train_many
 
     def watched(recipe, *given, **options):
         trained.append(recipe)
         return train(recipe, *given, **options)
 
-    monkeypatch.setattr(judge, "train_many", watched)
+    monkeypatch.setattr(train_seeds, "train_many", watched)
     verdict = dross.judge(project.folder, remove=3, seeds=3, progress=False)
     assert trained and not any(recipe.decay for recipe in trained)
     assert set(verdict.recorded) == {"all", "last"}  # its tape is replayed, at the rate that it has
@@ -88,7 +89,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
     )
     whole, before = ask(), len(Project.open(run).verdicts())
-    calls, train = [], judge.train_many
+    calls, train = [], train_seeds.train_many
 
     def stopped(*given, **options):
         calls.append(1)
@@ -97,7 +98,7 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
         return train(*given, **options)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(judge, "train_many", stopped)
+        patched.setattr(train_seeds, "train_many", stopped)
         ask()
     (waiting,) = (run / "judging").glob("*/piece-*")
     assert waiting.name == "piece-000000.safetensors"

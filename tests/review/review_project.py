@@ -103,6 +103,7 @@ def make_verdict(
         "relabelled": 3,
         "seeds": seeds,
         "verdict": "improved",
+        "model": "RandomForestClassifier",
         "metrics": {"error": metric(1.0), "loss": metric(2.3)},
         "per_class": [
             {"class": "<=50K", "count": 700, "before": 0.09, "after": 0.085},

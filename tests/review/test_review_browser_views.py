@@ -187,6 +187,7 @@ def test_a_judgement_is_started_cancelled_and_shown_on_the_page(browser, project
         (project.folder / "go").touch()
         page.wait_for_selector(".sentence")
         assert "lowers the test error" in page.text_content(".sentence")
+        assert "judged by RandomForestClassifier" in page.text_content("#verdicts")
         assert page.locator("figure circle").count() == 3 * 4 + 2
         assert page.locator("#verdicts table").count() == 3
 

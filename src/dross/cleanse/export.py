@@ -9,19 +9,24 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..errors import BadInput, StorageFailed
+from ..errors import BadInput, StorageFailed, TapeDamaged, first_line
 from ..support.atomic_files import delete_stale, make_folder, staged_file, sync_folder
 from ..support.file_lock import hold_lock
 from ..support.spreadsheets import disarm_cell
 from .edits import Edits, choose_edits
 from .inputs import images
+from .inputs.arrays.give_back import give_back
+from .inputs.arrays.given_files import name_row, pixels_of
 from .inputs.input_files import check_output_file, check_output_folder, input_paths
 from .inputs.prepared import PreparedData
+from .inputs.source import import_pandas
 from .inputs.table_copy import TABLES, RowEdits, copy_table
+from .inputs.tables import PARQUET
 from .picture_folder import check_replaceable, write_pictures
-from .project import Project
-from .project_files import is_written_by_dross
+from .project import Project, set_cleaned
+from .project_files import MEND, is_written_by_dross
 from .reopen import check_unchanged, names_code, read_request, reopen_data
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
@@ -43,14 +48,6 @@ class Exported:
     removed: int
     relabelled: int
     written: int
-
-
-@dataclass(frozen=True)
-class _NamedEdits:
-    """Edits by the names of instances in the input: `row 17`, or a file name."""
-
-    removed: set[str]
-    relabelled: dict[str, str]
 
 
 def export(
@@ -116,6 +113,48 @@ def export(
     return Exported(to, task.listed, len(edits.removed), len(edits.relabelled), written)
 
 
+def copy_for_python(project: Project, remove: int | None, relabel: int | None) -> Any:
+    """What `Project.cleaned` returns."""
+    request = read_request(project)
+    if names_code(request) or Path(request.data).is_dir():
+        raise BadInput(
+            "The data are pictures in a folder, or came from a Python function: there is no table "
+            "to return. dross.export writes a cleaned folder; scores.csv has the places."
+        )
+    edits = choose_edits(project, remove, relabel, decisions=False)
+    reopen_data(project)  # rows are known by their places: it must be the scored input
+    source, label = Path(request.data), project.about["label"]
+    named = _name_edits(project, edits)
+    if request.given is None:
+        kind = source.suffix.lower() if source.suffix.lower() in PARQUET else ".csv"
+        raw, _ = copy_table(source, kind, label, named, request.reading)
+        pandas = import_pandas()
+        return (pandas.read_parquet if kind in PARQUET else pandas.read_csv)(io.BytesIO(raw))
+    raw, _ = copy_table(source, ".parquet", label, named)
+    try:
+        frame = import_pandas().read_parquet(io.BytesIO(raw))
+        return give_back(frame, label, request.given, pixels_of(source))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TapeDamaged(
+            f"{project.folder} does not say as dross does how its data were given "
+            f"({first_line(error)}). {MEND}"
+        ) from error
+
+
+set_cleaned(copy_for_python)
+
+
+def _name_edits(project: Project, edits: Edits) -> RowEdits:
+    """The edits by the names of instances in the input: `row 17`, or a file name."""
+    names = project.instances["source"]
+    if read_request(project).given is not None:
+        names = names.map(name_row)
+    return RowEdits(
+        {names.loc[id] for id in edits.removed},
+        {names.loc[id]: label for id, label in edits.relabelled.items()},
+    )
+
+
 @dataclass(frozen=True)
 class _Task:
     """One export. Copy and list are made from the same edits: later decisions touch neither."""
@@ -169,11 +208,7 @@ class _Task:
 
     def write(self, prepared: PreparedData) -> int:
         """Write the copy and the list; the number of instances in the copy."""
-        names = self.project.instances["source"]
-        named = _NamedEdits(
-            {names.loc[id] for id in self.edits.removed},
-            {names.loc[id]: label for id, label in self.edits.relabelled.items()},
-        )
+        named = _name_edits(self.project, self.edits)
         with staged_file(self.listed, self._list_decisions()) as staged_list:
             if self.source.is_dir():
                 targets = _place_pictures(self.source, named)
@@ -189,10 +224,9 @@ class _Task:
             sync_folder(self.to.parent)
         return written
 
-    def _copy_table(self, named: _NamedEdits) -> tuple[bytes, int]:
+    def _copy_table(self, edits: RowEdits) -> tuple[bytes, int]:
         """The content of the copy, and how many rows it has."""
         reading = read_request(self.project).reading
-        edits = RowEdits(named.removed, named.relabelled)
         kind, label = self.to.suffix.lower(), self.project.about["label"]
         return copy_table(self.source, kind, label, edits, reading)
 
@@ -207,7 +241,7 @@ class _Task:
         return text.getvalue().encode()
 
 
-def _place_pictures(source: Path, edits: _NamedEdits) -> dict[str, str]:
+def _place_pictures(source: Path, edits: RowEdits) -> dict[str, str]:
     """{name in the input: name in the copy}.
 
     A picture that keeps its class keeps its name; a relabelled one gets a free name in its new

@@ -3,7 +3,8 @@
 Nothing before the verdict has looked at the test part. For each seed three models start from the
 same weights: one learns everything, one learns the edited data, and one, the control, learns data
 with as many edits at random. The verdict rests on the differences between them, seed by seed. The
-interval covers both kinds of chance: the seeds, and which instances are in the test part.
+interval covers both kinds of chance: the seeds, and which instances are in the test part. The
+models are those of the project, or, with `with_model`, an estimator of the user's own.
 """
 
 import hashlib
@@ -15,15 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, StorageFailed
-from ..influence.query_makers import error_rate, mean_loss
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count
@@ -31,9 +32,12 @@ from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
+from .judging.edited_data import EncodedEdits, SeedOfThree, find_vanished
+from .judging.estimators import JudgingModel, find_model
+from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
+from .judging.recorded_run import find_loss_unit, replay_recorded_run
+from .judging.train_seeds import TrainSeeds
 from .learning.recipe import Recipe
-from .learning.score import record_run
-from .learning.train_many import ModelSpec, train_many
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
@@ -46,6 +50,7 @@ from .verdict import (
     decide_verdict,
     describe_verdict,
     warn_of_reuse,
+    warn_of_vanished,
 )
 
 QUICK_SEEDS, SEEDS = 6, 10  # with fewer than 6 the sign-flip test cannot be sure of anything
@@ -68,6 +73,7 @@ def judge(
     progress: bool = True,
     n_jobs: int | None = None,
     trust_code: Sequence[str] = (),
+    with_model: Any = None,
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
@@ -88,13 +94,20 @@ def judge(
             the seeds over a cluster instead.
         trust_code: the `module:function`s that the project was made with and that may be run. A
             project never causes code to be imported that this call does not name.
+        with_model: the model that judges, instead of the project's own: an estimator with the
+            methods of scikit-learn; the name of one, `sklearn:HistGradientBoostingClassifier`; or
+            `module:function`, which returns one. It is fitted on the same inputs, as [N, features],
+            with the same seeds and edits. Classes are numbered in the order of `project.classes`.
+            Every `random_state` is set from the seed; where that changes nothing, each seed draws a
+            bootstrap sample of the training part instead. Without `predict_proba` only the error is
+            compared.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
 
     Raises:
-        BadInput: there is nothing to judge, a number is out of range, or the project needs code
-            that `trust_code` does not name.
+        BadInput: there is nothing to judge, a number is out of range, the project needs code
+            that `trust_code` does not name, or `with_model` cannot be found or fitted.
         TapeMismatch: the data or the model's module have changed since `dross.clean`.
         TapeDamaged: the folder is not a finished project, or a file is damaged.
         StorageFailed: the folder cannot be written.
@@ -102,6 +115,7 @@ def judge(
     Example:
         verdict = dross.judge("runs/people", remove=50)
         print(verdict.verdict, verdict.sentence)
+        dross.judge("runs/people", with_model=RandomForestClassifier(300))
     """
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
@@ -110,8 +124,9 @@ def judge(
     uses_workers(n_jobs)  # or it says that there cannot be as many
     _check_writable(project.folder)
     delete_stale_files(project.folder)
-    prepared, recipe = reopen_inputs(project, trust_code)
-    judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
+    model = None if with_model is None else find_model(with_model, project.about["task"])
+    prepared, recipe = reopen_inputs(project, trust_code, with_model=model is None)
+    judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs, model)
     verdict = judgement.run(skip_recorded=quick)
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
     write_report(project)
@@ -147,62 +162,6 @@ def _new_verdict_file(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _EncodedEdits:
-    """Edits of the training part, with labels as a model learns them."""
-
-    removed: np.ndarray  # ids
-    relabelled: np.ndarray  # ids
-    labels: Tensor | None  # one for each of `relabelled`
-
-    def describe_model(self, seed: int, rate: float, y: Tensor) -> ModelSpec:
-        """The training of one model on the edited data."""
-        left = np.setdiff1d(np.arange(len(y)), self.removed)
-        if self.labels is None:
-            return ModelSpec(seed, left, rate)
-        y = y.clone()
-        y[self.relabelled] = self.labels
-        return ModelSpec(seed, left, rate, y)
-
-    def to_bytes(self) -> bytes:
-        """The same for the same edits."""
-        labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
-        return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
-
-
-class _Seed(NamedTuple):
-    number: int
-    seed: int
-    control: _EncodedEdits
-
-
-@dataclass(frozen=True)
-class _TrainSeeds:
-    """Trains, in any process, the three models of some seeds: everything, edited, control."""
-
-    recipe: Recipe
-    x: Tensor
-    y: Tensor
-    test: Tensor
-    edits: _EncodedEdits
-    seeds: int
-    progress: bool
-
-    def __call__(self, piece: Sequence[_Seed]) -> dict[str, Tensor]:
-        """What the models say of the test part: [seeds, 3, test, outputs]."""
-        rate, models = self.recipe.rate, []
-        for _, seed, control in piece:
-            models += [
-                ModelSpec(seed, np.arange(len(self.y)), rate),
-                self.edits.describe_model(seed, rate, self.y),
-                control.describe_model(seed, rate, self.y),
-            ]
-        what = f"seeds {piece[0].number + 1} to {piece[-1].number + 1} of {self.seeds}"
-        trained = train_many(self.recipe, self.x, self.y, models, what=what, progress=self.progress)
-        outputs = trained.outputs(self.test)
-        return {"outputs": outputs.reshape(len(piece), 3, *outputs.shape[1:])}
-
-
-@dataclass(frozen=True)
 class _Judgement:
     project: Project
     prepared: PreparedData
@@ -211,19 +170,21 @@ class _Judgement:
     seeds: int
     progress: bool
     n_jobs: int | None
+    model: JudgingModel | None
 
     def run(self, skip_recorded: bool) -> Verdict:
         """Train, compare, decide. The page reads from judging.json how far it is."""
         status = self.project.folder / _STATUS
         _ = self._results  # encodes every label: an unknown one is refused before this writes
         try:
-            outputs = self._train(status)
+            said = self._train(status)
             self._write_status(status, self.seeds, "retraining the recorded run")
-            recorded_run = {} if skip_recorded else self._replay_recorded_run()
+            skip = skip_recorded or self.model is not None
+            recorded_run = {} if skip else self._replay_recorded_run()
         finally:
             with suppress(OSError):
                 status.unlink(missing_ok=True)
-        return self._verdict(outputs, recorded_run)
+        return self._verdict(said, recorded_run)
 
     def delete_results(self) -> None:
         """Delete the trained models' outputs, which a verdict and its report do not need."""
@@ -234,44 +195,76 @@ class _Judgement:
 
     # --- training ---
 
-    def _train(self, status: Path) -> Tensor:
-        """What the models say of the test part: [seeds, 3, test, outputs]."""
+    def _train(self, status: Path) -> dict[str, Tensor]:
+        """What the models say of the test part, each [seeds, 3, test, ...].
+
+        `outputs`, and where a model of the user's own predicts classes, `predicted`.
+        """
         work, pieces, done = self._work, self._pieces, 0
-        outputs: dict[int, Tensor] = {}
+        said: dict[int, dict[str, Tensor]] = {}
         options = {"n_jobs": self.n_jobs, "store": self._results, "progress": self.progress}
         self._write_status(status, done, "training with and without them")
         for number, result in sweep(work, pieces, what="training", **options):
-            outputs[number] = result["outputs"]
+            said[number] = result
             done += len(pieces[number])
             self._write_status(status, done, "training with and without them")
-        return torch.cat([outputs[number] for number in range(len(pieces))])
+        results = [said[number] for number in range(len(pieces))]
+        return {name: torch.cat([one[name] for one in results]) for name in results[0]}
 
     def _write_status(self, path: Path, done: int, stage: str) -> None:
         write_json(path, {"done": done, "of": self.seeds, "stage": stage})
 
     @cached_property
-    def _pieces(self) -> list[list[_Seed]]:
+    def _pieces(self) -> list[list[SeedOfThree]]:
         """Seeds that are trained together, one job each."""
-        size = _SEEDS_SIDE_BY_SIDE if self.recipe.model in ("linear", "mlp") else 1
+        is_small = self.model is None and self.recipe.model in ("linear", "mlp")
+        size = _SEEDS_SIDE_BY_SIDE if is_small else 1
         count = self.prepared.source.labels.size
         seeds = [
-            _Seed(number, mix_seeds(_FRESH, count, number), self._draw_control(number))
+            SeedOfThree(number, mix_seeds(_FRESH, count, number), self._draw_control(number))
             for number in range(self.seeds)
         ]
         return [seeds[start : start + size] for start in range(0, self.seeds, size)]
 
     @cached_property
-    def _work(self) -> _TrainSeeds:
+    def _work(self) -> TrainSeeds | FitSeeds:
         x, y = self.prepared.pair("train")
-        edits = self._encode(self.edits.removed, self.edits.relabelled)
-        test = self.prepared.x["test"]
-        return _TrainSeeds(self.recipe, x, y, test, edits, self.seeds, self.progress)
+        edits, test = self._encoded_edits, self.prepared.x["test"]
+        if self.model is None:
+            return TrainSeeds(self.recipe, x, y, test, edits, self.seeds, self.progress)
+        data, resample = Learnable.of(self.prepared), not self._tried[0]
+        rest = (edits, resample, self.seeds, self.progress)
+        return FitSeeds(self.model, data, flatten(test), *rest)
+
+    @cached_property
+    def _tried(self) -> tuple[bool, list[str]]:
+        """Whether seeds make a difference to the user's own model, and what it warns of."""
+        if self.model is None:
+            return True, []
+        if len(self._vanished) >= len(set(self.prepared.y["train"].flatten().tolist())) - 1 > 0:
+            raise BadInput(
+                "Only one class has instances in training after these edits: there is nothing left "
+                f"to tell apart, and {self.model.name} cannot learn it. Remove fewer."
+            )
+        first, second = (mix_seeds(_FRESH, len(self.prepared.source), k) for k in (0, 1))
+        inputs = flatten(self.prepared.x["validation"])
+        data, seeds = Learnable.of(self.prepared), (first, second)
+        return try_seeds(self.model, data, inputs, seeds, self.progress)
+
+    @cached_property
+    def _encoded_edits(self) -> EncodedEdits:
+        return self._encode(self.edits.removed, self.edits.relabelled)
+
+    @cached_property
+    def _vanished(self) -> list[str]:
+        classes = self.prepared.source.classes
+        return find_vanished(self._encoded_edits, self.prepared.y["train"], classes)
 
     @cached_property
     def _results(self) -> ResultStore:
         """Where the outputs are kept: one folder for each judgement that could be asked for."""
         about = self.project.about
-        edits = hashlib.sha256(self._work.edits.to_bytes())
+        edits = hashlib.sha256(self._encoded_edits.to_bytes())
         for piece in self._pieces:
             for seed in piece:
                 edits.update(seed.control.to_bytes())
@@ -282,10 +275,12 @@ class _Judgement:
             "seeds": self.seeds,
             "altered": edits.hexdigest(),
         }
+        if self.model is not None:
+            settings["with"] = self.model.describe() | {"resampled": not self._tried[0]}
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         return ResultStore((self.project.folder / "judging" / name).absolute(), settings)
 
-    def _draw_control(self, number: int) -> _EncodedEdits:
+    def _draw_control(self, number: int) -> EncodedEdits:
         """As many removed, and as many given the label that the models predict, at random."""
         rng = np.random.default_rng(mix_seeds(_FRESH, _CONTROL, number))
         order = rng.permutation(len(self.prepared.y["train"]))
@@ -294,10 +289,10 @@ class _Judgement:
         predictions = self.project.instances["prediction"]
         return self._encode(removed, {int(id): str(predictions.loc[id]) for id in others})
 
-    def _encode(self, removed: np.ndarray, relabelled: dict[int, str]) -> _EncodedEdits:
+    def _encode(self, removed: np.ndarray, relabelled: dict[int, str]) -> EncodedEdits:
         ids = np.array(list(relabelled), dtype=np.int64)
         if not relabelled:
-            return _EncodedEdits(removed, ids, None)
+            return EncodedEdits(removed, ids, None)
         labels = list(relabelled.values())
         if self._is_classification:
             unknown = set(labels) - set(self.prepared.source.classes)
@@ -311,7 +306,7 @@ class _Judgement:
             raise BadInput(
                 f"Some instances were relabelled as '{min(unknown)}', which is not {what}."
             )
-        return _EncodedEdits(removed, ids, self.prepared.targets(values))
+        return EncodedEdits(removed, ids, self.prepared.targets(values))
 
     def _replay_recorded_run(self) -> dict[str, dict[str, float]]:
         """Retrain All and Retrain Last: the first recorded run without the removed instances."""
@@ -319,25 +314,7 @@ class _Judgement:
         if self.edits.relabelled or about["rounds"] > 1 or not len(removed):
             return {}
         folder, seed = self.project.folder / "runs" / "round-1" / "run-0", about["request"]["seed"]
-        data, test = self.prepared.pair("train"), self.prepared.pair("test")
-        run = record_run(self.recipe, data, 0, folder, seed=seed, progress=False)
-        queries = {"loss": mean_loss(test)}
-        if self._is_classification:
-            queries["error"] = error_rate(test)
-        units = {"loss": self._loss_unit, "error": 1.0}
-        found = {}
-        for way, epochs in (("all", None), ("last", 1)):
-            without = run.counterfactual([removed], epochs=epochs)
-            changes = {
-                f"{name}_change": units[name] * float(without.changes(query)[0])
-                for name, query in queries.items()
-            }
-            after = {
-                f"{name}_after": units[name] * float(without.evaluate(query)[0])
-                for name, query in queries.items()
-            }
-            found[way] = changes | after
-        return found
+        return replay_recorded_run(self.recipe, self.prepared, folder, seed, removed)
 
     # --- comparing ---
 
@@ -345,24 +322,15 @@ class _Judgement:
     def _is_classification(self) -> bool:
         return self.prepared.source.task == "classification"
 
-    @property
-    def _loss_unit(self) -> float:
-        """A regression learns labels of mean 0 and spread 1; verdicts are in the label's units."""
-        return 1.0 if self._is_classification else self.prepared.scale[1] ** 2
-
-    def _verdict(self, outputs: Tensor, recorded_run: dict) -> Verdict:
-        """outputs: [seeds, 3, test, outputs]."""
-        tested = len(self.prepared.y["test"])
-        off = self._measure(self.recipe.errors, outputs)
-        loss = compare_metric(self._loss_unit * self._measure(self.recipe.losses, outputs))
-        metrics: dict[str, Comparison]
-        if self._is_classification:
-            metrics = {"error": compare_metric(off), "loss": loss}
-        else:
-            metrics = {"absolute error": compare_metric(self.prepared.scale[1] * off), "loss": loss}
+    def _verdict(self, said: dict[str, Tensor], recorded_run: dict) -> Verdict:
+        """said: as `_train` returns it."""
+        metrics, off = self._compare(said)
         verdict = decide_verdict(metrics)
-        advice = advise(verdict, metrics, self.seeds, tested)
-        warning = warn_of_reuse(len(self.project.verdicts()))
+        advice = advise(verdict, metrics, self.seeds, len(self.prepared.y["test"]))
+        gone = warn_of_vanished(self._vanished, self.prepared.part("test").labels)
+        reuse = warn_of_reuse(len(self.project.verdicts()))
+        warned = [f"It warns: {line}" for line in self._tried[1][:1]]
+        judge = None if self.model is None else self.model.name
         return Verdict(
             made=time.strftime("%Y-%m-%d %H:%M"),
             what=self.edits.what,
@@ -373,9 +341,28 @@ class _Judgement:
             per_class=self._compare_classes(off) if self._is_classification else [],
             recorded=recorded_run,
             verdict=verdict,
-            sentence=describe_verdict(verdict, metrics, self.edits, self.seeds),
-            settle=" ".join(filter(None, [advice, warning])),
+            sentence=describe_verdict(
+                verdict, metrics, self.edits, self.seeds, judge, resampled=not self._tried[0]
+            ),
+            settle=" ".join(filter(None, [advice, gone, *warned, reuse])),
+            model=judge or self.recipe.model,
+            resampled=not self._tried[0],
         )
+
+    def _compare(self, said: dict[str, Tensor]) -> tuple[dict[str, Comparison], np.ndarray]:
+        """The metrics, and how far off each prediction is, float64 [seeds, 3, test]."""
+        decided = said.get("outputs", torch.zeros(0))
+        if "predicted" in said:
+            decided = one_hot(said["predicted"], self.prepared.outputs).float()
+        off = self._measure(self.recipe.errors, decided)
+        if self._is_classification:
+            metrics = {"error": compare_metric(off)}
+        else:
+            metrics = {"absolute error": compare_metric(self.prepared.scale[1] * off)}
+        if "outputs" in said:
+            losses = self._measure(self.recipe.losses, said["outputs"])
+            metrics["loss"] = compare_metric(find_loss_unit(self.prepared) * losses)
+        return metrics, off
 
     def _measure(self, metric: Callable[..., Tensor], outputs: Tensor) -> np.ndarray:
         """float64 [seeds, 3, test]; metric: of the recipe."""

@@ -6,6 +6,7 @@ content.parquet       what each training instance looks like: columns, text, or 
 validation.parquet    the same of the validation instances, with their labels
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
+given/                the data themselves, where they were given from Python and not as a file
 pictures/             small copies of the pictures: train-000012.png, validation-000003.png
 decisions.sqlite      what a person decided (decisions.py)
 verdicts/             what `dross judge` found: one JSON file each
@@ -20,6 +21,7 @@ project.json is written last. It has the digests of the tables and of why.json, 
 
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -292,6 +294,29 @@ class Project:
             verdict=verdicts[-1] if verdicts else None,
         )
 
+    def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
+        """The data without the removed instances and with the corrected labels, for Python.
+
+        Everything is as in the file that `dross.export` writes: decisions made on the page are
+        applied, else the suggestion; validation and test instances that were split off stay in.
+
+        Arguments:
+            remove: leave out the N most harmful instances instead.
+            relabel: give the N most probably mislabelled the label that the models predict instead.
+
+        Returns:
+            Of `dross.clean(X, y)` the pair (X, y), each of the type that it was given in: arrays,
+            tensors and sparse matrices with their dtype, frames and Series with the index of the
+            rows that are left, lists as lists. Columns that held objects of several types hold
+            texts. Of `dross.clean(frame, "label")`, and of a table in a file, a DataFrame.
+
+        Raises:
+            BadInput: there is nothing to apply, or the data are pictures in a folder or came from
+                a function.
+            TapeMismatch: the data have changed since `dross.clean`.
+        """
+        return _COPY["cleaned"](self, remove, relabel)
+
     def check_files(self) -> None:
         """Read everything that project.json has a digest of.
 
@@ -330,6 +355,14 @@ class Project:
         if self._digests.get(name, digest_bytes(raw)) != digest_bytes(raw):
             raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
         return raw
+
+
+_COPY: dict[str, Callable[..., Any]] = {}  # set by what decides about edits, which is above this
+
+
+def set_cleaned(copy: Callable[..., Any]) -> None:
+    """Say what `Project.cleaned` calls: with the project, `remove` and `relabel`."""
+    _COPY["cleaned"] = copy
 
 
 def _explain_lack(folder: Path, key: str) -> TapeDamaged:

@@ -29,6 +29,7 @@ _WRITTEN = re.compile(
             r"(instances|content|validation|scores)\.parquet",
             r"scores\.csv",
             r"report\.html",
+            r"given/(data|validation|test)\.(parquet|npy)",
             r"pictures/(train|validation)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
@@ -37,7 +38,9 @@ _WRITTEN = re.compile(
         )
     )
 )
-_FOLDERS = re.compile(r"pictures|verdicts|judging(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?")
+_FOLDERS = re.compile(
+    r"given|pictures|verdicts|judging(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
+)
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 _TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed
 

@@ -23,7 +23,7 @@ def read_request(project: Project) -> Request:
     if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
         raise _explain_damage(project, "request")
     try:
-        return Request(**said)
+        return Request(**said).located(project.folder)
     except TypeError:
         raise _explain_damage(project, "request") from None
 
@@ -33,25 +33,29 @@ def names_code(request: Request) -> bool:
     return ":" in request.data and not Path(request.data).exists()
 
 
-def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[PreparedData, Recipe]:
+def reopen_inputs(
+    project: Project, trust_code: Sequence[str] = (), *, with_model: bool = True
+) -> tuple[PreparedData, Recipe]:
     """Read the input once more, and make the recipe of the models.
 
     Arguments:
         project: The project.
         trust_code: The `module:function`s that may be imported. The project's own word is not
             enough.
+        with_model: Whether the recipe is to build models. If not, no code is needed for them.
 
     Raises:
         BadInput: the project needs code that `trust_code` does not name.
         TapeMismatch: the input, or the code, has changed since `dross clean` read it.
         TapeDamaged: project.json lacks something.
     """
-    about, make = project.about, _model_code(project)
+    about, make = project.about, _model_code(project) if with_model else None
     try:
         saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
     except (KeyError, TypeError):
         raise _explain_damage(project, "recipe") from None
-    check_trusted(needed_code(project), trust_code, str(project.folder))
+    needed = needed_code(project) if with_model else _data_code(project)
+    check_trusted(needed, trust_code, str(project.folder))
     prepared = _reopen_data(project)
     function = None
     if make is not None:

@@ -55,7 +55,7 @@ def write_report(project: Project) -> Path:
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         mislabelled=_cards(project, suspects.head(_CARDS)),
         per_class=_count_by_class(project),
-        command=_command_line(about),
+        command=_command_line(about, project.folder),
         folder=str(project.folder),
     )
     write_bytes(path, page.encode())
@@ -138,9 +138,12 @@ def _cells(content: Any, unusual: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _command_line(about: dict) -> str:
-    """The command that makes this project again."""
+def _command_line(about: dict, folder: Path) -> str:
+    """The command that makes this project again; data from Python are a file in the folder."""
     request, options = about["request"], about["options"]
+    if request.get("given") is not None:
+        kept = [name for name in ("data", "validation", "test") if request[name] is not None]
+        request = request | {name: str(folder / request[name]) for name in kept}
     words = ["dross", "clean", request["data"]]
     for name in _REQUEST_FLAGS:
         if request[name] is not None:

@@ -1,6 +1,7 @@
 """What a judgement says: before, after and the control, whether they differ, and that in words."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,6 +70,9 @@ class Verdict:
         verdict: `improved`, `worse` or `cannot tell`.
         sentence: the verdict with its numbers, as a sentence.
         settle: what it takes to know more, or a warning; may be empty.
+        model: which model judged: `linear`, `mlp`, ..., or the name of the user's own.
+        resampled: whether each seed drew a bootstrap sample of the training part, because seeds
+            make no difference to the model.
     """
 
     made: str
@@ -82,6 +86,8 @@ class Verdict:
     verdict: str
     sentence: str
     settle: str
+    model: str = ""
+    resampled: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
@@ -184,12 +190,23 @@ def decide_verdict(metrics: dict[str, Comparison]) -> str:
 # --- in words ---
 
 
-def describe_verdict(verdict: str, metrics: dict[str, Comparison], edits: Edits, seeds: int) -> str:
-    """The verdict with its numbers, as one sentence."""
+def describe_verdict(
+    verdict: str,
+    metrics: dict[str, Comparison],
+    edits: Edits,
+    seeds: int,
+    model: str | None = None,
+    *,
+    resampled: bool = False,
+) -> str:
+    """The verdict with its numbers, as one sentence.
+
+    model: the name of the user's own, if it judged; resampled: as in `Verdict`.
+    """
     opening = {
-        "improved": "The model improved",
-        "worse": "The model got worse",
-        "cannot tell": "It cannot be told whether the model changed",
+        "improved": f"{model or 'The model'} improved",
+        "worse": f"{model or 'The model'} got worse",
+        "cannot tell": f"It cannot be told whether {model or 'the model'} changed",
     }[verdict]
     done = []
     if len(edits.removed):
@@ -197,7 +214,13 @@ def describe_verdict(verdict: str, metrics: dict[str, Comparison], edits: Edits,
     if edits.relabelled:
         done.append(f"{len(edits.relabelled)} relabelled")
     changes = " and ".join(_describe_metric(name, metric) for name, metric in metrics.items())
-    return f"{opening}: with {' and '.join(done)}, over {seeds} fresh seeds, {changes}."
+    over = f"over {seeds} fresh seeds"
+    if resampled:
+        over = (
+            f"over {seeds} bootstrap samples of the training part (it learns the same with every "
+            "seed)"
+        )
+    return f"{opening}: with {' and '.join(done)}, {over}, {changes}."
 
 
 def _describe_metric(name: str, metric: Comparison) -> str:
@@ -269,6 +292,21 @@ def warn_of_reuse(earlier: int) -> str:
     return (
         f"This is verdict number {earlier + 1} on the same test part: what is chosen by its "
         "verdicts is no longer judged by it. Keep fresh test data for the last word."
+    )
+
+
+def warn_of_vanished(gone: Sequence[str], tested: np.ndarray) -> str:
+    """Say that classes have no training instances any more; "" if there is none.
+
+    gone: their names; tested: the labels of the test part.
+    """
+    if not gone:
+        return ""
+    named = ", ".join(f"'{name}'" for name in gone[:5])
+    count = int(np.isin(tested, list(gone)).sum())
+    return (
+        f"After these edits no training instance of {named} is left: no model can predict it, and "
+        f"the {count:,} test instances of it count as wrong."
     )
 
 

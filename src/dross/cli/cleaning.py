@@ -8,6 +8,7 @@ from typer import Argument, Option
 from ..cleanse.export import export as export_project
 from ..cleanse.inputs.user_code import show_source
 from ..cleanse.judge import judge as judge_project
+from ..cleanse.judging.estimators import names_user_code
 from ..cleanse.pipeline.clean import clean as clean_data
 from ..errors import BadInput
 from . import options as option
@@ -107,7 +108,7 @@ def review(
     serve(run, port=port, host=host, open_browser=browser, trust_code=trust_code or [])
 
 
-@command(app)
+@command(app, examples=option.JUDGE_EXAMPLES)
 def judge(
     run: option.ProjectFolder,
     remove: Annotated[int | None, Option(help="Judge the removal of the N most harmful.")] = None,
@@ -125,6 +126,7 @@ def judge(
         Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
+    with_model: option.WithModel = None,
     trust_code: option.TrustCode = None,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on
@@ -134,8 +136,14 @@ def judge(
     and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
     options it judges the decisions made on the page, or else the recommended plan. Data and models
     from module:function are run only if --trust-code names them.
+
+    The models are those of dross clean. With --with your own decides: any estimator of
+    scikit-learn, or of a function of yours that returns one. It learns the same numbers, with the
+    same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
+    training part.
     """
-    _show_trusted(trust_code)
+    own = [with_model] if with_model is not None and names_user_code(with_model) else []
+    _show_trusted([*own, *(trust_code or [])])
     verdict = judge_project(
         run,
         remove=remove,
@@ -146,6 +154,7 @@ def judge(
         quick=quick,
         n_jobs=jobs,
         trust_code=trust_code or [],
+        with_model=with_model,
     )
     print_verdict(verdict)
     _print_path(f"The report has the details: {run / 'report.html'}")

@@ -16,6 +16,11 @@ CLEAN_EXAMPLES = (
     "dross clean pictures/ --model cnn",
     "dross clean mydata:load --model mydata:network",
 )
+JUDGE_EXAMPLES = (
+    "dross judge runs/people",
+    "dross judge runs/people --remove 50 --with sklearn:HistGradientBoostingClassifier",
+    "dross judge runs/people --with mymodels:pipeline",
+)
 Data = Annotated[
     str,
     Argument(
@@ -82,5 +87,14 @@ TrustCode = Annotated[
     Option(
         metavar="MODULE:FUNCTION",
         help="Code that the project was made with and that may be run. May be repeated.",
+    ),
+]
+WithModel = Annotated[
+    str | None,
+    Option(
+        "--with",
+        metavar="MODEL",
+        help="The model that judges: sklearn:NAME, a class of scikit-learn, or module:function "
+        "that returns an estimator.",
     ),
 ]

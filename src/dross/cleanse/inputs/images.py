@@ -9,6 +9,8 @@ import torch
 
 from ...errors import BadInput
 from ...support.printable import check_encodable, printable
+from .arrays.given_files import is_in_array
+from .arrays.pixels import read_picture
 from .source import Frame, Source, import_pandas
 from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
 
@@ -145,6 +147,8 @@ def _open(path: Path) -> np.ndarray | None:
     """
     from PIL import Image
 
+    if is_in_array(path):
+        return read_picture(path)
     if not os.path.isfile(path):  # to open a pipe would wait for ever
         return None
     try:

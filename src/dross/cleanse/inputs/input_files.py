@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...errors import BadInput
 from ...support.file_digests import digest_file, digest_files
+from .arrays.given_files import pixels_of
 from .images import list_pictures
 from .load import Request
 from .prepared import PreparedData
@@ -18,6 +19,8 @@ def input_paths(request: Request) -> dict[str, Path]:
     """{"data": its path, ...} of every file and folder that the user gave and that is there."""
     given = {name: getattr(request, name, None) for name in _GIVEN_AS}
     paths = {name: Path(path) for name, path in given.items() if path is not None}
+    if request.given is not None:
+        paths |= {f"{name} pixels": pixels_of(path) for name, path in paths.items()}
     return {name: path for name, path in paths.items() if path.exists()}
 
 
@@ -28,7 +31,8 @@ def digest_inputs(request: Request) -> dict[str, str]:
 
 def digest_listed_pictures(request: Request, prepared: PreparedData) -> dict[str, str]:
     """A digest of the pictures that a table lists; {} where there is no such table."""
-    if request.images is None or prepared.root is None:
+    in_arrays = request.given is not None and "pixels" in request.given
+    if request.images is None or prepared.root is None or in_arrays:
         return {}
     names = map(str, prepared.source.content["path"])
     return {_PICTURES: digest_files(prepared.root, names)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import BadInput
 from ...support.printable import check_encodable
+from .arrays.given_files import is_given_file, name_places
 from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
 from .images import ImageEncoder, read_folder, read_listing
 from .prepared import PreparedData, assemble
@@ -45,6 +46,7 @@ class Request:
     seed: int = 0
     separator: str | None = None  # between the cells of a CSV file
     na: list[str] | None = None  # cells that count as missing, beside empty ones
+    given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
 
     def __post_init__(self):
         if not 0 <= self.seed < _MAX_SEED:
@@ -65,8 +67,16 @@ class Request:
         return {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("separator", "na") or value is not None
+            if name not in ("separator", "na", "given") or value is not None
         }
+
+    def located(self, folder: Path) -> "Request":
+        """The same with the paths of data from Python's memory, which a project's folder keeps."""
+        if self.given is None:
+            return self
+        names = [name for name in ("data", *PARTS[1:]) if is_given_file(getattr(self, name))]
+        paths = {name: str(folder.resolve() / getattr(self, name)) for name in names}
+        return replace(self, **paths)
 
 
 def prepare(request: Request) -> PreparedData:
@@ -107,6 +117,13 @@ def prepare(request: Request) -> PreparedData:
 
 def _read(path: Path, request: Request, task: str | None = None) -> Source:
     """Read a folder of pictures, a table that lists pictures, a table, or texts."""
+    source = _read_file(path, request, task)
+    if request.given is not None and path.suffix == ".parquet":
+        source = replace(source, names=name_places(source.names))
+    return source
+
+
+def _read_file(path: Path, request: Request, task: str | None) -> Source:
     if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:

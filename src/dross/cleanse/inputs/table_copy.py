@@ -18,7 +18,7 @@ TABLES = (".csv", ".tsv", *PARQUET)
 
 @dataclass(frozen=True)
 class RowEdits:
-    """What to change, by the names of rows: `row 17`."""
+    """What to change, by the names of rows, `row 17`, or of files."""
 
     removed: set[str] = field(default_factory=set)
     relabelled: dict[str, str] = field(default_factory=dict)

@@ -5,11 +5,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from ...errors import BadInput
+from ..inputs.arrays.given_files import file_name, keep_files
+from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
+from ..inputs.source import PARTS
 from ..inputs.user_code import source_digest
 from ..project import FORMAT, Project
 from ..reopen import names_code
@@ -21,14 +26,14 @@ from .write_project import write_project
 
 
 def clean(
-    data: str | os.PathLike,
-    label: str | None = None,
+    data: Any,
+    label: Any = None,
     *,
     out: str | os.PathLike | None = None,
     text: str | None = None,
     images: str | None = None,
-    validation: str | None = None,
-    test: str | None = None,
+    validation: Any = None,
+    test: Any = None,
     task: str | None = None,
     columns: dict[str, str] | None = None,
     separator: str | None = None,
@@ -53,12 +58,17 @@ def clean(
 
     Arguments:
         data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
-            module:function, which returns {"train": (x, y), "validation": ..., "test": ...}.
-        label: the column to learn. Pictures in folders need none.
+            module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
+            data themselves: a DataFrame, an array, a tensor or a sparse matrix [N, features],
+            pictures as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
+            copy of them.
+        label: the column to learn, or, for data themselves, the labels [N]. Pictures in folders
+            need none.
         out: the folder for everything that is found; runs/NAME by default.
         text: the column that holds the text, where instances are texts.
         images: the column that holds the paths of pictures, where `data` is a table of them.
-        validation, test: files or folders for these parts. By default each gets a fifth of `data`.
+        validation, test: files or folders for these parts; where `data` are data themselves, pairs
+            (X, y), or frames with the column `label`. By default each gets a fifth of `data`.
         task: `classification` or `regression`. By default the labels decide.
         columns: {name: kind} for columns that are not what their cells look like. A kind is
             number, category, date, text or ignore.
@@ -88,36 +98,82 @@ def clean(
     Example:
         project = dross.clean("people.csv", "income", out="runs/people")
         worst = project.instances.sort_values("harm_rank").head(20)
+        X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
-    parts = {"validation": validation, "test": test}
-    given = {part: None if path is None else _absolute(path) for part, path in parts.items()}
-    request = Request(
-        _absolute(data),
-        label,
-        text=text,
-        images=images,
-        task=task,
-        columns=dict(columns or {}),
-        seed=seed,
-        separator=separator,
-        na=None if na is None else list(na),
-        **given,
-    )
+    asked: dict[str, Any] = {
+        "label": label,
+        "text": text,
+        "images": images,
+        "validation": validation,
+        "test": test,
+        "task": task,
+        "columns": dict(columns or {}),
+        "seed": seed,
+        "separator": separator,
+        "na": None if na is None else list(na),
+    }
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = _default_folder(data) if out is None else Path(out)
-    return _clean(request, options, folder, overwrite, progress, say or (lambda _: None))
+    rest = (options, folder, overwrite, progress, say or (lambda _: None))
+    if not is_given(data):
+        return _clean(_request_files(data, asked), None, *rest)
+    with TemporaryDirectory(prefix="dross-") as place:
+        return _clean(_request_given(data, asked, Path(place)), Path(place), *rest)
+
+
+def _request_files(data: Any, asked: dict[str, Any]) -> Request:
+    """The request for a file, a folder or a function."""
+    for name in ("label", *PARTS[1:]):
+        if is_given(asked[name]):
+            raise BadInput(
+                f"{name} is a {type(asked[name]).__name__}, but the data are the name of a file. "
+                "Give both as files and columns, or both as data: dross.clean(X, y)."
+            )
+    paths = {part: _absolute(asked[part]) for part in PARTS[1:] if asked[part] is not None}
+    said: dict[str, Any] = asked | paths
+    return Request(_absolute(data), **said)
+
+
+def _request_given(data: Any, asked: dict[str, Any], place: Path) -> Request:
+    """The request for data themselves, which are written under `place` as files."""
+    others = {part: asked[part] for part in PARTS[1:]}
+    kept = {
+        part: file_name(part) if is_given(value) else None if value is None else _absolute(value)
+        for part, value in others.items()
+    }
+    options = {name: asked[name] for name in ("text", "images")}
+    given = take_given(data, asked["label"], others, place, **options)
+    said: dict[str, Any] = {
+        "label": given.label,
+        "text": given.text,
+        "images": given.images,
+        "columns": given.columns | asked["columns"],
+        "given": given.about,
+    }
+    whole: dict[str, Any] = asked | kept | said
+    return Request(file_name("train"), **whole)
 
 
 def _clean(
-    request: Request, options: Options, folder: Path, overwrite: bool, progress: bool, say: Say
+    request: Request,
+    place: Path | None,
+    options: Options,
+    folder: Path,
+    overwrite: bool,
+    progress: bool,
+    say: Say,
 ) -> Project:
-    files = digest_inputs(request)  # before they are read: what changes later is noticed
-    prepared = prepare(request)
-    files |= digest_listed_pictures(request, prepared)
+    """place: where data that were given from Python lie as files, until the folder keeps them."""
+    located = request if place is None else request.located(place)
+    files = digest_inputs(located)  # before they are read: what changes later is noticed
+    prepared = prepare(located)
+    files |= digest_listed_pictures(located, prepared)
     _describe_data(prepared, say)
     job = Job(request, options, prepared, data_digest(prepared), files, folder, progress, say)
     begun = _describe_job(job)
     with claimed_folder(folder, request, begun, overwrite) as finished:
+        if place is not None:
+            keep_files(place, folder)
         if finished is not None:
             say(f"Everything is there already, in {folder}.")
             return check_answer(finished, begun)
@@ -134,7 +190,9 @@ def _absolute(given: str | os.PathLike) -> str:
     return str(Path(given).resolve()) if os.path.exists(given) else str(given)
 
 
-def _default_folder(data: str | os.PathLike) -> Path:
+def _default_folder(data: Any) -> Path:
+    if is_given(data):
+        return Path("runs") / "data"
     return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
 
 

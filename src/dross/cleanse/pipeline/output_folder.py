@@ -11,6 +11,7 @@ from ...errors import BadInput, StorageFailed, TapeError, TapeMismatch
 from ...support.atomic_files import make_folder, write_json
 from ...support.file_lock import hold_lock
 from ...support.printable import check_encodable
+from ..inputs.arrays.given_files import FOLDER as GIVEN
 from ..inputs.input_files import check_output_folder, input_paths
 from ..inputs.load import Request
 from ..project import Project
@@ -49,7 +50,8 @@ def claimed_folder(
         StorageFailed: it cannot be written.
     """
     check_encodable(str(folder))
-    check_output_folder(folder, input_paths(request))
+    if request.given is None:  # else the folder is to keep the inputs
+        check_output_folder(folder, input_paths(request))
     _check_ownership(folder)
     try:
         make_folder(folder)
@@ -119,7 +121,7 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         delete_written(folder)
         set_decisions_aside(folder)
         return None
-    if _names(folder) == {BEGUN}:
+    if BEGUN in _names(folder) <= {BEGUN, GIVEN}:
         return None  # an attempt that failed before anything was done
     raise BadInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "

@@ -1,0 +1,55 @@
+"""The training part with edits: which instances are learnt, and with which labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EncodedEdits:
+    """Edits of the training part, with labels as a model learns them."""
+
+    removed: np.ndarray  # ids
+    relabelled: np.ndarray  # ids
+    labels: Tensor | None = None  # one for each of `relabelled`
+
+    def left(self, count: int) -> np.ndarray:
+        """The ids, of `count`, that are not removed."""
+        return np.setdiff1d(np.arange(count), self.removed)
+
+    def relabel(self, y: Tensor) -> Tensor:
+        """The targets with the new labels; the same tensor where there are none."""
+        if self.labels is None:
+            return y
+        y = y.clone()
+        y[self.relabelled] = self.labels
+        return y
+
+    def to_bytes(self) -> bytes:
+        """The same for the same edits."""
+        labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
+        return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
+
+
+NO_EDITS = EncodedEdits(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+class SeedOfThree(NamedTuple):
+    """One seed of a judgement, with which three models are trained."""
+
+    number: int
+    seed: int
+    control: EncodedEdits
+
+
+def find_vanished(edits: EncodedEdits, y: Tensor, classes: Sequence[str]) -> list[str]:
+    """The classes that have instances in training, and none after the edits."""
+    if not classes:
+        return []
+    after = edits.relabel(y)[torch.from_numpy(edits.left(len(y)))]
+    gone = set(y.tolist()) - set(after.tolist())
+    return [name for place, name in enumerate(classes) if place in gone]
