@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
+from .features.encode import Encoding, encode_again
 from .inputs.input_files import digest_inputs, digest_listed_pictures
 from .inputs.load import Request, prepare
 from .inputs.prepared import PreparedData, data_digest
@@ -129,7 +130,10 @@ def _reopen_data(project: Project) -> PreparedData:
     prepared = prepare(request)
     if data_digest(prepared) != project.about.get("digest"):
         raise TapeMismatch(f"{request.data} has changed since dross clean read it. {_MEND}")
-    return prepared
+    encoding = Encoding.from_json(project.about.get("encoding"))
+    if encoding is None:
+        raise _explain_damage(project, "encoding")
+    return encode_again(prepared, encoding, project.folder, project.about["digest"])
 
 
 def _check_source(entry: str, recorded: Any) -> None:

@@ -182,10 +182,11 @@ def _draw_rate_search(curves: dict[str, list[float]], chosen: float) -> str:
             linewidth=1.4 if is_chosen else 0.8,
             label=f"rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
         )
-    finite = [loss for losses in curves.values() for loss in losses if np.isfinite(loss)]
-    lowest, highest = min(finite), max(finite)
-    panel.set(xlabel="epoch", ylabel="validation loss", yscale="log")
-    panel.set(ylim=(0.9 * lowest, min(highest, 20 * lowest)))
+    panel.set(xlabel="epoch", ylabel="validation loss")
+    shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]
+    if shown:  # data that are easy to learn reach 0
+        lowest, highest = min(shown), max(shown)
+        panel.set(yscale="log", ylim=(0.9 * lowest, min(highest, 20 * lowest)))
     panel.legend()
     return charts.as_svg(figure)
 

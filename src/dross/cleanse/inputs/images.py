@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,14 +172,19 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
 
-def load_thumbnail(path: Path) -> np.ndarray:
-    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+def load_picture(path: Path) -> Any:
+    """The picture in its own size, a PIL.Image in RGB."""
     from PIL import Image
 
     pixels = _open(path)
     if pixels is None:
         raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
-    small = Image.fromarray(np.round(pixels).astype(np.uint8))
+    return Image.fromarray(np.round(pixels).astype(np.uint8))
+
+
+def load_thumbnail(path: Path) -> np.ndarray:
+    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+    small = load_picture(path)
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     return np.asarray(small)
 
@@ -199,6 +205,7 @@ class ImageEncoder:
         self.grey = all(_is_grey(picture) for picture in sample)
         same_size = len({picture.shape for picture in sample}) == 1
         height, width = first.shape[:2]
+        self.shortest_side = min(min(picture.shape[:2]) for picture in sample)
         fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
         self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])

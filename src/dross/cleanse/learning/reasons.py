@@ -121,7 +121,7 @@ def _find_telling_words(
     if data.source.task == "classification":
         outputs = outputs.gather(1, data.y["train"][ids][:, None])
     (g,) = torch.autograd.grad(outputs.sum(), x)
-    weights = (g * x).detach()
+    weights = (g * x).detach()[:, : len(words)]  # features of the whole text may come after them
     strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
     return [
         [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]

@@ -13,6 +13,7 @@ from ..inputs.prepared import PreparedData, data_digest
 from ..inputs.user_code import source_digest
 from ..project import FORMAT, Project
 from ..reopen import names_code
+from .candidates import choose_backbone
 from .job import Job, Options, Say
 from .output_folder import check_answer, claimed_folder
 from .rounds import explain_suggestions, run_rounds
@@ -33,6 +34,8 @@ def clean(
     columns: dict[str, str] | None = None,
     separator: str | None = None,
     na: Sequence[str] | None = None,
+    features: str | os.PathLike | None = None,
+    backbone: str | None = None,
     model: str | None = None,
     make: str | None = None,
     runs: int = 4,
@@ -66,7 +69,15 @@ def clean(
             guessed.
         na: cells that count as missing, beside empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
-        model: `linear`, `mlp` or `cnn`. By default the kind of data decides.
+        features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
+            are numbers. One row per instance: rows of a table as they stand, pictures sorted by
+            path; then those of `validation`, then those of `test`.
+        backbone: the pretrained model that looks at pictures or texts: `efficientnet-lite0`,
+            `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
+            `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
+            models do better on the validation part without it.
+        model: `linear`, `mlp` or `cnn`. By default the validation part decides: of tables which
+            of `linear` and `mlp` is better, of pictures and texts which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
         runs: how many independent runs the scores are averaged over.
         rounds: with 2 and more, remove what is suggested, then train and score again.
@@ -89,19 +100,20 @@ def clean(
         project = dross.clean("people.csv", "income", out="runs/people")
         worst = project.instances.sort_values("harm_rank").head(20)
     """
-    parts = {"validation": validation, "test": test}
-    given = {part: None if path is None else _absolute(path) for part, path in parts.items()}
     request = Request(
-        _absolute(data),
+        _absolute(data) or "",
         label,
         text=text,
         images=images,
+        validation=_absolute(validation),
+        test=_absolute(test),
         task=task,
         columns=dict(columns or {}),
         seed=seed,
         separator=separator,
         na=None if na is None else list(na),
-        **given,
+        features=_absolute(features),
+        backbone=backbone,
     )
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = _default_folder(data) if out is None else Path(out)
@@ -115,22 +127,28 @@ def _clean(
     prepared = prepare(request)
     files |= digest_listed_pictures(request, prepared)
     _describe_data(prepared, say)
-    job = Job(request, options, prepared, data_digest(prepared), files, folder, progress, say)
+    backbone, advice = choose_backbone(request, options, prepared)
+    if advice:
+        say(advice)
+    digest = data_digest(prepared)
+    job = Job(request, options, prepared, digest, files, folder, progress, say, backbone)
     begun = _describe_job(job)
     with claimed_folder(folder, request, begun, overwrite) as finished:
         if finished is not None:
             say(f"Everything is there already, in {folder}.")
             return check_answer(finished, begun)
         started = time.monotonic()
-        searched = find_recipe(job)
+        job, searched = find_recipe(job)
         outcome = run_rounds(job, searched.recipe)
         why = explain_suggestions(job, outcome)
         seconds = time.monotonic() - started
         return check_answer(write_project(job, searched, outcome, why, begun, seconds), begun)
 
 
-def _absolute(given: str | os.PathLike) -> str:
+def _absolute(given: str | os.PathLike | None) -> str | None:
     """A project is opened from other folders as well; module:function is left as it is."""
+    if given is None:
+        return None
     return str(Path(given).resolve()) if os.path.exists(given) else str(given)
 
 

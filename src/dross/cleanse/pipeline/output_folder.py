@@ -119,8 +119,8 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         delete_written(folder)
         set_decisions_aside(folder)
         return None
-    if _names(folder) == {BEGUN}:
-        return None  # an attempt that failed before anything was done
+    if _names(folder) <= {BEGUN, "features"}:  # which no other data or backbone use
+        return None  # an attempt that failed before anything else was done
     raise BadInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
         "--out, or replace it with --overwrite (decisions that were made there are set aside, "
