@@ -14,9 +14,10 @@ from cleanse.made_inputs import QUICK, small_table
 from dross.cleanse.features import backbones, kept
 from dross.cleanse.inputs.load import Request, prepare
 from dross.cleanse.inputs.own_features import standardize
+from dross.cleanse.inputs.prepared import data_digest
 from dross.cleanse.pipeline.candidates import choose_backbone, list_candidates
 from dross.cleanse.pipeline.job import Job, Options
-from dross.cleanse.reopen import reopen_data
+from dross.cleanse.reopen import reopen_inputs
 from dross.errors import BadInput, DataUnavailable, TapeDamaged, TapeMismatch
 from dross.support.png import encode_png
 
@@ -80,13 +81,13 @@ def test_pixels_are_learnt_where_they_are_better(tmp_path):
     project = dross.clean(pictures, out=tmp_path / "run", **FEW)
     assert project.about["recipe"]["inputs"] == [3, 16, 16]
     assert any("Taken: mlp on pixels" in note for note in project.about["notes"])
-    assert reopen_data(project).shape == (3, 16, 16)
+    assert reopen_inputs(project)[0].shape == (3, 16, 16)
 
 
 def test_a_project_is_opened_again_with_the_features_that_it_kept(photos):
     folder, _ = photos
     project = dross.Project.open(folder / "run")
-    data = reopen_data(project)
+    data = reopen_inputs(project)[0]
     again = kept.compute_features(
         prepare(Request(str(folder / "pics"))),
         "efficientnet-lite0",
@@ -109,11 +110,12 @@ def test_kept_features_that_are_damaged_are_noticed_and_computed_again(photos, t
     raw = bytearray(piece.read_bytes())
     raw[-9] ^= 1
     piece.write_bytes(bytes(raw))
+    dross.export(tmp_path / "run", tmp_path / "cleaned", remove=2)  # needs none
     with pytest.raises(TapeDamaged, match="features"):
-        reopen_data(dross.Project.open(tmp_path / "run"))
+        reopen_inputs(dross.Project.open(tmp_path / "run"))
     (tmp_path / "run" / "project.json").unlink()
     project = dross.clean(photos[0] / "pics", out=tmp_path / "run", **PATIENT)
-    assert reopen_data(project).encoding == project.about["encoding"]
+    assert reopen_inputs(project)[0].encoding == project.about["encoding"]
 
 
 def test_another_backbone_is_another_job(photos):
@@ -303,11 +305,54 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
     assert project.about["recipe"]["model"] in ("linear", "mlp")
     assert list((tmp_path / "run" / "pictures").glob("train-*.png"))
     assert (project.instances["prediction"] == project.instances["label"]).mean() > 0.9
-    assert torch.equal(reopen_data(project).x["train"], reopen_data(project).x["train"])
+    assert torch.equal(reopen_inputs(project)[0].x["train"], reopen_inputs(project)[0].x["train"])
     write_features(own, kinds + rng.normal(0, 0.1, (50, 4)))
     with pytest.raises(TapeMismatch, match=r"own\.npy has changed"):
-        reopen_data(project)
+        reopen_inputs(project)[0]
     with pytest.raises(BadInput, match="other data"):
         dross.clean(pictures, out=tmp_path / "run", features=own, **options)
     said = json.loads((tmp_path / "run" / "project.json").read_text())
     assert said["request"]["features"] == str(own)
+
+
+# --- tables ---
+
+
+def write_rings(path, count=400):
+    """Two classes that no straight line tells apart, and a column that is highly skewed."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 2))
+    kind = np.where((x**2).sum(1) > 1.4, "out", "in")
+    wealth = np.exp(4 * rng.normal(size=count))
+    frame = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "wealth": wealth, "kind": kind})
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
+    said, options = [], QUICK | {"runs": 1, "verified": 2, "epochs": 25, "rate": 0.1}
+    rings = write_rings(tmp_path / "rings.csv")
+    project = dross.clean(rings, "kind", out=tmp_path / "run", say=said.append, **options)
+    assert project.about["recipe"]["model"] == "mlp"
+    (choice,) = [line for line in said if line.startswith("Loss on the validation part: linear")]
+    assert choice.endswith("Taken: mlp.") and choice in project.about["notes"]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 12))
+    kind = np.where(x[:, 0] + 1.5 * rng.logistic(size=300) > 0, "up", "down")
+    pandas.DataFrame(x).assign(kind=kind).to_csv(tmp_path / "straight.csv", index=False)
+    searched = FEW | {"epochs": None, "rate": None}
+    project = dross.clean(tmp_path / "straight.csv", "kind", out=tmp_path / "line", **searched)
+    assert project.about["recipe"]["model"] == "linear"
+
+
+def test_a_project_is_encoded_again_by_the_version_that_made_it(tmp_path):
+    rings = write_rings(tmp_path / "rings.csv")
+    project = dross.clean(rings, "kind", out=tmp_path / "run", **FEW)
+    assert any("logarithmic scale: wealth" in note for note in project.about["notes"])
+    request = project.about["request"]
+    assert request["encoder"] == 2
+    old = prepare(Request(**{k: v for k, v in request.items() if k != "encoder"}))
+    new = reopen_inputs(project)[0]
+    assert torch.equal(new.x["train"][:, :2], old.x["train"][:, :2])
+    assert not torch.equal(new.x["train"], old.x["train"])
+    assert data_digest(new) == project.about["digest"] != data_digest(old)

@@ -53,7 +53,11 @@ def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[Pre
     except (KeyError, TypeError):
         raise _explain_damage(project, "recipe") from None
     check_trusted(needed_code(project), trust_code, str(project.folder))
+    encoding = Encoding.from_json(about.get("encoding"))
+    if encoding is None:
+        raise _explain_damage(project, "encoding")
     prepared = _reopen_data(project)
+    prepared = encode_again(prepared, encoding, project.folder, about["digest"])
     function = None
     if make is not None:
         _check_source(make, about.get("model_source"))
@@ -66,6 +70,8 @@ def reopen_inputs(project: Project, trust_code: Sequence[str] = ()) -> tuple[Pre
 
 def reopen_data(project: Project) -> PreparedData:
     """Read the input once more; no code is imported, and none is trusted.
+
+    Models may have learnt other inputs: features, which `reopen_inputs` reads.
 
     Raises as `reopen_inputs`.
     """
@@ -130,10 +136,7 @@ def _reopen_data(project: Project) -> PreparedData:
     prepared = prepare(request)
     if data_digest(prepared) != project.about.get("digest"):
         raise TapeMismatch(f"{request.data} has changed since dross clean read it. {_MEND}")
-    encoding = Encoding.from_json(project.about.get("encoding"))
-    if encoding is None:
-        raise _explain_damage(project, "encoding")
-    return encode_again(prepared, encoding, project.folder, project.about["digest"])
+    return prepared
 
 
 def _check_source(entry: str, recorded: Any) -> None:

@@ -103,6 +103,10 @@ def prepare(request: Request) -> PreparedData:
         nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
         return _learn_own_features(assemble(whole, parts, nothing, **about), places, request)
     encoder = _fit_encoder(whole.kind, train, columns, request)
+    if isinstance(encoder, TableEncoder) and encoder.skewed:
+        about["notes"].append(
+            f"Highly skewed, and so on a logarithmic scale: {', '.join(encoder.skewed)}."
+        )
     x = {part: encoder(whole.take(ids).content) for part, ids in parts.items()}
     return assemble(whole, parts, x, encoder=encoder, **about)
 
@@ -212,4 +216,4 @@ def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Reques
         return TextEncoder(train)
     if kind == "images":
         return ImageEncoder(train, _root(Path(request.data)))
-    return TableEncoder(train, columns)
+    return TableEncoder(train, columns, request.encoder)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..inputs.columns import TABLE_ENCODER
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
@@ -114,6 +115,7 @@ def clean(
         na=None if na is None else list(na),
         features=_absolute(features),
         backbone=backbone,
+        encoder=TABLE_ENCODER,
     )
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = _default_folder(data) if out is None else Path(out)
