@@ -338,7 +338,7 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
     assert choice.endswith("Taken: mlp.") and choice in project.about["notes"]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 12))
-    kind = np.where(x[:, 0] + 1.5 * rng.logistic(size=300) > 0, "up", "down")
+    kind = np.where(x[:, 0] - x[:, 1] + 1.5 * rng.logistic(size=300) > 0, "up", "down")
     pandas.DataFrame(x).assign(kind=kind).to_csv(tmp_path / "straight.csv", index=False)
     searched = FEW | {"epochs": None, "rate": None}
     project = dross.clean(tmp_path / "straight.csv", "kind", out=tmp_path / "line", **searched)

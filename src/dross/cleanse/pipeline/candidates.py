@@ -23,7 +23,8 @@ from ..learning.train_many import SearchResult
 from .job import Job, Options
 
 _SMALLEST_PICTURE = 12  # pixels; a pretrained model sees nothing in a smaller one
-_CLEARLY_BETTER = 0.99  # times the loss of what is simpler
+_CLEARLY_BETTER = 0.01  # of the loss of what is simpler, ...
+_LEAST_DIFFERENCE = 0.002  # ... and no less than this: near 0 all are good
 _MODELS = ("linear", "mlp")  # the simpler first
 
 
@@ -161,7 +162,7 @@ def take_best(trials: list[Trial], failure: NotFinite | None) -> Trial:
         raise failure
     best = trials[0]
     for trial in trials[1:]:
-        if trial.loss < _CLEARLY_BETTER * best.loss:
+        if trial.loss < best.loss - max(_CLEARLY_BETTER * best.loss, _LEAST_DIFFERENCE):
             best = trial
     return best
 
