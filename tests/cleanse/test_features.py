@@ -12,10 +12,14 @@ import torch
 import dross
 from cleanse.made_inputs import QUICK, small_table
 from dross.cleanse.features import backbones, kept
+from dross.cleanse.features.encode import Encoding, encode_again
 from dross.cleanse.inputs.load import Request, prepare
 from dross.cleanse.inputs.own_features import standardize
 from dross.cleanse.inputs.prepared import data_digest
-from dross.cleanse.pipeline.candidates import choose_backbone, list_candidates
+from dross.cleanse.learning.reasons import find_reasons
+from dross.cleanse.learning.recipe import Recipe
+from dross.cleanse.learning.score import record_run
+from dross.cleanse.pipeline.candidates import Encoder, choose_backbone, list_candidates
 from dross.cleanse.pipeline.job import Job, Options
 from dross.cleanse.reopen import reopen_inputs
 from dross.errors import BadInput, DataUnavailable, TapeDamaged, TapeMismatch
@@ -356,3 +360,81 @@ def test_a_project_is_encoded_again_by_the_version_that_made_it(tmp_path):
     assert torch.equal(new.x["train"][:, :2], old.x["train"][:, :2])
     assert not torch.equal(new.x["train"], old.x["train"])
     assert data_digest(new) == project.about["digest"] != data_digest(old)
+
+
+# --- texts ---
+
+GOOD = "great wonderful superb lovely brilliant delightful excellent marvellous fine splendid"
+BAD = "awful terrible dreadful horrible dismal rotten poor miserable nasty lousy"
+
+
+def write_reviews(path, count=120):
+    """Short texts whose words hardly ever come twice, but mean the same."""
+    rng = np.random.default_rng(0)
+    things = ["film", "book", "meal", "hotel", "song", "play", "show", "trip", "game", "shop"]
+    kind = np.where(np.arange(count) % 2 == 0, "good", "bad")
+    words = {"good": GOOD.split(), "bad": BAD.split()}
+    texts = [f"the {rng.choice(things)} was {rng.choice(words[k])} today" for k in kind]
+    pandas.DataFrame({"text": texts, "kind": kind}).to_csv(path, index=False)
+    return path
+
+
+def test_tfidf_embeddings_and_both_are_tried_and_the_best_is_taken(tmp_path):
+    pytest.importorskip("wordllama")
+    reviews, said = write_reviews(tmp_path / "r.csv"), []
+    given = {"text": "text", "say": said.append, "out": tmp_path / "run"}
+    project = dross.clean(reviews, "kind", **given, **PATIENT)
+    (choice,) = [line for line in said if line.startswith("Loss on the validation part")]
+    for tried in ("on tf-idf ", "on features of wordllama ", "on tf-idf and features of wordllama"):
+        assert f"linear {tried}" in choice
+    assert "Taken: linear on" in choice
+    data, recipe = reopen_inputs(project)
+    assert data.shape == recipe.inputs and data.encoding == project.about["encoding"]
+    verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, quick=True, progress=False)
+    assert verdict.seeds == 2
+
+
+@pytest.mark.parametrize("inputs", ["features", "both"])
+def test_a_text_that_is_learnt_by_its_embedding_shows_only_words_as_reasons(tmp_path, inputs):
+    pytest.importorskip("wordllama")
+    reviews = write_reviews(tmp_path / "r.csv")
+    request = Request(str(reviews), "kind", text="text", backbone="wordllama")
+    job = make_job(request, folder=tmp_path / "run")
+    (chosen,) = [c for c in list_candidates(job) if c.inputs == inputs]
+    data = Encoder(job)(chosen)
+    words = 0 if inputs == "features" else len(job.prepared.encoder.words)
+    assert data.shape == (words + 256,)
+    again = encode_again(job.prepared, Encoding(**data.encoding), tmp_path / "run", job.digest)
+    assert torch.equal(again.x["test"], data.x["test"])
+    recipe = Recipe("linear", data.shape, 2, epochs=2)
+    run = record_run(recipe, data.pair("train"), 0, tmp_path / "tape", seed=0, progress=False)
+    why = find_reasons(data, run, recipe, None, np.arange(3))
+    said = [word for word, _ in why["0"].get("words", [])]
+    assert bool(said) == (inputs == "both") and set(said) <= set(
+        job.prepared.encoder.words.tolist()
+    )
+
+
+def test_embeddings_of_texts_need_no_network(tmp_path, monkeypatch):
+    pytest.importorskip("wordllama")
+    import requests
+
+    monkeypatch.setattr(requests, "get", lambda *_, **__: pytest.fail("it fetches something"))
+    embed = backbones.load_backbone("wordllama", CPU)
+    found = embed(["a fine day", "", "\n", "a nice morning", "tax law"])
+    assert found.shape == (5, 256) and found.isfinite().all()
+    near, far = (torch.cosine_similarity(found[0], found[k], dim=0) for k in (3, 4))
+    assert near > far
+
+
+def test_a_backbone_for_other_data_is_refused(tmp_path):
+    reviews = Request(str(write_reviews(tmp_path / "r.csv")), "kind", text="text", backbone="none")
+    assert candidates(reviews) == [("linear", "as read", None)]
+    for name, message in (
+        ("efficientnet-lite0", "looks at pictures"),
+        ("sentence-transformers:x", "pip install sentence-transformers"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            candidates(Request(reviews.data, "kind", text="text", backbone=name))
+    with pytest.raises(BadInput, match="looks at texts"):
+        candidates(Request(reviews.data, "kind", backbone="wordllama"))
