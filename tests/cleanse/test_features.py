@@ -438,3 +438,30 @@ def test_a_backbone_for_other_data_is_refused(tmp_path):
             candidates(Request(reviews.data, "kind", text="text", backbone=name))
     with pytest.raises(BadInput, match="looks at texts"):
         candidates(Request(reviews.data, "kind", backbone="wordllama"))
+
+
+# --- devices ---
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path):
+    small_table(tmp_path / "t.csv", 60)
+    project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", device="cpu", **FEW)
+    for name in ("gpu", "cuda:77", "meta"):
+        with pytest.raises(BadInput, match=f"device '{name}'.*cpu, cuda or mps"):
+            dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "no", device=name, **FEW)
+        with pytest.raises(BadInput, match=f"device '{name}'"):
+            dross.judge(project.folder, remove=2, seeds=2, device=name, progress=False)
+    assert not (tmp_path / "no").exists()
+    assert dross.judge(project.folder, remove=2, seeds=2, device="cpu", progress=False).seeds == 2
+    assert "device" not in project.about["recipe"] and "device" not in project.about["options"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_a_project_made_on_one_device_is_judged_on_another(tmp_path, there):
+    pictures = draw_pictures(tmp_path / "pics", count=30, side=32, moving=True)
+    other = {"cpu": "cuda", "cuda": "cpu"}[there]
+    project = dross.clean(pictures, out=tmp_path / "run", device=there, **PATIENT)
+    assert project.instances["score"].notna().all()
+    verdict = dross.judge(tmp_path / "run", remove=2, seeds=2, device=other, progress=False)
+    assert verdict.seeds == 2

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, StorageFailed
+from ..execution.devices import choose_device
 from ..influence.query import error_rate, mean_loss
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
@@ -67,6 +68,7 @@ def judge(
     progress: bool = True,
     n_jobs: int | None = None,
     trust_code: Sequence[str] = (),
+    device: str | None = None,
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
@@ -86,6 +88,8 @@ def judge(
             the seeds over a cluster instead.
         trust_code: the `module:function`s that the project was made with and that may be run. A
             project never causes code to be imported that this call does not name.
+        device: where models are trained: `cpu`, `cuda` or `mps`. By default a GPU of CUDA if there
+            is one, and else the CPU.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
@@ -105,10 +109,12 @@ def judge(
     edits = choose_edits(project, remove, relabel, decisions)
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     check_seeds(count)
+    here = choose_device(device)
     uses_workers(n_jobs)  # or it says that there cannot be as many
     _check_writable(project.folder)
     delete_stale_files(project.folder)
     prepared, recipe = reopen_inputs(project, trust_code)
+    recipe = replace(recipe, device=str(here))
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs)
     verdict = judgement.run(skip_recorded=quick)
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())

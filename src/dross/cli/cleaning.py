@@ -37,6 +37,7 @@ def clean(
     batch_size: option.BatchSize = None,
     verified: option.Verified = 16,
     seed: option.Seed = 0,
+    device: option.Device = None,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
 ) -> None:
@@ -72,6 +73,7 @@ def clean(
         batch_size=batch_size,
         verified=verified,
         seed=seed,
+        device=device,
         overwrite=overwrite,
         say=say,
     )
@@ -127,6 +129,7 @@ def judge(
         Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
+    device: option.Device = None,
     trust_code: option.TrustCode = None,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on
@@ -146,6 +149,7 @@ def judge(
         seeds=seeds,
         quick=quick,
         n_jobs=jobs,
+        device=device,
         trust_code=trust_code or [],
     )
     print_verdict(verdict)

@@ -86,6 +86,13 @@ Verified = Annotated[
     Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
 ]
 Seed = Annotated[int, Option(min=0, help="Of the split and of everything random.")]
+Device = Annotated[
+    str | None,
+    Option(
+        help="Where to compute features and train models: cpu, cuda or mps. Default: a GPU of "
+        "CUDA if there is one, and else the CPU."
+    ),
+]
 Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
 Overwrite = Annotated[
     bool,

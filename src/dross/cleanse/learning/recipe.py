@@ -34,6 +34,7 @@ class Recipe:
     epochs: int = DEFAULT_EPOCHS
     batch_size: int = 32
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
+    device: str = "cpu"  # where it is trained; a project can be trained again on any other
 
     def build(self, seed: int) -> nn.Module:
         """A new model with the initial weights of this seed."""

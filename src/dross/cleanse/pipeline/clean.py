@@ -7,6 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ...execution.devices import choose_device
 from ..inputs.columns import TABLE_ENCODER
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
@@ -46,6 +49,7 @@ def clean(
     batch_size: int | None = None,
     verified: int = 16,
     seed: int = 0,
+    device: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
     say: Say | None = None,
@@ -85,6 +89,8 @@ def clean(
         rate, epochs, batch_size: for training. By default a search finds rate and epochs.
         verified: how many of the most harmful, and how many others, to check by retraining.
         seed: decides the split, the initial weights and the order of the batches.
+        device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
+            are recorded on the CPU). By default a GPU of CUDA if there is one, and else the CPU.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
         say: a function that gets a sentence about each stage; by default nothing is said.
@@ -119,11 +125,18 @@ def clean(
     )
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = _default_folder(data) if out is None else Path(out)
-    return _clean(request, options, folder, overwrite, progress, say or (lambda _: None))
+    here, say = choose_device(device), say or (lambda _: None)
+    return _clean(request, options, folder, here, overwrite, progress, say)
 
 
 def _clean(
-    request: Request, options: Options, folder: Path, overwrite: bool, progress: bool, say: Say
+    request: Request,
+    options: Options,
+    folder: Path,
+    device: torch.device,
+    overwrite: bool,
+    progress: bool,
+    say: Say,
 ) -> Project:
     files = digest_inputs(request)  # before they are read: what changes later is noticed
     prepared = prepare(request)
@@ -133,7 +146,8 @@ def _clean(
     if advice:
         say(advice)
     digest = data_digest(prepared)
-    job = Job(request, options, prepared, digest, files, folder, progress, say, backbone)
+    chosen = (backbone, device)
+    job = Job(request, options, prepared, digest, files, folder, progress, say, *chosen)
     begun = _describe_job(job)
     with claimed_folder(folder, request, begun, overwrite) as finished:
         if finished is not None:

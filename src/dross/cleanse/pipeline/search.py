@@ -124,6 +124,7 @@ def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
         "cross_entropy" if data.source.task == "classification" else "squared_error",
         batch_size=options.batch_size or default_batch_size(job.count),
         make=make,
+        device=str(job.device),
     )
 
 
