@@ -52,7 +52,7 @@ Missing = Annotated[
 Features = Annotated[
     Path | None,
     Option(
-        help="Features of your own to learn from: .npy [instances, features] or Parquet, in the "
+        help="Features of your own to learn from, .npy or Parquet with a row per instance, in the "
         "order of the input (pictures: sorted by path), then of --validation and --test."
     ),
 ]
