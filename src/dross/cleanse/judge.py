@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.nn.functional import one_hot
 
 from ..data.seeds import mix_seeds
 from ..errors import BadInput, StorageFailed
+from ..execution.devices import choose_device
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count
@@ -74,6 +75,7 @@ def judge(
     n_jobs: int | None = None,
     trust_code: Sequence[str] = (),
     with_model: Any = None,
+    device: str | None = None,
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
@@ -101,6 +103,8 @@ def judge(
             Every `random_state` is set from the seed; where that changes nothing, each seed draws a
             bootstrap sample of the training part instead. Without `predict_proba` only the error is
             compared.
+        device: where models are trained: `cpu`, `cuda` or `mps`. By default a GPU of CUDA if there
+            is one, and else the CPU.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
@@ -121,11 +125,13 @@ def judge(
     edits = choose_edits(project, remove, relabel, decisions, plan)
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     check_seeds(count)
+    here = choose_device(device)
     uses_workers(n_jobs)  # or it says that there cannot be as many
     _check_writable(project.folder)
     delete_stale_files(project.folder)
     model = None if with_model is None else find_model(with_model, project.about["task"])
     prepared, recipe = reopen_inputs(project, trust_code, with_model=model is None)
+    recipe = replace(recipe, device=str(here))
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs, model)
     verdict = judgement.run(skip_recorded=quick)
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())

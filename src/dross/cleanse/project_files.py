@@ -33,13 +33,14 @@ _WRITTEN = re.compile(
             r"pictures/(train|validation)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"runs/round-\d+/run-\d+-scores\.safetensors",
             rf"runs/round-\d+/run-\d+/{_TAPE}",
         )
     )
 )
 _FOLDERS = re.compile(
-    r"given|pictures|verdicts|judging(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
+    r"given|pictures|verdicts|(judging|features)(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 _TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
+from .features.encode import Encoding, encode_again
 from .inputs.input_files import digest_inputs, digest_listed_pictures
 from .inputs.load import Request, prepare
 from .inputs.prepared import PreparedData, data_digest
@@ -56,7 +57,11 @@ def reopen_inputs(
         raise _explain_damage(project, "recipe") from None
     needed = needed_code(project) if with_model else _data_code(project)
     check_trusted(needed, trust_code, str(project.folder))
+    encoding = Encoding.from_json(about.get("encoding"))
+    if encoding is None:
+        raise _explain_damage(project, "encoding")
     prepared = _reopen_data(project)
+    prepared = encode_again(prepared, encoding, project.folder, about["digest"])
     function = None
     if make is not None:
         _check_source(make, about.get("model_source"))
@@ -69,6 +74,8 @@ def reopen_inputs(
 
 def reopen_data(project: Project) -> PreparedData:
     """Read the input once more; no code is imported, and none is trusted.
+
+    Models may have learnt other inputs: features, which `reopen_inputs` reads.
 
     Raises as `reopen_inputs`.
     """

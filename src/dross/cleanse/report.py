@@ -233,11 +233,12 @@ def _draw_rate_search(about: dict) -> str:
             markersize=3,
             label=f"rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
         )
-    finite = [loss for losses in curves.values() for loss in losses if np.isfinite(loss)]
-    lowest, highest = min(finite), max(finite)
     what = "epochs (each run to its end)" if tried else "epoch"
-    panel.set(xlabel=what, ylabel="validation loss", yscale="log")
-    panel.set(ylim=(0.9 * lowest, min(highest, 20 * lowest)))
+    panel.set(xlabel=what, ylabel="validation loss")
+    shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]
+    if shown:  # data that are easy to learn reach 0
+        lowest, highest = min(shown), max(shown)
+        panel.set(yscale="log", ylim=(0.9 * lowest, min(highest, 20 * lowest)))
     panel.legend()
     return charts.as_svg(figure)
 

@@ -28,6 +28,8 @@ def clean(
     column: option.Column = None,
     separator: option.Separator = None,
     na: option.Missing = None,
+    features: option.Features = None,
+    backbone: option.Backbone = None,
     model: option.Model = None,
     runs: option.Runs = 4,
     rounds: option.Rounds = 1,
@@ -36,6 +38,7 @@ def clean(
     batch_size: option.BatchSize = None,
     verified: option.Verified = 16,
     seed: option.Seed = 0,
+    device: option.Device = None,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
 ) -> None:
@@ -61,6 +64,8 @@ def clean(
         columns=columns,
         separator=separator,
         na=na or None,
+        features=features,
+        backbone=backbone,
         model=None if is_function else model,
         make=model if is_function else None,
         runs=runs,
@@ -70,6 +75,7 @@ def clean(
         batch_size=batch_size,
         verified=verified,
         seed=seed,
+        device=device,
         overwrite=overwrite,
         say=say,
     )
@@ -127,6 +133,7 @@ def judge(
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
     with_model: option.WithModel = None,
+    device: option.Device = None,
     trust_code: option.TrustCode = None,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on
@@ -153,6 +160,7 @@ def judge(
         seeds=seeds,
         quick=quick,
         n_jobs=jobs,
+        device=device,
         trust_code=trust_code or [],
         with_model=with_model,
     )

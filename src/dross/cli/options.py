@@ -13,7 +13,8 @@ ProjectFolder = Annotated[Path, Argument(help="A folder that dross clean made.")
 CLEAN_EXAMPLES = (
     "dross clean people.csv --label income",
     "dross clean reviews.tsv --text review --label stars",
-    "dross clean pictures/ --model cnn",
+    "dross clean pictures/ --backbone timm:resnet50",
+    "dross clean pictures/ --features embeddings.npy",
     "dross clean mydata:load --model mydata:network",
 )
 JUDGE_EXAMPLES = (
@@ -53,8 +54,28 @@ Missing = Annotated[
         "None and -. Empty cells always do.",
     ),
 ]
+Features = Annotated[
+    Path | None,
+    Option(
+        help="Features of your own to learn from, .npy or Parquet with a row per instance, in the "
+        "order of the input (pictures: sorted by path), then of --validation and --test."
+    ),
+]
+Backbone = Annotated[
+    str | None,
+    Option(
+        metavar="NAME",
+        help="The pretrained model that looks at pictures (efficientnet-lite0, timm:NAME, "
+        "torchvision:NAME, transformers:NAME) or texts (wordllama, sentence-transformers:NAME), "
+        "or none. Default: what is installed, if it helps.",
+    ),
+]
 Model = Annotated[
-    str | None, Option(help="linear, mlp, cnn, or module:function that builds a torch model.")
+    str | None,
+    Option(
+        help="linear, mlp, cnn, or module:function that builds a torch model. Default: what is "
+        "better on the validation part."
+    ),
 ]
 Runs = Annotated[int, Option(min=1, help="Independent runs to average the scores over.")]
 Rounds = Annotated[
@@ -70,6 +91,13 @@ Verified = Annotated[
     Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
 ]
 Seed = Annotated[int, Option(min=0, help="Of the split and of everything random.")]
+Device = Annotated[
+    str | None,
+    Option(
+        help="Where to compute features and train models: cpu, cuda or mps. Default: a GPU of "
+        "CUDA if there is one, and else the CPU."
+    ),
+]
 Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
 Overwrite = Annotated[
     bool,

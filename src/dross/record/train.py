@@ -13,7 +13,8 @@ import torch
 from ..autodiff.precision import check_arithmetic
 from ..data.batch import Augment
 from ..data.dataset import Instances
-from ..errors import BadInput, first_line
+from ..errors import BadInput
+from ..execution.devices import find_device
 from ..execution.executor import Executor
 from ..influence.run import Run
 from ..replay.recording import Recording
@@ -154,7 +155,9 @@ def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) ->
 def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Module:
     """The bare module on its device, in train mode."""
     model = unwrap_model(model)
-    model.to(_find_device(device) if device is not None else device_and_dtype(model)[0])
+    otherwise = "Leave it out to train where the model is."
+    here = device_and_dtype(model)[0] if device is None else find_device(device, otherwise)
+    model.to(here)
     if not model.training:
         model.train()
     return model
@@ -194,15 +197,3 @@ def _check_all_labels(objective: Objective, instances: Instances, x: Any) -> Non
         with objective.evaluating(), torch.no_grad():
             outputs = objective.predict(theta, buffers, x)
         check_labels(outputs, instances.stored[1], objective.loss_name)
-
-
-def _find_device(device: str | torch.device) -> torch.device:
-    try:
-        wanted = torch.device(device)
-        torch.zeros(1, device=wanted)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        raise BadInput(
-            f"The device '{device}' is not there ({first_line(error)}). Leave it out to train "
-            "where the model is."
-        ) from None
-    return wanted

@@ -5,10 +5,13 @@ import os
 import random
 
 import numpy as np
+import pandas
 import pytest
+import torch
 from PIL import Image, features
 
 from dross.cleanse.inputs import images
+from dross.cleanse.inputs.images import ImageEncoder
 from dross.cleanse.inputs.load import Request, prepare
 from dross.errors import BadInput
 from fuzz.mutate import damage
@@ -129,3 +132,28 @@ def test_names_that_are_not_utf8_are_refused_with_the_name(tmp_path):
     os.rename(folder / "cat" / "1.png", os.fsencode(folder / "cat") + b"/caf\xe9.png")
     with pytest.raises(BadInput, match=r"caf\\xe9\.png is not UTF-8"):
         prepare(Request(str(folder)))
+
+
+def test_the_number_of_threads_changes_nothing(tmp_path):
+    shades = np.random.default_rng(1).integers(0, 256, (300, 32, 32), dtype=np.uint8)
+    np.save(tmp_path / "data.npy", shades)
+    content = pandas.DataFrame({"path": [f"data.npy/{k}" for k in range(len(shades))]})
+    encoded, used = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            encoded.append(ImageEncoder(content, tmp_path)(content[:9]))
+    finally:
+        torch.set_num_threads(used)
+    assert torch.equal(encoded[0], encoded[1]) and torch.equal(encoded[0], encoded[2])
+
+
+def test_earlier_projects_are_encoded_as_they_were(tmp_path):
+    shades = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "data.npy", shades)
+    content = pandas.DataFrame({"path": [f"data.npy/{k}" for k in range(len(shades))]})
+    pixels = torch.from_numpy(shades)[:, None].float() / 255
+    encoder = ImageEncoder(content, tmp_path, 1)
+    assert torch.equal(encoder(content), (pixels - pixels.mean()) / pixels.std())
+    newer = ImageEncoder(content, tmp_path)(content)
+    torch.testing.assert_close(newer, encoder(content))

@@ -8,7 +8,7 @@ import torch
 
 from ...errors import BadInput
 from .numbers import check_size, parse_finite
-from .source import Frame, Series, Source, import_pandas
+from .source import ENCODER_VERSION, Frame, Series, Source, import_pandas
 
 KINDS = ("number", "category", "date", "text", "ignore")
 _MAX_CATEGORIES = 60
@@ -17,6 +17,7 @@ _NEARLY_ALL = 0.95
 _DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
 _CATEGORY = "category: "  # before the name of an encoded column
 _IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
+_SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
 _LARGEST_INPUT = 8  # deviations; one wild cell must not end the training
 _UNUSUAL_DEVIATIONS = 3
 _RARE_SHARE = 0.01
@@ -97,11 +98,12 @@ def check_cells(source: Source, columns: list[Column]) -> None:
 class TableEncoder:
     """Turns the columns of a table into numbers, float32 [N, inputs].
 
-    Numbers are standardized; a missing one is replaced by the median and flagged. Categories are
-    one-hot. A date becomes its day, month and weekday.
+    Numbers are standardized; a missing one is replaced by the median and flagged. Highly skewed
+    ones are put on a logarithmic scale first, since version 2. Categories are one-hot. A date
+    becomes its day, month and weekday.
     """
 
-    def __init__(self, content: Frame, columns: list[Column]):
+    def __init__(self, content: Frame, columns: list[Column], version: int = ENCODER_VERSION):
         from sklearn.compose import ColumnTransformer
         from sklearn.impute import SimpleImputer
         from sklearn.pipeline import make_pipeline
@@ -124,6 +126,9 @@ class TableEncoder:
             max_categories=_MAX_CATEGORIES,
             sparse_output=False,
         )
+        self._scales: dict[str, tuple[float, float]] = {}
+        if version >= 2:
+            self._scales = _find_scales(self._parse(content), self.columns)
         parsed = self._parse(content)
         numeric = [name for name in parsed.columns if not name.startswith(_CATEGORY)]
         textual = [name for name in parsed.columns if name.startswith(_CATEGORY)]
@@ -131,6 +136,11 @@ class TableEncoder:
             [("numbers", numbers, numeric), ("categories", categories, textual)]
         )
         self._transform.fit(parsed)
+
+    @property
+    def skewed(self) -> list[str]:
+        """The columns that are learnt on a logarithmic scale."""
+        return list(self._scales)
 
     def __call__(self, content: Frame) -> torch.Tensor:
         """Encode rows; numbers far from the mean are cut off."""
@@ -147,7 +157,9 @@ class TableEncoder:
         for column in self.columns:
             name, cells = column.name, content[column.name]
             if column.kind == "number":
-                parsed[name] = parse_finite(cells)
+                numbers = parse_finite(cells)
+                scale = self._scales.get(name)
+                parsed[name] = numbers if scale is None else _compress(numbers, *scale)
             elif column.kind == "category":
                 parsed[_CATEGORY + name] = cells.fillna("(missing)").astype(str)
             else:
@@ -157,6 +169,29 @@ class TableEncoder:
                 parsed[f"{name} month"] = dates.dt.month.astype(float)
                 parsed[f"{name} weekday"] = dates.dt.day_of_week.astype(float)
         return pandas.DataFrame(parsed)
+
+
+def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float, float]]:
+    """{column: its median and a usual distance from it} of columns with far outliers."""
+    scales: dict[str, tuple[float, float]] = {}
+    for column in columns:
+        if column.kind == "number":
+            numbers = parsed[column.name].dropna().to_numpy(dtype=np.float64)
+            deviation = np.std(numbers) if len(numbers) else 0.0
+            if not 0 < deviation < np.inf:
+                continue
+            standard = (numbers - numbers.mean()) / deviation
+            if abs(np.mean(standard**3)) > _SKEWED or np.mean(standard**4) > _HEAVY:
+                median = float(np.median(numbers))
+                distances = np.abs(numbers - median)
+                scales[column.name] = (median, float(np.median(distances[distances > 0])))
+    return scales
+
+
+def _compress(numbers: Series, median: float, scale: float) -> Series:
+    """Numbers on a logarithmic scale to both sides of their median."""
+    distances = (numbers - median) / scale
+    return np.sign(distances) * np.log1p(np.abs(distances))
 
 
 def find_unusual_cells(

@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from ...errors import BadInput
 from ...support.printable import check_encodable, printable
 from .arrays.given_files import is_in_array
 from .arrays.pixels import read_picture
-from .source import Frame, Source, import_pandas
+from .source import ENCODER_VERSION, Frame, Source, import_pandas
 from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
 
 # Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
@@ -175,14 +176,19 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
 
-def load_thumbnail(path: Path) -> np.ndarray:
-    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+def load_picture(path: Path) -> Any:
+    """The picture in its own size, a PIL.Image in RGB."""
     from PIL import Image
 
     pixels = _open(path)
     if pixels is None:
         raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
-    small = Image.fromarray(np.round(pixels).astype(np.uint8))
+    return Image.fromarray(np.round(pixels).astype(np.uint8))
+
+
+def load_thumbnail(path: Path) -> np.ndarray:
+    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+    small = load_picture(path)
     small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     return np.asarray(small)
 
@@ -193,7 +199,7 @@ class ImageEncoder:
     Grey pictures have one channel. Large pictures, and those of different sizes, are resized.
     """
 
-    def __init__(self, content: Frame, root: Path):
+    def __init__(self, content: Frame, root: Path, version: int = ENCODER_VERSION):
         self.root = root
         first = _open(root / content["path"].iloc[0])
         inspected = content["path"].iloc[:: max(1, len(content) // _PICTURES_INSPECTED)]
@@ -203,6 +209,7 @@ class ImageEncoder:
         self.grey = all(_is_grey(picture) for picture in sample)
         same_size = len({picture.shape for picture in sample}) == 1
         height, width = first.shape[:2]
+        self.shortest_side = min(min(picture.shape[:2]) for picture in sample)
         fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
         self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
@@ -211,8 +218,8 @@ class ImageEncoder:
                 f"All {len(pixels):,} pictures of the training part that were looked at are the "
                 "same: there is nothing to tell apart. Are they the right ones?"
             )
-        self.mean = pixels.mean((0, 2, 3), keepdim=True)
-        self.deviation = pixels.std((0, 2, 3), keepdim=True).clamp_min(1e-3)
+        self.mean, deviation = _measure(pixels, version)
+        self.deviation = deviation.clamp_min(1e-3)
 
     def __call__(self, content: Frame) -> torch.Tensor:
         """Open, resize and standardize pictures."""
@@ -238,6 +245,19 @@ class ImageEncoder:
             if picture.ndim == 2:
                 picture = np.repeat(picture[..., None], 3, axis=2)
         return picture[..., :1] if self.grey else picture
+
+
+def _measure(pixels: torch.Tensor, version: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the deviation of each channel, float32 [1, C, 1, 1].
+
+    Version 1 rounded by the number of torch's threads, and then the data looked changed.
+    """
+    if version == 1:
+        return pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True)
+    options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
+    found = np.mean(pixels.numpy(), **options), np.std(pixels.numpy(), ddof=1, **options)
+    mean, deviation = (torch.from_numpy(one.astype(np.float32)) for one in found)
+    return mean, deviation
 
 
 def _is_grey(picture: np.ndarray) -> bool:

@@ -20,7 +20,8 @@ def input_paths(request: Request) -> dict[str, Path]:
     given = {name: getattr(request, name, None) for name in _GIVEN_AS}
     paths = {name: Path(path) for name, path in given.items() if path is not None}
     if request.given is not None:
-        paths |= {f"{name} pixels": pixels_of(path) for name, path in paths.items()}
+        parts = {name: path for name, path in paths.items() if name != "features"}
+        paths |= {f"{name} pixels": pixels_of(path) for name, path in parts.items()}
     return {name: path for name, path in paths.items() if path.exists()}
 
 

@@ -5,11 +5,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from ...errors import BadInput
 from ...support.printable import check_encodable
 from .arrays.given_files import is_given_file, name_places
 from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
 from .images import ImageEncoder, read_folder, read_listing
+from .own_features import read_features, standardize
 from .prepared import PreparedData, assemble
 from .source import (
     DEFAULT_SHARES,
@@ -29,6 +33,7 @@ from .user_code import prepare_from_python
 
 _SMALL_TEST_PART = 100
 _MAX_SEED = 1 << 63  # torch takes no larger ones
+_OPTIONAL = ("separator", "na", "given", "features", "backbone")  # as a project keeps a request
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,16 @@ class Request:
     separator: str | None = None  # between the cells of a CSV file
     na: list[str] | None = None  # cells that count as missing, beside empty ones
     given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
+    features: str | None = None  # a file of features to learn from instead
+    backbone: str | None = None  # the pretrained model that makes features; by default the usual
+    encoder: int = 1  # the version of the ways content becomes numbers; projects have theirs
 
     def __post_init__(self):
         if not 0 <= self.seed < _MAX_SEED:
             raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
-        for path in (self.data, self.validation, self.test):
+        if self.features is not None and self.backbone not in (None, "none"):
+            raise BadInput("Give either --features or --backbone: each says what models learn.")
+        for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
                 check_encodable(path)
 
@@ -67,7 +77,7 @@ class Request:
         return {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("separator", "na", "given") or value is not None
+            if name not in _OPTIONAL or value is not None
         }
 
     def located(self, folder: Path) -> "Request":
@@ -86,33 +96,64 @@ def prepare(request: Request) -> PreparedData:
     """
     path = Path(request.data)
     if ":" in request.data and not os.path.exists(path):
-        return prepare_from_python(request.data, request.label or "label")
+        data = prepare_from_python(request.data, request.label or "label")
+        return _learn_own_features(data, np.arange(len(data.source)), request)
     whole = _read(path, request)
     check_learnable(whole)
-    files = {"validation": request.validation, "test": request.test}
-    given = {part: Path(file) for part, file in files.items() if file is not None}
-    if not given:
-        parts = split(whole, request.seed)
-    else:
-        sources = {part: _read_like(whole, file, request) for part, file in given.items()}
-        shares = {part: 0.0 if part in given else DEFAULT_SHARES[part] for part in PARTS}
-        rest = split(whole, request.seed, shares)
-        sources |= {part: whole.take(rest[part]) for part in PARTS if part not in given}
-        whole, parts = join_parts({part: sources[part] for part in PARTS})
+    whole, parts, places = _split(whole, request)
     notes = [*whole.notes, *_check_parts(whole, {part: len(ids) for part, ids in parts.items()})]
     train = whole.take(parts["train"]).content
     columns = infer_columns(train, request.columns) if whole.kind == "table" else []
     check_cells(whole, columns)
+    about: dict[str, Any] = {
+        "columns": columns,
+        "notes": notes + describe_columns(columns),
+        "root": _root(path) if whole.kind == "images" else None,
+    }
+    if request.features is not None:  # no encoder is needed, and none may refuse the content
+        nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
+        return _learn_own_features(assemble(whole, parts, nothing, **about), places, request)
     encoder = _fit_encoder(whole.kind, train, columns, request)
-    return assemble(
-        whole,
-        parts,
-        {part: encoder(whole.take(ids).content) for part, ids in parts.items()},
-        encoder=encoder,
-        columns=columns,
-        notes=notes + describe_columns(columns),
-        root=_root(path) if whole.kind == "images" else None,
-    )
+    if isinstance(encoder, TableEncoder) and encoder.skewed:
+        about["notes"].append(
+            f"Highly skewed, and so on a logarithmic scale: {', '.join(encoder.skewed)}."
+        )
+    x = {part: encoder(whole.take(ids).content) for part, ids in parts.items()}
+    return assemble(whole, parts, x, encoder=encoder, **about)
+
+
+def _split(whole: Source, request: Request) -> tuple[Source, dict[str, np.ndarray], np.ndarray]:
+    """Split a source, or join it with parts that have files of their own.
+
+    Returns:
+        All instances; the ids of each part; and where each was read: 0 is the first of the data,
+        those of the validation and of the test file come after them.
+    """
+    files = {"validation": request.validation, "test": request.test}
+    given = {part: Path(file) for part, file in files.items() if file is not None}
+    if not given:
+        return whole, split(whole, request.seed), np.arange(len(whole))
+    sources = {part: _read_like(whole, file, request) for part, file in given.items()}
+    shares = {part: 0.0 if part in given else DEFAULT_SHARES[part] for part in PARTS}
+    places, end = split(whole, request.seed, shares), len(whole)
+    for part, source in sources.items():
+        places[part] = np.arange(end, end + len(source))
+        end += len(source)
+    sources |= {part: whole.take(places[part]) for part in PARTS if part not in given}
+    joined, parts = join_parts({part: sources[part] for part in PARTS})
+    return joined, parts, np.concatenate([places[part] for part in PARTS])
+
+
+def _learn_own_features(data: PreparedData, places: np.ndarray, request: Request) -> PreparedData:
+    """The same data with the features that the user has brought, if any, as inputs."""
+    if request.features is None:
+        return data
+    left_out = " ".join(note for note in data.source.notes if "left out" in note)
+    rows = read_features(Path(request.features), len(data.source), left_out)
+    inputs = standardize(torch.from_numpy(rows[places]), data.parts["train"])
+    x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
+    note = f"Models learn the {rows.shape[1]:,} features in {Path(request.features).name}."
+    return replace(data, x=x, encoder=None, notes=[*data.notes, note])
 
 
 def _read(path: Path, request: Request, task: str | None = None) -> Source:
@@ -192,5 +233,5 @@ def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Reques
     if kind == "text":
         return TextEncoder(train)
     if kind == "images":
-        return ImageEncoder(train, _root(Path(request.data)))
-    return TableEncoder(train, columns)
+        return ImageEncoder(train, _root(Path(request.data)), request.encoder)
+    return TableEncoder(train, columns, request.encoder)

@@ -1,7 +1,7 @@
 """A data set that is ready to be learnt: parts, tensors, and how to get back from them."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ class PreparedData:
     notes: list[str]
     scale: tuple[float, float]  # of a regression: the model learns (y - scale[0]) / scale[1]
     root: Path | None  # where pictures are
+    encoding: dict[str, str | None] = field(default_factory=dict)  # see features/encode.py
 
     @property
     def shape(self) -> tuple[int, ...]:

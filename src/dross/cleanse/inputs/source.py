@@ -17,6 +17,7 @@ Series = Any  # a pandas.Series
 
 PARTS = ("train", "validation", "test")
 DEFAULT_SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
+ENCODER_VERSION = 2  # a project is opened again with the one that made it
 MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
 _MIN_INSTANCES_OF_A_SPLIT_CLASS = 5  # a smaller class cannot be in every part
 

@@ -11,7 +11,7 @@ from .source import Frame
 _MAX_WORDS = 4000
 _MIN_WORDS = 100
 _MAX_BYTES = 400 << 20  # of the vectors of all texts together
-_SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
+SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
 
 
 class TextEncoder:
@@ -36,4 +36,4 @@ class TextEncoder:
     def __call__(self, content: Frame) -> torch.Tensor:
         """Encode texts; words that the training part does not have are left out."""
         vectors: Any = self.vectorizer.transform(content["text"].fillna(""))
-        return torch.from_numpy(_SCALE * vectors.toarray().astype(np.float32))
+        return torch.from_numpy(SCALE * vectors.toarray().astype(np.float32))

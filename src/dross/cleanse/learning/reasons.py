@@ -95,10 +95,12 @@ def _estimate_hurt(
 
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")
     chunk = max(1, _MAX_GRADIENT_NUMBERS // 4 // size)
+    there = state.theta.device
     validation = zip(*(tensor.split(chunk) for tensor in data.pair("validation")))
     with objective.evaluating():
-        own = gradients(state.theta, data.x["train"][ids], data.y["train"][ids])  # [K, p]
-        parts = [own @ gradients(state.theta, x, y).T for x, y in validation]
+        suspects = (tensor[ids].to(there) for tensor in data.pair("train"))
+        own = gradients(state.theta, *suspects)  # [K, p]
+        parts = [own @ gradients(state.theta, x.to(there), y.to(there)).T for x, y in validation]
     products = torch.cat(parts, dim=1)  # [K, validation]
     low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {
@@ -115,13 +117,15 @@ def _find_telling_words(
     A weight is the gradient of the label's output times the input.
     """
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
-    x = data.x["train"][ids].clone().requires_grad_()
+    x = data.x["train"][ids].to(state.theta.device, copy=True).requires_grad_()
     with objective.evaluating():
         outputs = objective.predict(state.theta, state.buffers, x)
     if data.source.task == "classification":
-        outputs = outputs.gather(1, data.y["train"][ids][:, None])
+        outputs = outputs.gather(1, data.y["train"][ids][:, None].to(x.device))
     (g,) = torch.autograd.grad(outputs.sum(), x)
-    weights = (g * x).detach()
+    weights = (
+        (g * x).detach().cpu()[:, : len(words)]
+    )  # features of the whole text may come after them
     strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
     return [
         [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]

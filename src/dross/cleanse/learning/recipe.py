@@ -35,6 +35,7 @@ class Recipe:
     batch_size: int = 32
     decay: bool = True  # whether the rate decays; it did not in earlier versions
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
+    device: str = "cpu"  # where it is trained; a project can be trained again on any other
 
     def build(self, seed: int) -> nn.Module:
         """A new model with the initial weights of this seed."""

@@ -155,6 +155,7 @@ def record_run(
         batch_size=recipe.batch_size,
         eta=lambda step: recipe.rate * recipe.rate_factor(step, steps),
         seed=mix_seeds(seed, number, 2),
+        device="cpu" if recipe.device.startswith("mps") else recipe.device,  # no float64 there
         progress=progress,
         resume=begun,
         overwrite=not begun,
@@ -168,11 +169,12 @@ def validation_halves(validation: Pair, seed: int) -> list[np.ndarray]:
 
 
 def _final_outputs(run: Run, x: Tensor) -> Tensor:
-    """The outputs of the trained model, [N, outputs]."""
+    """The outputs of the trained model, [N, outputs], on the CPU."""
     state, objective = run.recording.state_at(run.steps), run.recording.objective
     with objective.evaluating(), torch.no_grad():
-        parts = x.split(_INSTANCES_AT_ONCE)
-        return torch.cat([objective.predict(state.theta, state.buffers, part) for part in parts])
+        parts = [part.to(state.theta.device) for part in x.split(_INSTANCES_AT_ONCE)]
+        outputs = [objective.predict(state.theta, state.buffers, part) for part in parts]
+        return torch.cat(outputs).cpu()
 
 
 def cross_fit(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: bool) -> Tensor:

@@ -58,8 +58,13 @@ class TrainedModels:
     parameters: dict[str, Tensor]  # each [K, ...]
     buffers: dict[str, Tensor]  # each [K, ...]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return next(iter(self.parameters.values())).device
+
     def outputs(self, x: Tensor) -> Tensor:
-        """What each model says of N instances, in eval mode: [K, N, outputs]."""
+        """What each model says of N instances, in eval mode: [K, N, outputs], on the CPU."""
         self.model.eval()
         stacked = {**self.parameters, **self.buffers}
         count = len(next(iter(self.parameters.values())))
@@ -67,9 +72,8 @@ class TrainedModels:
         with torch.no_grad():
             for k in range(count):
                 state = {name: values[k] for name, values in stacked.items()}
-                parts = [
-                    call_model(self.model, state, part) for part in x.split(_INSTANCES_AT_ONCE)
-                ]
+                chunks = [part.to(self.device) for part in x.split(_INSTANCES_AT_ONCE)]
+                parts = [call_model(self.model, state, part).cpu() for part in chunks]
                 outputs.append(torch.cat(parts))
         return torch.stack(outputs)
 
@@ -83,7 +87,7 @@ def train_many(
     what: str = "training",
     progress: bool = False,
 ) -> TrainedModels:
-    """Train one model per spec.
+    """Train one model per spec, on the recipe's device.
 
     Arguments:
         recipe: The model and its settings; the rate, before it decays, is that of the spec.
@@ -99,7 +103,8 @@ def train_many(
     chunks: list[TrainedModels] = []
     shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
     with threads.manage_threads(), shown as advance:
-        trainer = _Trainer(recipe, x, y, steps, advance)
+        here = x.to(recipe.device), y.to(recipe.device)
+        trainer = _Trainer(recipe, *here, steps, advance)
         for start in range(0, len(specs), size):
             chunk = specs[start : start + size]
             if together:  # no convolutions: every weight is multiplied with every instance once
@@ -156,15 +161,16 @@ class _Trainer:
         models = [self._build(spec) for spec in specs]
         orders = [self._batch_order(spec) for spec in specs]
         targets = torch.stack([self._targets(spec) for spec in specs])  # [K, N, ...]
-        rows = torch.arange(len(specs))[:, None]
+        rows = torch.arange(len(specs), device=self.x.device)[:, None]
         parameters, _ = stack_module_state(models)
         parameters = {name: p.detach() for name, p in parameters.items()}
         velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32)
+        rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32).to(self.x.device)
         shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
         gradient = self._stacked_gradient(models[0])
         for step in range(self.steps):
-            ids = torch.from_numpy(np.stack([order.next() for order in orders]))  # [K, batch]
+            drawn = np.stack([order.next() for order in orders])  # [K, batch]
+            ids = torch.from_numpy(drawn).to(self.x.device)
             g = gradient(parameters, self.x[ids], targets[rows, ids])
             factor = self.recipe.rate_factor(step, self.steps)
             # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
@@ -185,7 +191,7 @@ class _Trainer:
         model.train()
         for step in range(self.steps):
             optimizer.param_groups[0]["lr"] = spec.rate * self.recipe.rate_factor(step, self.steps)
-            ids = torch.from_numpy(order.next())
+            ids = torch.from_numpy(order.next()).to(self.x.device)
             loss(model(self.x[ids]), targets[ids]).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -193,13 +199,13 @@ class _Trainer:
         return _snapshot(model)
 
     def _build(self, spec: ModelSpec) -> nn.Module:
-        return self.recipe.build(mix_seeds(spec.seed, 1))
+        return self.recipe.build(mix_seeds(spec.seed, 1)).to(self.x.device)
 
     def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
         return _BatchOrder(spec.ids, mix_seeds(spec.seed, 2), self.recipe.batch_size)
 
     def _targets(self, spec: ModelSpec) -> Tensor:
-        return self.y if spec.labels is None else spec.labels
+        return self.y if spec.labels is None else spec.labels.to(self.y.device)
 
     def _stacked_gradient(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
         """The gradients of K models, given parameters [K, ...], x [K, batch, ...], y [K, batch]."""

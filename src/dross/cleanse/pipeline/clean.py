@@ -8,16 +8,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from ...errors import BadInput
+from ...execution.devices import choose_device
 from ..inputs.arrays.given_files import file_name, keep_files
 from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
-from ..inputs.source import PARTS
+from ..inputs.source import ENCODER_VERSION, PARTS
 from ..inputs.user_code import source_digest
 from ..project import FORMAT, Project
 from ..reopen import names_code
+from .candidates import choose_backbone
 from .job import Job, Options, Say
 from .output_folder import check_answer, claimed_folder
 from .rounds import explain_suggestions, run_rounds
@@ -38,6 +42,8 @@ def clean(
     columns: dict[str, str] | None = None,
     separator: str | None = None,
     na: Sequence[str] | None = None,
+    features: str | os.PathLike | None = None,
+    backbone: str | None = None,
     model: str | None = None,
     make: str | None = None,
     runs: int = 4,
@@ -47,6 +53,7 @@ def clean(
     batch_size: int | None = None,
     verified: int = 16,
     seed: int = 0,
+    device: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
     say: Say | None = None,
@@ -76,13 +83,23 @@ def clean(
             guessed.
         na: cells that count as missing, beside empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
-        model: `linear`, `mlp` or `cnn`. By default the kind of data decides.
+        features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
+            are numbers. One row per instance: rows of a table as they stand, pictures sorted by
+            path; then those of `validation`, then those of `test`.
+        backbone: the pretrained model that looks at pictures or texts: `efficientnet-lite0`,
+            `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
+            `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
+            models do better on the validation part without it.
+        model: `linear`, `mlp` or `cnn`. By default the validation part decides: of tables which
+            of `linear` and `mlp` is better, of pictures and texts which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
         runs: how many independent runs the scores are averaged over.
         rounds: with 2 and more, remove what is suggested, then train and score again.
         rate, epochs, batch_size: for training. By default a search finds rate and epochs.
         verified: how many of the most harmful, and how many others, to check by retraining.
         seed: decides the split, the initial weights and the order of the batches.
+        device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
+            are recorded on the CPU). By default a GPU of CUDA if there is one, and else the CPU.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
         say: a function that gets a sentence about each stage; by default nothing is said.
@@ -111,10 +128,14 @@ def clean(
         "seed": seed,
         "separator": separator,
         "na": None if na is None else list(na),
+        "features": None if features is None else _absolute(features),
+        "backbone": backbone,
+        "encoder": ENCODER_VERSION,
     }
     options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
     folder = _default_folder(data) if out is None else Path(out)
-    rest = (options, folder, overwrite, progress, say or (lambda _: None))
+    here, say = choose_device(device), say or (lambda _: None)
+    rest = (options, folder, here, overwrite, progress, say)
     if not is_given(data):
         return _clean(_request_files(data, asked), None, *rest)
     with TemporaryDirectory(prefix="dross-") as place:
@@ -159,6 +180,7 @@ def _clean(
     place: Path | None,
     options: Options,
     folder: Path,
+    device: torch.device,
     overwrite: bool,
     progress: bool,
     say: Say,
@@ -169,7 +191,12 @@ def _clean(
     prepared = prepare(located)
     files |= digest_listed_pictures(located, prepared)
     _describe_data(prepared, say)
-    job = Job(request, options, prepared, data_digest(prepared), files, folder, progress, say)
+    backbone, advice = choose_backbone(request, options, prepared)
+    if advice:
+        say(advice)
+    digest = data_digest(prepared)
+    chosen = (backbone, device)
+    job = Job(request, options, prepared, digest, files, folder, progress, say, *chosen)
     begun = _describe_job(job)
     with claimed_folder(folder, request, begun, overwrite) as finished:
         if place is not None:
@@ -178,7 +205,7 @@ def _clean(
             say(f"Everything is there already, in {folder}.")
             return check_answer(finished, begun)
         started = time.monotonic()
-        searched = find_recipe(job)
+        job, searched = find_recipe(job)
         outcome = run_rounds(job, searched.recipe)
         why = explain_suggestions(job, outcome)
         seconds = time.monotonic() - started

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ...errors import BadInput
 from ...record.training_plan import check_batch_size, check_epochs
 from ...support.arguments import check_count, check_whole
 from ...support.name_hints import check_name
+from ..features.backbones import NONE
 from ..inputs.load import Request
 from ..inputs.prepared import PreparedData
 from ..learning.recipe import MODELS
@@ -15,6 +18,7 @@ from ..learning.recipe import MODELS
 _MAX_RUNS = 1000
 _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
 _WHY_RUNS = "each trains models anew, and keeps them on the disk"
+CPU = torch.device("cpu")
 
 Say = Callable[[str], None]
 
@@ -58,6 +62,8 @@ class Job:
     folder: Path
     progress: bool
     say: Say
+    backbone: str = NONE  # whose features are used or tried
+    device: torch.device = CPU  # where models are trained; it decides nothing else
 
     @property
     def count(self) -> int:

@@ -121,8 +121,8 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         delete_written(folder)
         set_decisions_aside(folder)
         return None
-    if BEGUN in _names(folder) <= {BEGUN, GIVEN}:
-        return None  # an attempt that failed before anything was done
+    if BEGUN in _names(folder) <= {BEGUN, GIVEN, "features"}:  # features are of one data set each
+        return None  # an attempt that failed before anything else was done
     raise BadInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
         "--out, or replace it with --overwrite (decisions that were made there are set aside, "
@@ -155,6 +155,8 @@ def _is_same_job(said: Any, begun: dict[str, Any]) -> bool:
                 said_of[key] = json.loads(json.dumps(asdict(kind(**said_of[key]))))
         except (KeyError, TypeError, ValueError):
             return False
+    for said_of in (found, wanted):  # where another version encodes otherwise, the digest tells
+        del said_of["request"]["encoder"]
     return all(
         found[key] == value if key in found else key in _OPTIONAL for key, value in wanted.items()
     )

@@ -2,52 +2,106 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
+from ...errors import NotFinite, TapeDamaged
+from ..features.encode import Encoding, encode_again
+from ..inputs.prepared import PreparedData
 from ..inputs.user_code import import_function
 from ..learning.recipe import Recipe, default_batch_size
 from ..learning.train_many import SearchResult, search_rate
 from ..project_files import read_intact, read_json, write_sealed
+from .candidates import (
+    Candidate,
+    Encoder,
+    Trial,
+    add_note,
+    describe_choice,
+    list_candidates,
+    take_best,
+)
 from .estimate import describe_cost, estimate_cost
 from .job import Job
 
 _LOWERED = "lowered"  # in search.json: {round: rate}, where training at the rate diverged
-_USUAL_MODELS = {"images": "cnn", "text": "linear"}
+_FOUND = {"rate", "epochs", "curves"}  # in search.json
 
 
-def find_recipe(job: Job) -> SearchResult:
-    """Search for a rate and a number of epochs, or read what an earlier attempt found."""
-    base = _base_recipe(job)
-    saved_file = job.folder / "search.json"
-    saved = read_intact(saved_file)
-    if isinstance(saved, dict) and {"rate", "epochs", "curves"} <= set(saved):
-        curves = {float(rate): losses for rate, losses in saved["curves"].items()}
-        # an earlier version looked at every epoch of runs whose rate did not decay
-        longest = max(map(len, curves.values()), default=0)
-        tried = saved.get("searched_epochs", list(range(1, longest + 1)))
-        found = {"rate": saved["rate"], "epochs": saved["epochs"]}
-        recipe = replace(base, **found, decay=saved.get("decay", False))
-        return SearchResult(recipe, curves, tried)
+def find_recipe(job: Job) -> tuple[Job, SearchResult]:
+    """Search for inputs, a model, a rate and epochs, or read what an earlier attempt found.
+
+    Returns:
+        The job with the inputs that its models learn, and what the search found.
+    """
+    saved = read_intact(job.folder / "search.json")
+    if isinstance(saved, dict) and set(saved) >= _FOUND:
+        again = _reuse(job, saved)
+        if again is not None:
+            return again
+    kind, encoder = job.prepared.source.kind, Encoder(job)
+    trials, failure = [], None
+    for candidate in list_candidates(job):
+        try:
+            trials.append(_try(job, candidate, encoder(candidate)))
+        except NotFinite as error:
+            failure = error
+    taken = take_best(trials, failure)
+    note = describe_choice(trials, taken, kind)
+    recipe = taken.found.recipe
+    kept = {
+        "rate": recipe.rate,
+        "epochs": recipe.epochs,
+        "decay": recipe.decay,
+        "curves": taken.found.curves,
+        "searched_epochs": taken.found.epochs,
+        "model": recipe.model,
+        "encoding": taken.data.encoding,
+        "note": note,
+    }
+    write_sealed(job.folder / "search.json", kept)
+    if note:
+        job.say(note)
+    job.say(
+        f"Model: {taken.candidate.describe(kind)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
+        f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
+    )
+    cost = estimate_cost(taken.found, taken.seconds, job.count, job.options.runs)
+    job.say(f"Expected: {describe_cost(cost)} in {job.folder}.")
+    return replace(job, prepared=add_note(taken.data, note)), taken.found
+
+
+def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
     started = time.monotonic()
     found = search_rate(
-        base,
-        *job.prepared.pair("train"),
-        job.prepared.pair("validation"),
+        _base_recipe(job, candidate.model, data),
+        *data.pair("train"),
+        data.pair("validation"),
         rates=None if job.options.rate is None else (job.options.rate,),
         epochs=job.options.epochs,
         seed=job.request.seed,
         progress=job.progress,
     )
-    took = time.monotonic() - started
-    recipe = found.recipe
-    kept = {"rate": recipe.rate, "epochs": recipe.epochs, "decay": recipe.decay}
-    write_sealed(saved_file, kept | {"curves": found.curves, "searched_epochs": found.epochs})
-    job.say(
-        f"Model: {recipe.model}, rate {recipe.rate:g}, {recipe.epochs} epochs "
-        f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
-    )
-    cost = estimate_cost(found, took, job.count, job.options.runs)
-    job.say(f"Expected: {describe_cost(cost)} in {job.folder}.")
-    return found
+    return Trial(candidate, data, found, time.monotonic() - started)
+
+
+def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
+    """What an earlier attempt found; None where it cannot be read any more."""
+    encoding = Encoding.from_json(saved.get("encoding"))
+    model = saved.get("model", list_candidates(job)[0].model)
+    if encoding is None or not isinstance(model, str):
+        return None
+    try:
+        data = encode_again(job.prepared, encoding, job.folder, job.digest)
+    except TapeDamaged:
+        return None
+    found = {"rate": saved["rate"], "epochs": saved["epochs"], "decay": saved.get("decay", False)}
+    recipe = replace(_base_recipe(job, model, data), **found)
+    curves = {float(rate): losses for rate, losses in saved["curves"].items()}
+    # an earlier version looked at every epoch of runs whose rate did not decay
+    longest = max(map(len, curves.values()), default=0)
+    tried = saved.get("searched_epochs", list(range(1, longest + 1)))
+    again = replace(job, prepared=add_note(data, saved.get("note")))
+    return again, SearchResult(recipe, curves, tried)
 
 
 def lower_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
@@ -65,18 +119,18 @@ def use_lowered_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, rate=saved.get(str(number), recipe.rate))
 
 
-def _base_recipe(job: Job) -> Recipe:
+def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
     """Everything but the rate and the epochs."""
-    options, source = job.options, job.prepared.source
+    options = job.options
     make = None if options.make is None else import_function(options.make, "--model")
-    kind = options.model or _USUAL_MODELS.get(source.kind, "mlp")
     return Recipe(
-        "custom" if make else kind,
-        job.prepared.shape,
-        job.prepared.outputs,
-        "cross_entropy" if source.task == "classification" else "squared_error",
+        "custom" if make else model,
+        data.shape,
+        data.outputs,
+        "cross_entropy" if data.source.task == "classification" else "squared_error",
         batch_size=options.batch_size or default_batch_size(job.count),
         make=make,
+        device=str(job.device),
     )
 
 

@@ -75,6 +75,7 @@ def _describe_project(
         "runs": options.runs,
         "rounds": options.rounds,
         "recipe": outcome.recipe.to_json(),
+        "encoding": prepared.encoding,
         "notes": prepared.notes,
         "scale": prepared.scale,
         "columns": [asdict(column) for column in prepared.columns],
