@@ -56,7 +56,7 @@ def test_no_flipped_bit_goes_unnoticed(little, name):
 
 
 RUN_SCORES = "runs/round-1/run-0-scores.safetensors"
-BEFORE_THE_END = ("curve-1.json", "search.json", RUN_SCORES)
+BEFORE_THE_END = ("plans-1.json", "search.json", RUN_SCORES)
 
 
 @pytest.mark.parametrize("name", [*DIGESTED, "project.json", *BEFORE_THE_END])
