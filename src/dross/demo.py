@@ -34,7 +34,7 @@ class DemoResult:
     """The project and the verdict, and how many of the flipped labels were found."""
 
     project: Project
-    verdict: Verdict
+    verdict: Verdict | None  # None: nothing is recommended
     flipped: int  # training labels that are wrong on purpose
     acted_on: int  # instances that the recommended plan removes or relabels
     found: int  # flipped ones among those
@@ -93,7 +93,8 @@ def run_demo(
         say=say,
         overwrite=True,
     )
-    verdict = judge(project.folder, seeds=seeds, progress=progress)
+    recommended = project.recommended is not None
+    verdict = judge(project.folder, seeds=seeds, progress=progress) if recommended else None
     instances = project.instances
     flipped = np.array([digits.flipped[int(Path(source).stem)] for source in instances["source"]])
     suspects = instances["mislabel_rank"].between(0, flipped.sum() - 1).to_numpy()

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pandas
 import pytest
 from torch import nn
 
+from dross.cleanse.plans.candidates import Plan
+from dross.cleanse.plans.compete import Trial, compete
 from dross.cleanse.project import Project
 from dross.datasets import load
 from dross.errors import DataUnavailable
@@ -118,3 +121,15 @@ def made_data():
 
 def made_model():
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def recommend_most_harmful(count: int):
+    """`compete`, but the removal of the `count` most harmful wins."""
+
+    def competing(recipe, data, validation, scored, **options):
+        found = compete(recipe, data, validation, scored, **options)
+        first = np.argsort(scored.scores, kind="stable")[:count]
+        plan = Plan("harmful", first, np.zeros(0, dtype=np.int64))
+        return replace(found, finalists=[Trial(plan, -0.1, 0.01, 1)], recommended=plan)
+
+    return competing

@@ -56,7 +56,7 @@ def test_no_flipped_bit_goes_unnoticed(little, name):
 
 
 RUN_SCORES = "runs/round-1/run-0-scores.safetensors"
-BEFORE_THE_END = ("curve-1.json", "search.json", RUN_SCORES)
+BEFORE_THE_END = ("plans-1.json", "search.json", RUN_SCORES)
 
 
 @pytest.mark.parametrize("name", [*DIGESTED, "project.json", *BEFORE_THE_END])
@@ -179,17 +179,17 @@ def test_results_of_another_request_are_not_reported(little, monkeypatch):
         clean(little, out=little.parent / "out")
 
 
-def test_a_curve_that_is_damaged_is_drawn_again(little, monkeypatch):
+def test_plans_that_are_damaged_compete_again(little, monkeypatch):
     (little / "project.json").unlink()
-    set_in_json(little / "curve-1.json", m=3)  # sealed, as if it were found
-    assert clean(little).about["suggested"]["m"] == 3
+    set_in_json(little / "plans-1.json", reason="so it was found")  # sealed, as if it were found
+    assert clean(little).about["suggested"]["reason"] == "so it was found"
     (little / "project.json").unlink()
-    path = little / "curve-1.json"
-    path.write_text(path.read_text().replace('"m": 3', '"m": 4'))
-    drawn, real = [], rounds.plan_removal
-    monkeypatch.setattr(rounds, "plan_removal", lambda *a, **k: drawn.append(1) or real(*a, **k))
-    clean(little)
-    assert drawn == [1]
+    path = little / "plans-1.json"
+    path.write_text(path.read_text().replace("so it was found", "so it was not"))
+    tried, real = [], rounds.compete
+    monkeypatch.setattr(rounds, "compete", lambda *a, **k: tried.append(1) or real(*a, **k))
+    assert "so it was" not in clean(little).about["suggested"]["reason"]
+    assert tried == [1]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kill -9 is another thing there")

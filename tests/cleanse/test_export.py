@@ -78,7 +78,7 @@ def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
     with pytest.raises(BadInput, match="the input itself"):
         dross.export("runs/people", "people.csv", remove=5, overwrite=True)
     if dross.Project.open("runs/people").about["suggested"]["m"] == 0:
-        with pytest.raises(BadInput, match="nothing is suggested"):
+        with pytest.raises(BadInput, match="nothing is recommended"):
             dross.export("runs/people", "other.csv")
     with pytest.raises(BadInput, match="end its name with"):
         dross.export("runs/people", "other.xlsx", remove=5)

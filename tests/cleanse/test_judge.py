@@ -56,7 +56,7 @@ def test_a_project_of_an_earlier_version_is_judged_as_it_was_trained(tmp_path, m
     """Its rates did not decay, its search looked at every epoch, and it does not say so."""
     base = search._base_recipe
     with monkeypatch.context() as patched:
-        patched.setattr(search, "_base_recipe", lambda job: replace(base(job), decay=False))
+        patched.setattr(search, "_base_recipe", lambda *of: replace(base(*of), decay=False))
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     edit_json(tmp_path / "run" / "project.json", forget_what_is_new)
     project, trained = Project.open(tmp_path / "run"), []

@@ -1,14 +1,19 @@
 """dross clean: it goes on after an interruption, tries again, and refuses what it cannot use."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas
 import pytest
 
 import dross
-from cleanse.made_inputs import QUICK, interrupted, set_in_json, small_table
+from cleanse.made_inputs import (
+    QUICK,
+    interrupted,
+    recommend_most_harmful,
+    set_in_json,
+    small_table,
+)
 from dross.cleanse.pipeline import clean as pipeline
 from dross.cleanse.pipeline import rounds
 from dross.cleanse.project import Project
@@ -53,7 +58,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     path, out = small_table(tmp_path / "t.csv"), tmp_path / "run"
     clean = lambda **options: dross.clean(path, "kind", out=out, **QUICK | options)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(rounds, "plan_removal", interrupted)
+        patched.setattr(rounds, "compete", interrupted)
         clean()
     manifest = out / "runs" / "round-1" / "run-1" / "manifest.json"
     tape = json.loads(manifest.read_text())
@@ -80,8 +85,7 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
 
 
 def test_rounds(tmp_path, monkeypatch):
-    real = rounds.plan_removal
-    monkeypatch.setattr(rounds, "plan_removal", lambda *a, **k: replace(real(*a, **k), m=7))
+    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(7))
     path = small_table(tmp_path / "t.csv")
     project = dross.clean(path, "kind", out=tmp_path / "run", rounds=2, **QUICK)
     assert project.about["suggested"]["m"] == 14
@@ -102,7 +106,7 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rounds, "score", diverging)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(rounds, "plan_removal", interrupted)
+        patched.setattr(rounds, "compete", interrupted)
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
     assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
@@ -118,9 +122,8 @@ def test_a_rate_that_a_later_round_lowered_is_not_used_by_the_first(tmp_path, mo
         return real(recipe, data, *args, **kwargs)
 
     options = QUICK | {"rounds": 2, "out": tmp_path / "run"}
-    plan = rounds.plan_removal
     monkeypatch.setattr(rounds, "score", diverging)
-    monkeypatch.setattr(rounds, "plan_removal", lambda *a, **k: replace(plan(*a, **k), m=5))
+    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(pipeline, "explain_suggestions", interrupted)
         dross.clean(small_table(tmp_path / "t.csv"), "kind", **options)

@@ -31,7 +31,8 @@ def demo(
         f"\nThe plan touches {result.acted_on} instances. {result.found} of them are among the "
         f"{result.flipped} whose label was flipped; it misses {result.flipped - result.found}.\n"
     )
-    print_verdict(result.verdict)
+    if result.verdict is not None:
+        print_verdict(result.verdict)
     folder = result.project.folder
     console.print(
         f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}",

@@ -13,8 +13,10 @@ more often; sharpened, both are sure already. The share of mistakes itself would
 either, and is coarser.
 
 All plans are tried with one seed, the better ones with more, the best with many: seldom can one
-seed tell the best from the second best, but it can tell both from the worst. "Do nothing" is a
-plan. It wins unless another is better by more than chance.
+seed tell the best from the second best, but it can tell both from the worst. What confident
+learning finds is tried to the end, and stands unless another plan is clearly better: on sets with
+noisy validation labels the best of many plans is often only the luckiest. "Do nothing" is a plan,
+too. It wins unless another is better by more than chance.
 """
 
 from collections.abc import Sequence
@@ -32,9 +34,10 @@ from ..learning.train_many import ModelSpec, TrainedModels, can_train_together, 
 from .candidates import KINDS_BY_SCORES, Beliefs, Plan, list_plans, plan_sizes
 
 SHARPER = 3.0  # times the logits
-# Standard errors. Many plans are tried, and one of them may look good by chance.
-_SURE = 1.8
+_SURE = 1.5  # standard errors, by which a plan must be better than nothing
+_CLEARLY = 1.0  # standard errors of the difference, by which it must be better than the usual one
 _ALIKE = 0.5  # standard errors of the difference
+_USUAL = "confused"
 FOLDS = 4  # of the training part, one of which each seed leaves out
 _RELABELLING = ("relabel", "relabel-or-remove")
 
@@ -139,7 +142,8 @@ def compete(
     contest = _Contest(recipe, data, validation, beliefs, scored.scale, halves, seed, progress)
     everyone = entries = _list_entries(scored, beliefs, sizes)
     for stage in stages:
-        entries = sorted(entries, key=lambda entry: entry.mean)[: stage.plans]
+        ranked = sorted(entries, key=lambda entry: (entry.plan.kind != _USUAL, entry.mean))
+        entries = ranked[: stage.plans]
         contest.try_entries(entries, stage.seeds)
     return contest.conclude(entries, [entry for entry in everyone if entry.changes])
 
@@ -201,6 +205,12 @@ def _by_instance(changes: np.ndarray) -> np.ndarray:
     return np.nanmean(changes[:, asked], axis=0)
 
 
+def _is_close(entry: _Entry, best: _Entry, errors: float) -> bool:
+    """Whether it is behind the best by no more than so many standard errors."""
+    behind = np.stack(entry.changes) - np.stack(best.changes)
+    return mean_change(behind) <= errors * standard_error(behind)
+
+
 class _Contest:
     """Trains by plans and keeps what the models without a plan say."""
 
@@ -256,33 +266,28 @@ class _Contest:
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
         before = float(np.mean(self.before))
-        best = min(finalists, key=lambda entry: entry.mean)
-        trial = best.to_trial()
-        validation = "data that had no part in the ranking"
-        if not trial.change < -_SURE * trial.error:
+        chosen = self._choose(finalists)
+        found, data = chosen.to_trial(), "data that had no part in the ranking"
+        if not found.change < -_SURE * found.error:
             reason = (
-                f"none of {self.tried} plans lowered the error by more than chance would, on "
-                f"{validation}"
+                f"none of {self.tried} plans lowered the error by more than chance would, on {data}"
             )
             return Competition(trials, figures, None, reason, before)
-        chosen = min(
-            (entry for entry in finalists if self._is_alike(entry, best)),
-            key=lambda entry: (entry.plan.kind not in _RELABELLING, entry.plan.size),
-        )
-        found = chosen.to_trial()
         reason = (
-            f"of {self.tried} plans it did best, or as well as the best with fewer changes: "
+            f"of {self.tried} plans it did best, or about as well as the best: "
             f"{100 * -found.change:.2f} % fewer mistakes (standard error {100 * found.error:.2f}) "
-            f"with {found.seeds} new seeds, on {validation}"
+            f"with {found.seeds} new seeds, on {data}"
         )
         return Competition(trials, figures, chosen.plan, reason, before)
 
-    def _is_alike(self, entry: _Entry, best: _Entry) -> bool:
-        """Whether it is sure itself, and not clearly behind the best."""
-        trial = entry.to_trial()
-        behind = np.stack(entry.changes) - np.stack(best.changes)
-        sure = trial.change < -_SURE * trial.error
-        return sure and mean_change(behind) <= _ALIKE * standard_error(behind)
+    def _choose(self, finalists: list[_Entry]) -> _Entry:
+        """The usual plan, unless another is clearly better; then the mildest of the best."""
+        best = min(finalists, key=lambda entry: entry.mean)
+        usual = [entry for entry in finalists if entry.plan.kind == _USUAL]
+        if usual and _is_close(usual[0], best, _CLEARLY):
+            return usual[0]
+        alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
+        return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
 
     def _specify(self, plan: Plan | None, seed: int, left_out: np.ndarray) -> ModelSpec:
         y, rate = self.data[1], self.recipe.rate
