@@ -160,3 +160,33 @@ def test_tables_in_files_are_returned_as_frames(little, album):
     assert len(cleaned) == 114 and "kind" in cleaned.columns and cleaned["size"].dtype == float
     with pytest.raises(BadInput, match="pictures in a folder"):
         dross.Project.open(album).cleaned(remove=2)
+
+
+def test_pictures_in_an_array_are_seen_by_a_backbone(tmp_path):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 16, 16), dtype=np.float32), np.repeat([0, 1], 30)
+    x[y == 1, ::4] = 0
+    rest = rng.random((10, 16, 16), dtype=np.float32), np.repeat([0, 1], 5)
+    options = SMALL | {"backbone": "efficientnet-lite0"}
+    project = dross.clean(x, y, test=rest, out=tmp_path / "run", **options)
+    assert project.about["encoding"]["inputs"] == "features"
+    assert project.about["recipe"]["inputs"] == [1280]
+    moved = project.folder.rename(tmp_path / "moved")
+    assert dross.judge(moved, remove=3, seeds=2, quick=True, progress=False).removed == 3
+    with_model = "sklearn:LogisticRegression"  # it learns the same features
+    verdict = dross.judge(moved, remove=3, seeds=2, with_model=with_model, progress=False)
+    assert verdict.model == "LogisticRegression"
+
+
+def test_arrays_with_features_of_ones_own(tmp_path):
+    x, y = made()
+    own = np.concatenate([x, x**2], axis=1)
+    np.save(tmp_path / "own.npy", own)
+    project = dross.clean(x, y, features=tmp_path / "own.npy", out=tmp_path / "run", **SMALL)
+    assert project.about["recipe"]["inputs"] == [8]
+    assert set(project.about["input_files"]) == {"data", "features"}
+    assert dross.judge(tmp_path / "run", remove=3, seeds=2, quick=True, progress=False).removed == 3
+    np.save(tmp_path / "own.npy", own + 1)
+    with pytest.raises(TapeMismatch, match=r"own\.npy has changed"):
+        dross.judge(tmp_path / "run", remove=3, seeds=2, quick=True, progress=False)
