@@ -48,6 +48,6 @@ def error(model, x, y, kept, labels, test) -> float:
 
     fitted = clone(model).fit(x[kept], labels[kept])
     predicted = fitted.predict(x[test])
-    if y.dtype != object:
-        return float(np.abs(predicted - y[test].astype(float)).mean())
+    if y.dtype.kind == "f":
+        return float(np.abs(predicted - y[test]).mean())
     return float((predicted != y[test]).mean())

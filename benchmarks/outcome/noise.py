@@ -20,13 +20,13 @@ def kinds_of(data: DataSet) -> tuple[str, ...]:
 def wrong_labels(data: DataSet, kind: str, seed: int) -> np.ndarray:
     """The labels of a set with some of them wrong, as `data.y`.
 
-        uniform 10, 20   that many percent become another class at random; a number becomes that of
-                         another instance
-        neighbour        a fifth of each class become the next class
-        features         the harder an instance is for a linear model, the likelier it becomes what
-                         that model takes it for; a fifth in all. A number gains half a spread
-                         where the model predicts above the mean
-        people           what one person said, instead of about twenty
+    uniform 10, 20   that many percent become another class at random; a number becomes that of
+                     another instance
+    neighbour        a fifth of each class become the next class
+    features         the harder an instance is for a linear model, the likelier it becomes what
+                     that model takes it for; a fifth in all. A number gains half a spread
+                     where the model predicts above the mean
+    people           what one person said, instead of about twenty
     """
     rng = np.random.default_rng([seed, *kind.encode()])
     y = data.y.copy()
