@@ -53,12 +53,12 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     """
     kind = data.source.kind
     if request.backbone is not None:
-        check_backbone(request.backbone, kind)
         if options.model == "cnn" and request.backbone != NONE:
             raise BadInput(
                 f"A cnn learns pictures, not the features of {request.backbone}. Choose --model "
                 "linear or mlp, or --backbone none."
             )
+        check_backbone(request.backbone, kind)
         return request.backbone, ""
     usual = {"images": PICTURE_BACKBONE, "text": TEXT_BACKBONE}.get(kind)
     own_way = request.features is not None or options.make is not None or options.model == "cnn"
