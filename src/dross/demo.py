@@ -38,7 +38,6 @@ class DemoResult:
     flipped: int  # training labels that are wrong on purpose
     acted_on: int  # instances that the recommended plan removes or relabels
     found: int  # flipped ones among those
-    suspected: int  # flipped ones among as many of the most probably mislabelled
 
 
 def load_flipped_digits(seed: int = 0) -> Digits:
@@ -97,7 +96,6 @@ def run_demo(
     verdict = judge(project.folder, seeds=seeds, progress=progress) if recommended else None
     instances = project.instances
     flipped = np.array([digits.flipped[int(Path(source).stem)] for source in instances["source"]])
-    suspects = instances["mislabel_rank"].between(0, flipped.sum() - 1).to_numpy()
     acted_on = (instances["action"] != KEEP).to_numpy()
     return DemoResult(
         project,
@@ -105,5 +103,4 @@ def run_demo(
         flipped=int(flipped.sum()),
         acted_on=int(acted_on.sum()),
         found=int((flipped & acted_on).sum()),
-        suspected=int((flipped & suspects).sum()),
     )
