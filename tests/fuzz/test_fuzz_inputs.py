@@ -7,6 +7,7 @@ import faulthandler
 import io
 import random
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -141,19 +142,22 @@ def usual_table(random_: random.Random) -> pandas.DataFrame:
     return table
 
 
+def read_and_copy(path: Path, raw: bytes, random_: random.Random) -> bool:
+    """Half of the time damage the bytes; whether they could be read all the same."""
+    path.write_bytes(damage(raw, random_) if random_.random() < 0.5 else raw)
+    request = random_request(path, random_)
+    prepared = prepare_or_refuse(request, random_)
+    copy_or_refuse(path, request, prepared, random_)
+    return prepared is not None
+
+
 def test_csv_files(tmp_path):
     read = 0
     for random_ in rounds("csv", quick=120):
         text = usual_table(random_).to_csv(index=False, sep=random_.choice(",,,;\t|"))
         raw = text.encode(random_.choice(["utf-8"] * 5 + ["utf-16", "utf-8-sig"]), "replace")
-        if random_.random() < 0.5:
-            raw = damage(raw, random_)
         path = tmp_path / random_.choice(["t.csv", "t.tsv", "t.csv.gz"])
-        path.write_bytes(raw)
-        request = random_request(path, random_)
-        prepared = prepare_or_refuse(request, random_)
-        read += prepared is not None
-        copy_or_refuse(path, request, prepared, random_)
+        read += read_and_copy(path, raw, random_)
     assert read > 0
 
 
@@ -183,14 +187,8 @@ def test_parquet_files(tmp_path):
     read = 0
     for random_ in rounds("parquet", quick=80):
         raw = odd_types(usual_table(random_), random_).to_parquet()
-        if random_.random() < 0.5:
-            raw = damage(raw, random_)
         path = tmp_path / "t.parquet"
-        path.write_bytes(raw)
-        request = random_request(path, random_)
-        prepared = prepare_or_refuse(request, random_)
-        read += prepared is not None
-        copy_or_refuse(path, request, prepared, random_)
+        read += read_and_copy(path, raw, random_)
     assert read > 0
 
 

@@ -55,6 +55,17 @@ def stop_training_at(stop, p, folder, monkeypatch):
     assert Tape(folder).steps == stop and not Tape(folder).complete
 
 
+def finish(p, recorder, model, optimizer, uninterrupted):
+    """Take the steps that are left; the model is the one of a loop that was never interrupted."""
+    for ids in p.batches[recorder.steps :]:
+        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
+    run = recorder.run((p.X, p.Y))
+    assert run.complete and run.steps == len(p.batches)
+    for one, other in zip(model.state_dict().values(), uninterrupted.state_dict().values()):
+        assert torch.equal(one, other)
+    return run
+
+
 @pytest.mark.parametrize("how", SAME_FOLDER)
 def test_train_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, monkeypatch, how):
     p = problem("batchnorm", "adam", epochs=3)
@@ -100,12 +111,7 @@ def test_a_recorder_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, ho
         model.train(), optimizer, p.loss, folder, resume=SAME_FOLDER[how](folder)
     )
     assert recorder.steps == 7
-    for ids in p.batches[recorder.steps :]:
-        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
-    run = recorder.run((p.X, p.Y))
-    assert run.complete and run.steps == len(p.batches)
-    for one, other in zip(model.state_dict().values(), finished.state_dict().values()):
-        assert torch.equal(one, other)
+    finish(p, recorder, model, optimizer, finished)
 
 
 def test_a_recorder_does_not_resume_from_another_folder(tmp_path):
@@ -140,12 +146,7 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     model.train()
     recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True)
     assert recorder.steps == 7
-    for ids in p.batches[recorder.steps :]:
-        take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
-    run = recorder.run((p.X, p.Y))
-    assert run.complete and run.steps == len(p.batches)
-    for one, other in zip(model.state_dict().values(), finished.state_dict().values()):
-        assert torch.equal(one, other)
+    run, ids = finish(p, recorder, model, optimizer, finished), p.batches[-1]
     assert run.influence(query(p)).values.any()
     with pytest.raises(TapeMismatch, match="seed was 0 and is 9"):
         model, optimizer = p.start()

@@ -24,11 +24,12 @@ import dross
 """
 
 
-def variables_when_torch_is_imported(**given):
-    """The values of NAMES in a new process that imports dross with `given` in its environment."""
-    inherited = {k: v for k, v in os.environ.items() if k not in (*NAMES, "DROSS_SET_ENVIRONMENT")}
+def run_in_new_process(code, **given):
+    """What it prints, with `given` and nothing else of what matters here in its environment."""
+    unset = (*NAMES, "DROSS_SET_ENVIRONMENT", "MALLOC_")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(unset)}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", code],
         env=inherited | given,
         capture_output=True,
         text=True,
@@ -49,16 +50,12 @@ def variables_when_torch_is_imported(**given):
     ],
 )
 def test_variables_are_set_before_torch_unless_the_user_says_otherwise(given, expected):
-    assert variables_when_torch_is_imported(**given) == expected
+    assert run_in_new_process(SCRIPT, **given) == expected
 
 
 def test_the_values_remain_set_after_the_import():
     code = f"import json, os, dross; print(json.dumps([os.environ.get(n) for n in {NAMES}]))"
-    inherited = {k: v for k, v in os.environ.items() if k not in (*NAMES, "DROSS_SET_ENVIRONMENT")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=inherited, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == ["10000", "1"]
+    assert run_in_new_process(code) == ["10000", "1"]
 
 
 # Prints the page faults of a block of 8 MiB that is written and freed again, 50 times.
@@ -90,17 +87,4 @@ print(count() - before)
     [({}, True), ({"DROSS_SET_ENVIRONMENT": "0"}, False), ({"MALLOC_ARENA_MAX": "1"}, False)],
 )
 def test_freed_memory_is_kept_for_the_next_pass_unless_the_user_says_otherwise(given, kept):
-    unset = (
-        "DROSS_SET_ENVIRONMENT",
-        "MALLOC_ARENA_MAX",
-        *[v for v in os.environ if "MALLOC_" in v],
-    )
-    inherited = {k: v for k, v in os.environ.items() if k not in unset}
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS],
-        env=inherited | given,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (int(done.stdout) < 1000) == kept
+    assert (run_in_new_process(FAULTS, **given) < 1000) == kept

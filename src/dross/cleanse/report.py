@@ -19,6 +19,7 @@ from .plans.actions import KEEP
 from .plans.candidates import KINDS
 from .project import Project
 
+_KIND_COLOURS = (charts.BLUE, "#c9b28a", charts.RED, "#9bb8a0", "black", "#b7a3c4", "0.6")
 _CARDS = 24  # instances in each list
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400
@@ -169,8 +170,7 @@ def _draw_competition(about: dict) -> str:
 def _draw_plans(plans: dict) -> str:
     """The change of the validation error against how many instances a plan touches, by kind."""
     figure, (panel,) = charts.panels(1, 1, width=5.6, height=3.0)
-    colours = dict(zip(KINDS, (charts.BLUE, "#c9b28a", charts.RED, "#9bb8a0", "#b7a3c4", "0.6")))
-    for kind, colour in colours.items():
+    for kind, colour in zip(KINDS, _KIND_COLOURS, strict=True):
         tried = sorted((p for p in plans["tried"] if p["kind"] == kind), key=lambda p: p["size"])
         changes = [100 * plan["change"] for plan in tried]
         sizes = [plan["size"] for plan in tried]
@@ -180,7 +180,11 @@ def _draw_plans(plans: dict) -> str:
             place = (len(plan["removed"]) + len(plan["relabelled"]), 100 * plan["change"])
             panel.plot(*place, marker="o", markersize=9, color="none", markeredgecolor="black")
     panel.axhline(0, color="0.4", linewidth=0.7)
-    panel.set(xscale="log", xlabel="instances touched", ylabel="change of the validation error, %")
+    panel.set(xscale="log", xlabel="instances touched", ylabel="change of the error, %")
+    sizes = sorted({plan["size"] for plan in plans["tried"]})
+    ticks = [size for size in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if size <= sizes[-1]]
+    panel.set_xticks(ticks, [f"{size:,}" for size in ticks])
+    panel.minorticks_off()
     panel.legend(fontsize=7)
     return charts.as_svg(figure)
 

@@ -34,17 +34,7 @@ def mean_loss(data: Any) -> Query:
     Raises:
         BadInput: where the data cannot be used, once the query is asked.
     """
-    source = _Source(data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
-
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y).sum() / total
-
-        yield from source.parts(objective, _CHUNK, share)
-
-    return Query("mean_loss", parts, added=True, data=data)
+    return _average("mean_loss", data, _losses)
 
 
 def expected_error(data: Any, *, scale: float = 1.0) -> Query:
@@ -69,17 +59,12 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         BadInput: where the scale is not above 0, and where the data cannot be used, once the query
             is asked.
     """
-    source, scale = _Source(data), _check_scale(scale)
+    scale = _check_scale(scale)
 
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
+    def bounded(*asked: Any) -> Tensor:
+        return bound_losses(_losses(*asked), scale)
 
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return bound_losses(_losses(objective, theta, buffers, x, y), scale).sum() / total
-
-        yield from source.parts(objective, _CHUNK, share)
-
-    return Query(_name_scaled("expected_error", scale), parts, added=True, data=data)
+    return _average(_name_scaled("expected_error", scale), data, bounded)
 
 
 def expected_errors(data_sets: Sequence[Any], scale: float = 1.0) -> Query:
@@ -102,18 +87,11 @@ def error_rate(data: Any) -> Query:
 
     For `evaluate` only: its derivative is 0.
     """
-    source = _Source(data)
 
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
+    def wrong(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+        return (objective.predict(theta, buffers, x).argmax(-1) != y).double()
 
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            wrong = objective.predict(theta, buffers, x).argmax(-1) != y
-            return wrong.double().sum() / total
-
-        yield from source.parts(objective, _CHUNK, share)
-
-    return Query("error_rate", parts, added=True, data=data)
+    return _average("error_rate", data, wrong)
 
 
 def losses(data: Any) -> Query:
@@ -198,6 +176,21 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         yield 1, ask
 
     return Query(getattr(fn, "__name__", "query"), parts, added=False)
+
+
+def _average(name: str, data: Any, of_each: Callable[..., Tensor]) -> Query:
+    """The mean of of_each(objective, theta, buffers, x, y), one number per instance."""
+    source = _Source(data)
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        total = len(source.instances(objective))
+
+        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+            return of_each(objective, theta, buffers, x, y).sum() / total
+
+        yield from source.parts(objective, _CHUNK, share)
+
+    return Query(name, parts, added=True, data=data)
 
 
 class _Source:

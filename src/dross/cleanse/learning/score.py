@@ -120,10 +120,15 @@ def error_scale(recipe: Recipe, outputs: Tensor, y: Tensor) -> float:
     """
     if recipe.loss != "squared_error":
         return 1.0
-    deviation = _DEVIATIONS * float(np.median(recipe.errors(outputs, y).double().numpy()))
+    deviation = robust_deviation(recipe.errors(outputs, y).double().numpy())
     if not np.isfinite(deviation):
         raise NotFinite("Models that were trained on parts of the data diverged.")
     return max(2 * deviation**2, _MIN_SCALE)
+
+
+def robust_deviation(errors: np.ndarray) -> float:
+    """The standard deviation of absolute errors, by their median: a few wild ones do not count."""
+    return _DEVIATIONS * float(np.median(errors))
 
 
 def _read_intact(path: Path) -> Scores | None:
@@ -228,14 +233,14 @@ def instance_table(
     )
     suspects = np.flatnonzero(opinions.suspect)
     mislabel_rank = np.full(len(labels), -1)
-    mislabel_rank[suspects] = _ranks(-loss[suspects])
+    mislabel_rank[suspects] = rank(-loss[suspects])
     columns = {
         "source": names,
         "label": [str(label) if classes else f"{label:.6g}" for label in labels],
         "score": scored.scores,
         "spread": by_run.std(0),
         "harmful_in": (by_run < 0).sum(0),
-        "harm_rank": _ranks(scored.scores),
+        "harm_rank": rank(scored.scores),
         "loss": loss,
         "training_loss": scored.losses.mean(0),
         "mislabel_rank": mislabel_rank,
@@ -289,7 +294,7 @@ def _number_opinions(
     )
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
+def rank(values: np.ndarray) -> np.ndarray:
     """0 for the lowest value; equal ones in their order."""
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..learning.recipe import Recipe
+from ..learning.score import rank, robust_deviation
 
 # What each kind of plan does, in words that follow "Recommended:".
 KINDS = {
@@ -27,7 +28,6 @@ KINDS_BY_SCORES = ("harmful", "both", "harmful-suspects", "relabel-or-remove")
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
 _SURE = 0.8  # the probability of the prediction, from which on an instance is relabelled
 _FAR_OFF = 3.0  # robust deviations, from which on a number may be wrong
-_DEVIATIONS = 1.4826  # a median of absolute deviations, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Beliefs:
         if recipe.loss != "cross_entropy":
             predicted = said.mean(0)
             loss = (predicted - y).abs()[:, 0].double().numpy()
-            far = loss > _FAR_OFF * _DEVIATIONS * np.median(loss)
+            far = loss > _FAR_OFF * robust_deviation(loss)
             return Beliefs(loss, far, far, predicted.to(y.dtype), far)
         chances = torch.softmax(said, -1).mean(0)
         own = chances.gather(1, y[:, None])[:, 0].double().numpy()
@@ -132,7 +132,7 @@ def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Pla
         beliefs: What models that did not learn them think of the instances.
         sizes: How many instances a plan touches.
     """
-    harm_rank, loss_rank = _ranks(harm), _ranks(-beliefs.loss)
+    harm_rank, loss_rank = rank(harm), rank(-beliefs.loss)
     by_both = np.argsort(harm_rank + loss_rank, kind="stable")
     by_harm, by_loss = np.argsort(harm_rank), np.argsort(loss_rank)
     suspects = lambda order: order[beliefs.suspect[order]]
@@ -169,10 +169,3 @@ def _make_plan(kind: str, ids: np.ndarray, beliefs: Beliefs) -> Plan:
         sure = beliefs.sure[ids]
         return Plan(kind, ids[~sure], ids[sure])
     return Plan(kind, ids, nothing)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """0 for the lowest value; equal ones in their order."""
-    ranks = np.empty(len(values), dtype=np.int64)
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks

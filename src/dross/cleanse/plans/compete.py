@@ -94,7 +94,6 @@ class Competition:
     tried: list[dict[str, Any]]  # every plan: kind, size, change, error, seeds
     recommended: Plan | None  # None: do nothing
     reason: str
-    before: float  # the mean measure if nothing is done
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as a project keeps it."""
@@ -103,7 +102,6 @@ class Competition:
             "tried": self.tried,
             "recommended": None if self.recommended is None else self.recommended.name,
             "reason": self.reason,
-            "before": self.before,
         }
 
     @staticmethod
@@ -112,7 +110,7 @@ class Competition:
         finalists = [Trial.from_json(trial) for trial in about["finalists"]]
         by_name = {trial.plan.name: trial.plan for trial in finalists}
         chosen = None if about["recommended"] is None else by_name[about["recommended"]]
-        return Competition(finalists, about["tried"], chosen, about["reason"], about["before"])
+        return Competition(finalists, about["tried"], chosen, about["reason"])
 
 
 def compete(
@@ -228,7 +226,6 @@ class _Contest:
         self.recipe, self.data, self.validation, self.beliefs = recipe, data, validation, beliefs
         self.scale, self.halves, self.seed, self.progress = scale, halves, seed, progress
         self.tried, self.seeds = 0, 0
-        self.before: list[float] = []
 
     def try_entries(self, entries: list[_Entry], seeds: int) -> None:
         """Train with the next seeds, the same ones for all entries and for "do nothing"."""
@@ -255,7 +252,6 @@ class _Contest:
         specs = [self._specify(plan, own, left_out) for plan in (None, *plans)]
         trained = train_many(self.recipe, *self.data, specs, what=what, progress=self.progress)
         on_validation = self._measure(trained, *self.validation)
-        self.before.append(float(on_validation[0].mean()))
         on_training = np.full((len(specs), count), np.nan)
         on_training[:, left_out] = self._measure(trained, *(t[left_out] for t in self.data))
         measured = np.concatenate([on_validation, on_training], axis=1)
@@ -265,20 +261,19 @@ class _Contest:
         """Choose among those of the last stage."""
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
-        before = float(np.mean(self.before))
         chosen = self._choose(finalists)
         found, data = chosen.to_trial(), "data that had no part in the ranking"
         if not found.change < -_SURE * found.error:
             reason = (
                 f"none of {self.tried} plans lowered the error by more than chance would, on {data}"
             )
-            return Competition(trials, figures, None, reason, before)
+            return Competition(trials, figures, None, reason)
         reason = (
             f"of {self.tried} plans it did best, or about as well as the best: "
             f"{100 * -found.change:.2f} % fewer mistakes (standard error {100 * found.error:.2f}) "
             f"with {found.seeds} new seeds, on {data}"
         )
-        return Competition(trials, figures, chosen.plan, reason, before)
+        return Competition(trials, figures, chosen.plan, reason)
 
     def _choose(self, finalists: list[_Entry]) -> _Entry:
         """The usual plan, unless another is clearly better; then the mildest of the best."""
