@@ -1,6 +1,7 @@
 """Cleaned and judged, end to end: what should help helps, and what should not does not."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from cleanse.made_inputs import (
     write_parts,
 )
 from dross.cleanse import edits, report
+from dross.cleanse.confidence.suggestions import suggestion_confidence
 from dross.cleanse.judging import train_seeds
 from dross.cleanse.pipeline import search
 from dross.cleanse.project import Project
@@ -40,11 +42,23 @@ def test_a_table_with_flipped_labels_is_improved(cancer):
     relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
     assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
     report = (folder / "run" / "report.html").read_text()
+    assert re.search(r"without it about [\d.]+\u00a0% fewer mistakes", report)
+    assert re.search(r"recommended:</span>\s*(relabel to|remove)", report) and "% sure)" in report
     assert "Most harmful" in report and report.count("<svg") == 4 and "<script" not in report
     assert len(project.verdicts()) == 3
     assert "make" not in report or "dross clean" in report
     scores = pandas.read_csv(folder / "run" / "scores.csv")
     assert len(scores) == len(bad) and set(project.instances.columns) <= set(scores.columns)
+
+
+def test_each_suggestion_has_a_confidence_of_its_own(cancer):
+    folder, project, bad = cancer
+    sure = project.instances["confidence"]
+    assert sure.between(0, 1).all() and sure[bad].mean() > 0.6 > 0.1 > sure[~bad].mean()
+    assert -1 <= project.about["run_agreement"] <= 1
+    table = pandas.read_parquet(folder / "run" / "instances.parquet")
+    again = suggestion_confidence(table, project.about["runs"])
+    assert np.array_equal(table["confidence"], again)  # as for earlier versions
 
 
 def forget_what_is_new(text):
@@ -73,7 +87,7 @@ def test_a_project_of_an_earlier_version_is_judged_as_it_was_trained(tmp_path, m
     assert trained and not any(recipe.decay for recipe in trained)
     assert set(verdict.recorded) == {"all", "last"}  # its tape is replayed, at the rate that it has
     report = (project.folder / "report.html").read_text()
-    assert "<!-- epoch -->" in report and "without it the validation loss changes by" in report
+    assert "<!-- epoch -->" in report and "without it the validation loss falls by" in report
 
 
 def test_an_instance_in_both_lists_is_relabelled_and_not_removed(cancer):

@@ -1,13 +1,14 @@
 """Why an instance is in the list, in plain words."""
 
-from dross.review.sentences import format_amount, reason_sentences
+from dross.cleanse.findings import format_amount
+from dross.review.sentences import reason_sentences
 
 
 def test_why_is_answered_in_plain_words(page, shared_project):
     worst = int(shared_project.instances["harm_rank"].idxmin())
     why = page.get("/api/why", params={"id": worst}).json()
     text = " ".join(sentence["text"] for sentence in why["sentences"])
-    assert "validation loss would fall" in text and "it makes the model worse" in text
+    assert "the validation loss falls by about" in text and "it makes the model worse" in text
     assert "of 4 training runs" in text and "trained again without it" in text
     assert "Its label is" in text and "more unusual than" in text
     assert len(why["hurts"]) == 4 and len(why["similar"]) == 4
@@ -27,6 +28,8 @@ ROW = {
     "label_probability": 0.02,
     "verified": 3e-5,
     "outlier": 0.5,
+    "action": "relabel",
+    "confidence": 0.91,
 }
 
 
@@ -34,32 +37,41 @@ def describe(task="classification", runs=4, measure="expected_error", **changed)
     classes = ["cat", "dog"] if task == "classification" else []
     about = {"task": task, "runs": runs, "classes": classes, "measure": measure}
     found = reason_sentences(ROW | changed, about)
-    return [sentence["text"] for sentence in found]
+    assert found[0]["about"] == "Recommended"
+    return [sentence["text"] for sentence in found[1:]]
+
+
+def test_what_is_recommended_comes_first_with_its_own_confidence():
+    about = {"task": "classification", "runs": 4, "classes": ["cat", "dog"]}
+    first = lambda **changed: reason_sentences(ROW | changed, about)[0]["text"]
+    assert first() == "Relabel it as dog: 91\u00a0% sure, of this one by itself."
+    assert first(action="remove", confidence=0.5).startswith("Remove it: 50\u00a0% sure")
+    assert first(confidence=float("nan")) == "Relabel it as dog. How sure that is, is not known."
+    assert "does not touch it" in first(action="keep")
 
 
 def test_the_effect_has_a_direction_and_a_size():
-    expected = "Without it, the models would be expected to get about 0.020\u00a0% fewer of the "
-    assert describe()[0] == expected + "validation data wrong: it makes the model worse."
+    expected = "Without it about 0.020\u00a0% fewer mistakes on the validation part: "
+    assert describe()[0] == expected + "it makes the model worse."
     more = describe(score=2e-4)[0]
-    assert "% more of the validation data wrong" in more and more.endswith("it helps the model.")
-    assert "expected validation error would be the same" in describe(score=0.0)[0]
+    assert "% more mistakes" in more and more.endswith("it helps the model.")
+    assert "number of mistakes would be the same" in describe(score=0.0)[0]
 
 
 def test_the_effect_on_numbers_is_that_on_a_bounded_error():
-    expected = (
-        "Without it, the mean bounded validation error (0 where exact, 1 where far off) would "
+    assert describe("regression")[0] == (
+        "Without it the bounded validation error falls by about 0.00020 "
+        "(it is 0 where exact, 1 where far off): it makes the model worse."
     )
-    assert (
-        describe("regression")[0] == expected + "fall by about 0.00020: it makes the model worse."
-    )
-    assert "its bounded validation error rose by 0.000030, unlike" in describe("regression")[3]
+    verified = describe("regression")[3]
+    assert "the bounded validation error rises by about 0.000030, unlike" in verified
 
 
 def test_a_project_of_an_earlier_version_speaks_of_the_loss():
     effect, _, _, verified = describe(measure=None)[:4]
-    expected = "Without it, the mean validation loss would fall by about 0.00020: "
+    expected = "Without it the validation loss falls by about 0.00020: "
     assert effect == expected + "it makes the model worse."
-    assert "its validation loss rose by 0.000030" in verified
+    assert "the validation loss rises by about 0.000030" in verified
 
 
 def test_the_runs_agree_or_not():
@@ -77,7 +89,7 @@ def test_the_label_stands_against_the_prediction():
 
 def test_retraining_agrees_or_not_or_was_not_done():
     found = describe()[3]
-    assert "its expected validation error rose by 0.0030\u00a0%, unlike the estimate" in found
+    assert "without it: about 0.0030\u00a0% more mistakes, unlike the estimate" in found
     assert "Not checked" in describe(verified=float("nan"))[3]
 
 

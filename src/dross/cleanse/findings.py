@@ -1,7 +1,9 @@
-"""What was found, in three sentences: for the terminal, the report and a notebook."""
+"""What was found, in a few sentences: for the terminal, the report, the page and a notebook."""
 
+import math
 from typing import Any
 
+from .confidence.agreement import warn_of_disagreement
 from .inputs.source import Frame
 from .plans.actions import REMOVE
 
@@ -29,35 +31,70 @@ def is_share(about: dict[str, Any]) -> bool:
     return about.get("measure") == EXPECTED_ERROR and bool(about["classes"])
 
 
+def describe_change(value: float, about: dict[str, Any]) -> str:
+    """A score in words: "about 0.020 % fewer mistakes", or what happens to another measure.
+
+    Takes a change that is not 0, and `Project.about`.
+    """
+    size = describe_amount(value, about)
+    if is_share(about):
+        return f"about {size} {'fewer' if value < 0 else 'more'} mistakes"
+    return f"the {name_measure(about)} {'falls' if value < 0 else 'rises'} by about {size}"
+
+
+def describe_amount(value: float, about: dict[str, Any]) -> str:
+    """The size of a change without its sign, in percent where it is of a share."""
+    return f"{format_amount(100 * value)}\u00a0%" if is_share(about) else format_amount(value)
+
+
+def format_amount(value: float) -> str:
+    """Return two significant digits, without the sign: -0.00012345 -> 0.00012."""
+    value = float(f"{abs(value):.1e}")  # 0.0000999 is 0.00010
+    if value == 0 or not math.isfinite(value):
+        return "0"
+    if value < 1e-5:
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
+
+
 def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     """Sentences on what is recommended, what is harmful, and what is probably mislabelled.
 
+    Where the runs agree poorly, another one says so. Takes `Project.about` and `Project.instances`.
+    """
+    what, why = describe_recommendation(about, instances)
+    found = [f"{what} {why}", _harmful(about, instances), _suspected(about, instances)]
+    disagreement = warn_of_disagreement(about)
+    return found if disagreement is None else [*found, disagreement]
+
+
+def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[str, str]:
+    """What is recommended, and why, how sure that is and what to be careful about.
+
     Takes `Project.about` and `Project.instances`.
     """
-    return [_suggested(about, instances), _harmful(about, instances), _suspected(about, instances)]
+    suggested = about["suggested"]
+    reason = suggested["reason"]
+    why = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
+    if not suggested["m"]:
+        return "Recommended: change nothing.", why
+    what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
+    warning = _warn_of_one_class(instances) if about["classes"] else ""
+    return f"Recommended: {what}.", f"{why}{warning}"
 
 
 def _harmful(about: dict[str, Any], instances: Frame) -> str:
     runs = about["runs"]
     in_every_run = (instances["harmful_in"] == runs) & (instances["score"] < 0)
     which = f"every one of {runs} independent runs" if runs > 1 else "the run that was recorded"
-    return (
-        f"Of {len(instances):,} training instances, {int(in_every_run.sum()):,} made "
-        f"the {name_measure(about)} worse in {which}."
+    harm = (
+        "led to more mistakes on the validation part"
+        if is_share(about)
+        else f"made the {name_measure(about)} worse"
     )
-
-
-def _suggested(about: dict[str, Any], instances: Frame) -> str:
-    suggested = about["suggested"]
-    if not suggested["m"]:
-        return f"Recommended: change nothing. {_sentence(suggested['reason'])}"
-    what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
-    warning = _warn_of_one_class(instances) if about["classes"] else ""
-    return f"Recommended: {what}. {_sentence(suggested['reason'])}{warning}"
-
-
-def _sentence(reason: str) -> str:
-    return f"{reason[:1].upper()}{reason[1:]}."
+    return (
+        f"Of {len(instances):,} training instances, {int(in_every_run.sum()):,} {harm} in {which}."
+    )
 
 
 def _suspected(about: dict[str, Any], instances: Frame) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
 from ..support.file_digests import digest_bytes
+from .confidence.suggestions import suggestion_confidence
 from .decision_state import Decision
 from .decisions import Decisions
 from .findings import list_findings
@@ -137,8 +138,8 @@ class Project:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
             Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
             mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified,
-            and action: what the recommended plan does with it (keep, remove, or relabel as the
-            prediction).
+            action: what the recommended plan does with it (keep, remove, or relabel as the
+            prediction), and confidence: how sure that is, from 0 to 1.
 
             A negative score means that the instance makes the expected validation error worse (in
             projects of earlier versions: the validation loss). Loss,
@@ -152,6 +153,8 @@ class Project:
         if "action" not in table:  # earlier versions suggested to remove the most harmful
             removed = table["harm_rank"] < self.about["suggested"]["m"]
             table["action"] = removed.map({True: REMOVE, False: KEEP})
+        if "confidence" not in table:
+            table["confidence"] = suggestion_confidence(table, self.about["runs"])
         return table
 
     @cached_property

@@ -13,7 +13,7 @@ import numpy as np
 from ..support import charts
 from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
-from .findings import is_share, list_findings, name_measure
+from .findings import describe_change, is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .plans.actions import KEEP
 from .plans.candidates import KINDS
@@ -49,7 +49,7 @@ def write_report(project: Project) -> Path:
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
         plans=_list_plans(project),
-        curve=safe(_draw_competition(about)),
+        curve=safe(draw_competition(about)),
         scatter=safe(_draw_verification(about["verification"])),
         training=safe(_draw_rate_search(about)),
         harmful=_cards(project, ranked.head(_CARDS)),
@@ -108,9 +108,11 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
         "source": row["source"],
         "label": row["label"],
         "prediction": row["prediction"],
-        "score": row["score"],
+        "effect": _effect(row["score"], project.about),
         "harmful_in": int(row["harmful_in"]),
-        "verified": None if np.isnan(row["verified"]) else float(row["verified"]),
+        "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
+        "action": row["action"],
+        "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
         "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
         "picture": None,
         "text": None,
@@ -123,6 +125,10 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
     else:
         card["cells"] = _cells(content, project.why(id)["unusual"])
     return card
+
+
+def _effect(change: float, about: dict[str, Any]) -> str:
+    return describe_change(change, about) if change else "nothing changes"
 
 
 def _cells(content: Any, unusual: dict[str, str]) -> list[dict[str, Any]]:
@@ -163,7 +169,11 @@ def _command_line(about: dict, folder: Path) -> str:
 # --- figures ---
 
 
-def _draw_competition(about: dict) -> str:
+def draw_competition(about: dict[str, Any]) -> str:
+    """What every plan that was tried would have given, as an <svg> element.
+
+    Takes `Project.about`; of projects of earlier versions, how many removals were tried.
+    """
     return _draw_plans(about["plans"]) if "plans" in about else _draw_curve(about["curve"])
 
 

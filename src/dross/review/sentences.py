@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from ..cleanse.findings import is_share, name_measure
+from ..cleanse.findings import describe_amount, describe_change, is_share, name_measure
+from ..cleanse.plans.actions import KEEP, RELABEL
 from ..errors import BadInput
 from .listing import Listing, finite_or_none, text_or_none
 
@@ -29,10 +30,11 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
 def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     """Return [{about, text}, ...] for a row of the instances and the facts about its project.
 
-    They say its effect, how sure that is, its label against the prediction, what retraining
-    showed, and how unusual it is.
+    They say what is recommended, its effect, how sure that is, its label against the prediction,
+    what retraining showed, and how unusual it is.
     """
     found = {
+        "Recommended": _recommended(row),
         "Effect": _effect(row["score"], about),
         "Confidence": _confidence(row, about),
         "Label": _label(row, about["task"]),
@@ -44,23 +46,24 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
     return [{"about": subject, "text": text} for subject, text in found.items()]
 
 
+def _recommended(row: Any) -> str:
+    if row["action"] == KEEP:
+        return "Nothing: the recommended plan does not touch it."
+    what = f"Relabel it as {row['prediction']}" if row["action"] == RELABEL else "Remove it"
+    if not math.isfinite(row["confidence"]):
+        return f"{what}. How sure that is, is not known."
+    return f"{what}: {format_percent(row['confidence'])} sure, of this one by itself."
+
+
 def _effect(score: float, about: dict[str, Any]) -> str:
-    measure, worse = name_measure(about), score < 0
     if not math.isfinite(score) or score == 0:
+        measure = "number of mistakes" if is_share(about) else name_measure(about)
         return f"By the estimate, the {measure} would be the same without it."
-    meaning = "it makes the model worse" if worse else "it helps the model"
-    amount = _change(score, about)
-    if is_share(about):
-        mistakes = f"{amount} {'fewer' if worse else 'more'} of the validation data wrong"
-        return f"Without it, the models would be expected to get about {mistakes}: {meaning}."
-    explained = " (0 where exact, 1 where far off)" if measure.startswith("bounded") else ""
-    moved = f"{'fall' if worse else 'rise'} by about {amount}"
-    return f"Without it, the mean {measure}{explained} would {moved}: {meaning}."
-
-
-def _change(value: float, about: dict[str, Any]) -> str:
-    """The size of a change, in percent where it is of a share."""
-    return f"{format_amount(100 * value)}\u00a0%" if is_share(about) else format_amount(value)
+    meaning = "it makes the model worse" if score < 0 else "it helps the model"
+    where = " on the validation part" if is_share(about) else ""
+    bounded = name_measure(about).startswith("bounded")
+    explained = " (it is 0 where exact, 1 where far off)" if bounded else ""
+    return f"Without it {describe_change(score, about)}{where}{explained}: {meaning}."
 
 
 def _confidence(row: Any, about: dict[str, Any]) -> str:
@@ -69,7 +72,7 @@ def _confidence(row: Any, about: dict[str, Any]) -> str:
         return "It was estimated from one training run only; another seed could say something else."
     times = int(row["harmful_in"])
     harm = f"It does harm in {times} of {runs} training runs"
-    varies = f"from run to run the estimate varies by {_change(row['spread'], about)}"
+    varies = f"from run to run the estimate varies by {describe_amount(row['spread'], about)}"
     if times not in (0, runs):
         return f"{harm}, so the runs disagree and it may be chance; {varies}."
     if abs(row["score"]) > row["spread"]:
@@ -96,14 +99,10 @@ def _verification(row: Any, about: dict[str, Any]) -> str:
     true, score = row["verified"], row["score"]
     if not math.isfinite(true):
         return "Not checked by retraining; the effect is an estimate."
-    if true == 0:
-        moved = "stayed the same"
-    else:
-        moved = f"{'fell' if true < 0 else 'rose'} by {_change(true, about)}"
+    changed = "nothing changes" if true == 0 else describe_change(true, about)
     ending = "in the direction of the estimate" if true * score > 0 else "unlike the estimate"
     return (
-        f"The first run was trained again without it: its {name_measure(about)} {moved}, "
-        f"{ending} "
+        f"The first run was trained again without it: {changed}, {ending} "
         "(which is the mean over runs)."
     )
 
@@ -111,16 +110,6 @@ def _verification(row: Any, about: dict[str, Any]) -> str:
 def format_percent(share: float) -> str:
     """0.93 -> 93 %, with a space that does not break."""
     return f"{100 * share:.0f}\u00a0%"
-
-
-def format_amount(value: float) -> str:
-    """Return two significant digits, without the sign: -0.00012345 -> 0.00012."""
-    value = float(f"{abs(value):.1e}")  # 0.0000999 is 0.00010
-    if value == 0 or not math.isfinite(value):
-        return "0"
-    if value < 1e-5:
-        return f"{value:.1e}".replace("e-0", "e-")
-    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
 def _full_content(listing: Listing, id: int, unusual: dict[str, str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ...errors import NotFinite
 from ...influence.run import Run
+from ..confidence.agreement import compare_halves
+from ..confidence.suggestions import suggestion_confidence
 from ..inputs.source import Frame, import_pandas
 from ..learning.reasons import find_reasons
 from ..learning.recipe import Pair, Recipe
@@ -44,6 +46,7 @@ class _Round:
     table: Frame  # one row per instance, indexed by id
     plan: Plan | None  # that it recommends, in ids of the whole training part
     predicted: Tensor  # the labels that its models would give, one for each of its instances
+    agreement: float | None  # between halves of its runs
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,18 @@ class Outcome:
     active: np.ndarray  # the ids that were left in it
     what: str  # the recommended plan of all rounds, in words; "" if there is none
     reason: str
+    agreement: float | None  # between halves of the runs of the first round, which has everything
 
 
 def run_rounds(job: Job, recipe: Recipe) -> Outcome:
     """Score every training instance. A round that recommends nothing is the last one."""
     active, y = np.arange(job.count), job.prepared.y["train"].clone()
-    tables, reasons, rounds, number = [], [], job.options.rounds, 0
+    tables, reasons, agreements, rounds, number = [], [], [], job.options.rounds, 0
     while True:
         number += 1
         found = _run_round(job, recipe, active, y[active], number)
         recipe, plan, reason = found.recipe, found.plan, found.competition.reason
+        agreements.append(found.agreement)
         reasons.append(reason if rounds == 1 else f"round {number}: {reason}")
         if number == rounds or plan is None:
             break
@@ -81,6 +86,7 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
         tables.append(found.table.loc[found.table["action"] != KEEP])  # with their scores so far
         active = left
     instances = _merge_rounds([*tables, found.table])
+    instances["confidence"] = suggestion_confidence(instances, job.options.runs)
     return Outcome(
         instances,
         recipe,
@@ -91,6 +97,7 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
         active,
         _describe_actions(instances, found.plan if number == 1 else None),
         "; ".join(reasons),
+        agreements[0],
     )
 
 
@@ -139,7 +146,8 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
         plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
         found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
     predicted = Beliefs.of(recipe, scored.outputs, y).predicted
-    return _Round(recipe, runs[0], checked, competition, scored.scale, found, plan, predicted)
+    rest = (scored.scale, found, plan, predicted, compare_halves(scored.by_run))
+    return _Round(recipe, runs[0], checked, competition, *rest)
 
 
 def _score(

@@ -83,6 +83,7 @@ def _describe_project(
         "searched_epochs": searched.epochs,
         "measure": EXPECTED_ERROR,
         "measure_scale": outcome.scale,
+        "run_agreement": outcome.agreement,
         "suggested": {
             "m": int((outcome.instances["action"] != KEEP).sum()),
             "what": outcome.what,

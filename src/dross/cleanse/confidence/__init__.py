@@ -1,0 +1,1 @@
+"""How sure a single suggestion is, and how far independent runs agree."""
