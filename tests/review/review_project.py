@@ -36,7 +36,9 @@ def make_project(
     *,
     hostile: bool = False,
     task: str = "classification",
+    planned: bool = False,
 ) -> Project:
+    """planned: a plan is recommended that relabels and removes; else as earlier versions wrote."""
     rng = np.random.default_rng(7)
     folder.mkdir(parents=True)
     names = {
@@ -50,6 +52,7 @@ def make_project(
     held = max(12, n // 10)
     _write(folder, "content", _content(kind, n, rng, hostile))
     instances = _instances(kind, n, classes, rng, hostile)
+    planning = _plan(instances) if planned else {}
     _write(folder, "instances", instances)
     validation = _content(kind, held, rng, hostile)
     labels = rng.choice(classes, held) if classes else rng.normal(50, 9, held).round(1).astype(str)
@@ -73,9 +76,40 @@ def make_project(
         "runs": 4,
         "counts": {"train": n, "validation": held, "test": held},
         "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},
-    }
+    } | planning
     _json(folder / "project.json", about)
     return Project.open(folder)
+
+
+def _plan(instances: pd.DataFrame) -> dict:
+    """Relabel half of the suspects and remove the others: in the table, and for project.json."""
+    suspects = instances.index[instances["mislabel_rank"] >= 0]
+    relabelled, removed = suspects[::2].tolist(), suspects[1::2].tolist()
+    instances["action"] = "keep"
+    instances.loc[relabelled, "action"], instances.loc[removed, "action"] = "relabel", "remove"
+    figures = {"seeds": 10, "error": 0.002}
+    name, size = f"relabel-or-remove-{len(suspects)}", len(suspects)
+    best = {"name": name, "kind": "relabel-or-remove", "removed": removed, "change": -0.0113}
+    other = {"name": f"harmful-{size}", "kind": "harmful", "relabelled": [], "change": 0.004}
+    finalists = [best | {"relabelled": relabelled}, other | {"removed": suspects.tolist()}]
+    tried = [
+        {"kind": kind, "size": size // part, "change": change / part} | figures
+        for kind, change in (("relabel-or-remove", -0.0113), ("harmful", 0.004))
+        for part in (1, 2)
+    ]
+    reason = "of 45 plans it did best: 1.13 % fewer mistakes (standard error 0.20)"
+    what = f"relabel {len(relabelled)} and remove {len(removed)} that are probably mislabelled"
+    return {
+        "measure": "expected_error",
+        "run_agreement": 0.2,
+        "suggested": {"m": size, "what": what, "reason": reason},
+        "plans": {
+            "finalists": [plan | figures for plan in finalists],
+            "tried": tried,
+            "recommended": name,
+            "reason": reason,
+        },
+    }
 
 
 def make_verdict(

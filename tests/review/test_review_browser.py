@@ -61,7 +61,7 @@ def test_every_key_has_a_button_and_keys_can_be_switched_off(browser, project):
     with serve_in_thread(project) as server, visit(browser, server) as page:
         page.uncheck("#keys-on")
         page.locator(".item[aria-selected=true]").focus()
-        for key in "xkrucwbv/?":
+        for key in "xkrucwbtv/?":
             page.keyboard.press(key)
         assert page.locator("dialog[open]").count() == 0 and focused_id(page) == str(first)
         page.click("[data-do=remove]")

@@ -220,11 +220,11 @@ def check_with_axe(page, where):
 )
 @pytest.mark.parametrize("kind", ["table", "images", "text"])
 def test_axe_finds_nothing_serious(browser, tmp_path, kind):
-    project = make_project(tmp_path / "p", kind, 40)
+    project = make_project(tmp_path / "p", kind, 40, planned=True)
     write_verdict(project, make_verdict())
     with serve_in_thread(project) as server:
         for scheme, width, keys in (
-            ("light", 1300, "rv?b" if kind == "table" else ""),
+            ("light", 1300, "rv?bt" if kind == "table" else ""),
             ("dark", 1300, "v"),
             ("light", 340, "w"),
         ):
@@ -233,6 +233,9 @@ def test_axe_finds_nothing_serious(browser, tmp_path, kind):
                 page.keyboard.press("x")
                 wait_until_saved(page)
                 check_with_axe(page, f"{scheme} {width}")
+                page.click("#open-plans")
+                check_with_axe(page, f"{scheme} {width} plans")
+                page.keyboard.press("Escape")
                 for key in keys:
                     page.keyboard.press(key)
                     page.wait_for_timeout(250)

@@ -110,12 +110,25 @@ class Decisions:
             StorageFailed: the decision cannot be saved.
             TapeDamaged: the file is damaged.
         """
-        checked = {int(id): check_decision(int(id), *said) for id, said in changes.items()}
-        if not checked:
-            raise BadInput("A decision needs at least one instance.")
+        checked = _check_decisions(changes)
         event = self._append(lambda state: ("decide", None, checked), who, why, once)
         assert event is not None
         return event.revision
+
+    def record_undecided(
+        self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
+    ) -> Event | None:
+        """Decide about those of some instances that nobody has decided about; else as `record`.
+
+        Returns the decision, once it is on disk; None if everything was decided before.
+        """
+        checked = _check_decisions(changes)
+
+        def choose(state: LogState) -> tuple[str, None, dict[int, Decision]]:
+            left = checked.keys() - state.current.keys()
+            return "decide", None, {id: checked[id] for id in sorted(left)}
+
+        return self._append(choose, who, why, once)
 
     def undo(self, who: str = "", once: str | None = None) -> Event | None:
         """Take back the latest decision of a person, or of anybody ("").
@@ -234,7 +247,7 @@ class Decisions:
                 if (earlier := run(query, (once,)).fetchone()) is not None:
                     return state.find(earlier[0])
             kind, target, changes = choose(state)
-            if kind != "decide" and target is None:
+            if target is None and not changes:
                 return None
             made = datetime.now(UTC).isoformat(timespec="milliseconds")
             groups = json.dumps(group_by_decision(changes))
@@ -319,6 +332,12 @@ class Decisions:
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
             raise StorageFailed(f"{self.path}{_explain_failure(code, error)}") from error
+
+
+def _check_decisions(changes: Mapping[int, Decision]) -> dict[int, Decision]:
+    if not changes:
+        raise BadInput("A decision needs at least one instance.")
+    return {int(id): check_decision(int(id), *said) for id, said in changes.items()}
 
 
 def _make_file(path: Path) -> None:

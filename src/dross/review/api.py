@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..cleanse.decision_state import Decision, Event
-from ..cleanse.findings import name_measure
-from ..cleanse.plans.actions import KEEP
+from ..cleanse.decision_state import Decision, Event, group_by_decision
+from ..cleanse.findings import is_share, name_measure
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
 from ..errors import BadInput, TapeDamaged
@@ -25,6 +24,7 @@ from .class_balance import class_warnings
 from .judge_process import JudgeProcess
 from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
+from .plan.recommended import PICTURE, RecommendedPlan
 from .requests import (
     CancelRequest,
     Change,
@@ -61,8 +61,7 @@ class Api:
         self.listing = Listing(project)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
-        acted_on = project.instances["action"].to_numpy() != KEEP
-        self.suggested = set(acted_on.nonzero()[0].tolist())
+        self.plan = RecommendedPlan(project)
 
     @property
     def routes(self) -> list[Route]:
@@ -78,11 +77,13 @@ class Api:
             _get("/api/verdicts", lambda query: {"verdicts": self.project.verdicts()}),
             _get("/api/judge", lambda query: self.judge_process.status()),
             self._post("/api/decide", DecideRequest, self.decide),
+            self._post("/api/plan", UndoRequest, self.take_plan),
             self._post("/api/preview", PreviewRequest, self.preview),
             self._post("/api/undo", UndoRequest, undo),
             self._post("/api/redo", UndoRequest, redo),
             self._post("/api/judge", JudgeRequest, self.start_judging),
             self._post("/api/judge/cancel", CancelRequest, self.cancel_judging),
+            Route(PICTURE, self.send_plans),
             Route("/picture/{part}/{id}", self.send_picture),
         ]
 
@@ -96,8 +97,9 @@ class Api:
         current = self.decisions.current()
         names = ("name", "kind", "task", "label", "runs", "counts")
         described = {name: about[name] for name in names} | {
-            "suggested": about.get("suggested", {}),
-            "measure": name_measure(about),
+            "plan": self.plan.describe(),
+            "measure": "expected share of mistakes" if is_share(about) else name_measure(about),
+            "unit": "\u00a0%" if is_share(about) else "",
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "columns": self.listing.columns,
@@ -134,6 +136,13 @@ class Api:
             return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
         return Response(picture, media_type="image/png")
 
+    def send_plans(self, request: Request) -> Response:
+        """Send the picture of the plans that competed as SVG."""
+        picture = self.plan.draw()
+        if picture is None:
+            return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
+        return Response(picture, media_type="image/svg+xml")
+
     # Changing
 
     def decide(self, request: DecideRequest) -> _JSON:
@@ -142,6 +151,18 @@ class Api:
         self._check_revision(request.revision)
         self.decisions.record(changes, request.who, request.why, request.once or None)
         return self._changes_since(request.revision, request.who)
+
+    def take_plan(self, request: UndoRequest) -> _JSON:
+        """Decide as the recommended plan says, in one step; what a person decided stays."""
+        if not self.plan.changes:
+            raise BadInput("To change nothing is recommended, so there is nothing to take over.")
+        groups = group_by_decision(self.plan.changes)
+        changes = self._check_changes([Change(*group) for group in groups])
+        self._check_revision(request.revision)
+        who, once = request.who, request.once or None
+        event = self.decisions.record_undecided(changes, who, "the recommended plan", once)
+        taken = 0 if event is None else len(event.changes)
+        return self._changes_since(request.revision, who) | {"taken": taken}
 
     def preview(self, request: PreviewRequest) -> _JSON:
         """Return what a bulk decision would do, before it is confirmed."""
@@ -156,7 +177,7 @@ class Api:
         if not actions & {"remove", "relabel"}:
             raise BadInput(
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
-                "Decide about some instances first."
+                "Decide about some instances first, or take over the recommended plan."
             )
         self._check_code_trusted()
         self.judge_process.start(request.seeds, request.quick)
@@ -245,8 +266,9 @@ class Api:
         """How far the review is."""
         actions = [action for action, _ in current.values()]
         progress = {action: actions.count(action) for action in ("keep", "remove", "relabel")}
-        progress["suggested"] = len(self.suggested)
-        progress["suggested_decided"] = len(self.suggested & current.keys())
+        progress["suggested"] = len(self.plan.changes)
+        progress["suggested_decided"] = len(self.plan.changes.keys() & current.keys())
+        progress["suggested_followed"] = self.plan.count_followed(current)
         return {
             "revision": revision,
             "progress": progress,

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..cleanse.decision_state import Decision
+from ..cleanse.findings import is_share
+from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..errors import BadInput
 
-TABS = ("harmful", "mislabelled", "all")
+TABS = ("plan", "harmful", "mislabelled", "all")
 MAX_LISTED = 100_000  # browsers cannot scroll much further
 _MAX_COLUMNS = 30
 _MAX_COLUMN_WIDTH = 26  # characters
@@ -84,10 +86,16 @@ class Listing:
             for name in content.columns[:_MAX_COLUMNS]
         ]
 
+    @cached_property
+    def percent_of_score(self) -> float:
+        """What a score is multiplied by to be shown: mistakes are told in percent."""
+        return 100.0 if is_share(self.project.about) else 1.0
+
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """Return the ids that pass the filter, in the order of its tab."""
         keep = self._matches(wanted.search)
-        keep &= (self._score >= wanted.lowest) & (self._score <= wanted.highest)
+        unit = self.percent_of_score
+        keep &= (unit * self._score >= wanted.lowest) & (unit * self._score <= wanted.highest)
         if wanted.label:
             keep &= self._label == wanted.label
         if wanted.prediction:
@@ -98,7 +106,10 @@ class Listing:
             keep &= self._score < 0
         if wanted.tab == "mislabelled":
             keep &= self._mislabel_rank >= 0
-        order = self._by_mislabel_rank if wanted.tab == "mislabelled" else self._by_harm_rank
+        if wanted.tab == "plan":
+            keep &= self._in_plan
+        orders = {"mislabelled": self._by_mislabel_rank, "plan": self._by_confidence}
+        order = orders.get(wanted.tab, self._by_harm_rank)
         return order[keep[order]].tolist()
 
     def item(self, id: int) -> dict[str, Any]:
@@ -110,7 +121,9 @@ class Listing:
             "label": str(row["label"]),
             "prediction": str(row["prediction"]),
             "probability": finite_or_none(row["probability"]),
-            "score": finite_or_none(row["score"]),
+            "effect": finite_or_none(self.percent_of_score * row["score"]),
+            "action": str(row["action"]),
+            "confidence": finite_or_none(row["confidence"]),
             "harmful_in": int(row["harmful_in"]),
         } | self._short_content(id)
 
@@ -168,6 +181,16 @@ class Listing:
     @cached_property
     def _by_harm_rank(self) -> np.ndarray:
         return np.argsort(self.project.instances["harm_rank"].to_numpy(int), kind="stable")
+
+    @cached_property
+    def _in_plan(self) -> np.ndarray:
+        return self.project.instances["action"].to_numpy(object) != KEEP
+
+    @cached_property
+    def _by_confidence(self) -> np.ndarray:
+        """The least sure first: they are what a person should look at."""
+        sure = self.project.instances["confidence"].to_numpy(float)[self._by_harm_rank]
+        return self._by_harm_rank[np.argsort(sure, kind="stable")]
 
     @cached_property
     def _by_mislabel_rank(self) -> np.ndarray:

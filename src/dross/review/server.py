@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from ..cleanse.findings import is_share
 from ..cleanse.project import Project
 from ..cleanse.reopen import check_code_unchanged
 from ..errors import BadInput, DrossError, StorageFailed
@@ -68,7 +69,8 @@ def create_app(
 
     def page(request: Request) -> Response:
         values = {"token": token, "name": project.about["name"], "key": storage_key}
-        html = render("review.html", **values, regression=api.regression)
+        share = is_share(project.about)
+        html = render("review.html", **values, regression=api.regression, share=share)
         answer = HTMLResponse(html.encode(errors="replace"))
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer

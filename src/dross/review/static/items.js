@@ -1,14 +1,14 @@
 // How one instance looks in the list: a tile, a passage of text, or a row of a table.
 
 import { picture } from "./api.js";
-import { data, h } from "./dom.js";
+import { data, h, printable } from "./dom.js";
 import { marked } from "./mark.js";
 import { decisionOf, project } from "./state.js";
-import { decisionWord, percent, signed } from "./words.js";
+import { adviceWord, decisionWord, percent, signed } from "./words.js";
 
 /** Heights in rem; narrow: below 45 rem of width. */
 export const SHAPES = {
-  images: { role: "listbox", height: () => 14.8, across: (width) => Math.max(1, Math.floor(width / 9.5)) },
+  images: { role: "listbox", height: () => 16, across: (width) => Math.max(1, Math.floor(width / 9.5)) },
   text: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
   table: { role: "grid", height: (narrow) => (narrow ? 8.2 : 2.7), across: () => 1 },
 };
@@ -17,26 +17,31 @@ export function buildItem(item) {
   return { images: tile, text: passage, table: row }[project.layout](item);
 }
 
-export function updateDecision(element, id) {
+export function updateDecision(element, id, item) {
   const decision = decisionOf(id);
   element.dataset.decision = decision ? decision[0] : "undecided";
   const badge = element.querySelector(".decision");
-  if (badge) badge.replaceChildren(data(decision ? decisionWord(decision) : "–"));
+  if (!badge) return;
+  const words = decision ? decisionWord(decision) : item ? adviceWord(item) : "–";
+  badge.replaceChildren(data(words));
+  badge.title = printable(words);
 }
 
 /** Wide tables: the same widths for the head and for every row. */
 export function columnWidths() {
-  return ["9rem", "8rem", "9.5rem", "7rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
+  return ["14.5rem", "8rem", "9.5rem", "7rem", "4.5rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
 }
 
 export function tableHead() {
-  const names = ["Decision", "Label", "Models say", "Effect", ...project.columns.map((column) => column.name)];
+  const names = ["Decision", "Label", "Models say", "Effect", "Sure", ...project.columns.map((column) => column.name)];
   const head = h("div", { class: "head row", role: "row", "aria-rowindex": 1 }, names.map((name) => h("span", { role: "columnheader" }, data(name))));
   head.style.gridTemplateColumns = columnWidths().join(" ");
   return head;
 }
 
-const effect = (item) => h("span", { class: "effect", title: `estimated change of the ${project.measure} without it` }, signed(item.score));
+const effectWord = (item) => signed(item.effect) + project.unit;
+const SURE = "how sure it is that acting on this one is right";
+const effect = (item) => h("span", { class: "effect", title: `estimated change of the ${project.measure} without it` }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
 const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);
@@ -63,7 +68,8 @@ function row(item) {
     h("span", { role: "gridcell", class: "decision" }),
     cell(data(item.label), "label", { class: "chip", title: item.label }),
     cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }),
-    cell(signed(item.score), "effect", { class: "effect" }),
+    cell(effectWord(item), "effect", { class: "effect" }),
+    cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
   ];
   const cells = item.cells.map((value, place) => {
     const name = project.columns[place].name;

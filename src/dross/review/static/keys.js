@@ -14,6 +14,7 @@ const KEYS = [
   ["i", "previous", "previous instance"],
   ["w", "why", "show or hide why"],
   ["b", "bulk", "decide for all in the list"],
+  ["t", "plan", "take over the recommended plan"],
   ["v", "verdict", "the verdict"],
   ["/", "search", "search"],
   ["?", "help", "this help"],

@@ -102,7 +102,7 @@ function prepare() {
   canvas.addEventListener("dblclick", () => tell("open-why"));
   on("decisions", (changed) => {
     const touched = new Set(changed);
-    for (const [place, element] of shown) if (touched.has(ids[place])) updateDecision(element, ids[place]);
+    for (const [place, element] of shown) if (touched.has(ids[place])) updateDecision(element, ids[place], items.get(ids[place]));
   });
 }
 
@@ -168,7 +168,7 @@ function dress(element, place) {
   element.dataset.decision = (decisionOf(ids[place]) ?? ["undecided"])[0];
   if (!item) return show(element, shape.role === "grid" ? h("span", { role: "gridcell" }, "Loading …") : h("span", {}, "Loading …"));
   show(element, buildItem(item));
-  updateDecision(element, item.id);
+  updateDecision(element, item.id, item);
 }
 
 function choose(element, yes) {

@@ -7,6 +7,7 @@ import { byId, data, h, say } from "./dom.js";
 import * as header from "./header.js";
 import * as keys from "./keys.js";
 import * as list from "./list.js";
+import * as plan from "./plan.js";
 import { askLabel } from "./relabel.js";
 import { adoptLeftovers, decide, redo, undo } from "./save.js";
 import { set, setting } from "./settings.js";
@@ -17,11 +18,12 @@ import { count, decisionWord } from "./words.js";
 import * as why from "./why.js";
 
 const MEANINGS = {
-  harmful: "By the estimate, the model would do better on the validation data without any one of these (their influence on its error); the first does the most harm.",
-  mislabelled: "Here the models find the given label improbable (a high loss for models that did not learn it), which hints at a wrong label; it need not harm the model.",
+  plan: "What the recommended plan changes, the least sure first: those are worth a look. Nothing is changed before it is taken over.",
+  harmful: "By the estimate, the model would make fewer mistakes on the validation data without any one of these; the first does the most harm.",
+  mislabelled: "Models that did not learn these find the given label improbable, which hints at a wrong label; it need not harm the model.",
   all: "Every training instance, from the one that does the most harm to the one that helps most.",
 };
-const MEANING_OF_VALUE = "Here the given value is far from what the models predict (a high loss for models that did not learn it), which hints at a wrong value; it need not harm the model.";
+const MEANING_OF_VALUE = "Here the given value is far from what models predict that did not learn it, which hints at a wrong value; it need not harm the model.";
 
 let filter = {};
 let asked = 0;
@@ -131,6 +133,7 @@ const actions = {
     await load({ wanted: list.selectedId(), keepPlace: true }); // what still fits the filter, not what did
     if (list.length()) bulk.open(Array.from({ length: list.length() }, (_, place) => list.idAt(place)), describeFilter());
   },
+  plan: plan.take,
   verdict: verdict.open,
   search: () => {
     byId("filter-box").open = true;
@@ -203,6 +206,7 @@ async function begin() {
     header.start();
     why.start();
     bulk.start();
+    plan.start(() => visit({ tab: "plan" }).then(list.focusSelected));
     verdict.start();
     connect();
     learn(answer);

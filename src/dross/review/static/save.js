@@ -35,6 +35,7 @@ export function decide(ids, action, label = null, why = "") {
 
 export const undo = () => send("/api/undo", {}, [], null);
 export const redo = () => send("/api/redo", {}, [], null);
+export const takePlan = () => send("/api/plan", {}, [], null);
 
 /** How many requests are not on disk yet. */
 export const waitingCount = () => queue.length;

@@ -1,6 +1,6 @@
 // What one person likes, kept in this browser.
 
-const defaults = { keys: "on", moveOn: "on", who: "", why: "" };
+const defaults = { keys: "on", moveOn: "on", who: "", why: "", plan: "" };
 
 export function setting(name) {
   try {

@@ -38,7 +38,7 @@ export const toggle = () => (isOpen() ? close() : open());
 /** A covering panel takes everything behind it out of reach; the buttons to decide stay. */
 function settle() {
   const covering = isOpen() && !besides.matches;
-  for (const id of ["top", "lists", "list"]) byId(id).inert = covering;
+  for (const id of ["top", "plan", "lists", "list"]) byId(id).inert = covering;
   button.setAttribute("aria-expanded", String(isOpen()));
 }
 
@@ -120,9 +120,16 @@ function others(title, entries, each) {
 }
 
 function hurt(entry) {
-  const direction = entry.change < 0 ? "falls" : "rises";
-  const words = entry.change === null ? "its loss would fall without this one; by how much is not estimated" : `its loss ${direction} by ${amount(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  const words = entry.change === null ? "the models would do better on it without this one; by how much is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
   return beside(entry, h("span", { class: "small" }, words));
+}
+
+/** The loss of a class is -log p(label): a change of it is a factor of the probability. */
+function hurtWords(change) {
+  if (!project.classes.length) return `its squared error ${change < 0 ? "falls" : "rises"} by ${amount(change)}`;
+  const factor = Math.exp(Math.abs(change));
+  const more = change < 0 ? "more" : "less";
+  return factor < 2 ? `its label is ${amount(100 * (factor - 1))}\u00a0% ${more} likely` : `its label is ${amount(factor)} times ${more} likely`;
 }
 
 function similar(entry) {

@@ -11,6 +11,12 @@ export const signed = (value) => (value < 0 ? "−" : value > 0 ? "+" : "") + am
 export const percent = (share) => (share === null || share === undefined ? "" : `${Math.round(100 * share)}\u00a0%`);
 export const count = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
+/** What the recommended plan does with an instance that nobody has decided about. */
+export function adviceWord(item) {
+  if (item.action === "relabel") return `recommended: relabel to ${item.prediction}`;
+  return item.action === "remove" ? "recommended: remove" : "–";
+}
+
 /** A decision as a word: what is in the list and what is said aloud. */
 export function decisionWord(decision) {
   if (!decision) return "Undecided";

@@ -1,0 +1,1 @@
+"""The recommended plan on the page."""
