@@ -5,6 +5,7 @@ import pytest
 
 import dross
 from cleanse.made_inputs import QUICK, small_table
+from dross.cleanse.findings import list_findings
 from dross.cleanse.project import Project
 from dross.errors import TapeDamaged, TapeMismatch
 
@@ -15,6 +16,18 @@ def test_the_project_shows_itself(cancer):
     why = project.why(int(project.instances["harm_rank"].idxmin()))
     assert len(why["similar"]) == 4 and why["hurts"]
     assert all(verified for *_, verified in why["hurts"])
+
+
+def test_runs_that_agree_poorly_are_told_and_harm_is_told_as_mistakes(cancer):
+    project = cancer[1]
+    tell = lambda agreement: list_findings(
+        project.about | {"run_agreement": agreement}, project.instances
+    )
+    assert len(tell(0.8)) == 3 and "led to more mistakes on the validation part" in tell(0.8)[1]
+    assert tell(0.8)[0].startswith("Recommended: ") and "fewer mistakes" in tell(0.8)[0]
+    assert tell(0.1)[:3] == tell(0.8) and "agree poorly" in tell(0.1)[3]
+    poor = Project.describe(project.folder, project.about | {"run_agreement": 0.1})
+    assert "agree poorly" in poor._repr_html_()
 
 
 def test_a_tampered_folder(tmp_path):
