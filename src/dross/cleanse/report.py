@@ -19,7 +19,16 @@ from .plans.actions import KEEP
 from .plans.candidates import KINDS
 from .project import Project
 
-_KIND_COLOURS = (charts.BLUE, "#c9b28a", charts.RED, "#9bb8a0", "black", "#b7a3c4", "0.6")
+_KIND_COLOURS = (
+    "black",
+    charts.BLUE,
+    "#c9b28a",
+    charts.RED,
+    "#9bb8a0",
+    "#8a6d3b",
+    "#b7a3c4",
+    "0.6",
+)
 _CARDS = 24  # instances in each list
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400

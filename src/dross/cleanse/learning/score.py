@@ -28,7 +28,6 @@ from ...influence.run import Run
 from ...influence.scores import Scores
 from ...influence.verification import Verification, compare
 from ...record.train import train
-from ..inputs.source import Frame, import_pandas
 from .recipe import MOMENTUM, Pair, Recipe
 from .train_many import ModelSpec, train_many
 
@@ -182,14 +181,30 @@ def _final_outputs(run: Run, x: Tensor) -> Tensor:
         return torch.cat(outputs).cpu()
 
 
-def cross_fit(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: bool) -> Tensor:
-    """What models say of instances that they did not learn, [repeats, N, outputs]."""
+def cross_fit(
+    recipe: Recipe,
+    data: Pair,
+    *,
+    repeats: int,
+    seed: int,
+    progress: bool,
+    left: np.ndarray | None = None,
+) -> Tensor:
+    """What models say of instances that they did not learn, [repeats, N, outputs].
+
+    Arguments:
+        recipe: Of the models.
+        data: The inputs and targets of the training part.
+        repeats: How often all are asked about, with other folds.
+        seed: Decides the folds and the models.
+        progress: Whether to show a progress bar.
+        left: Which instances are learnt at all, bool [N]; by default all are.
+    """
     x, y = data
-    rng = np.random.default_rng(mix_seeds(seed, 6))
-    folds = [np.array_split(rng.permutation(len(y)), _FOLDS) for _ in range(repeats)]
-    everyone = np.arange(len(y))
+    folds = cross_fit_folds(len(y), repeats, seed)
+    learnt = np.arange(len(y)) if left is None else np.flatnonzero(left)
     specs = [
-        ModelSpec(mix_seeds(seed, 6, k, f), np.setdiff1d(everyone, fold), recipe.rate)
+        ModelSpec(mix_seeds(seed, 6, k, f), np.setdiff1d(learnt, fold), recipe.rate)
         for k, cut in enumerate(folds)
         for f, fold in enumerate(cut)
     ]
@@ -203,95 +218,10 @@ def cross_fit(recipe: Recipe, data: Pair, *, repeats: int, seed: int, progress: 
     return outputs
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
-def instance_table(
-    scored: InstanceScores,
-    labels: np.ndarray,
-    names: list[str],
-    classes: list[str],
-    scale: tuple[float, float],
-    outliers: np.ndarray,
-) -> Frame:
-    """One row per training instance, with the columns that `Project.instances` describes.
-
-    Arguments:
-        scored: What the runs and the cross-fitted models say.
-        labels: As they were read, [N].
-        names: Where each instance comes from.
-        classes: The names of the classes; none for a regression.
-        scale: The mean and the deviation of a regression's labels.
-        outliers: See `outlier_ranks`, [N].
-    """
-    pandas = import_pandas()
-    by_run, loss = scored.by_run, scored.held_out.mean(0)
-    opinions = (
-        _class_opinions(scored, labels, classes)
-        if classes
-        else _number_opinions(scored, loss, scale)
-    )
-    suspects = np.flatnonzero(opinions.suspect)
-    mislabel_rank = np.full(len(labels), -1)
-    mislabel_rank[suspects] = rank(-loss[suspects])
-    columns = {
-        "source": names,
-        "label": [str(label) if classes else f"{label:.6g}" for label in labels],
-        "score": scored.scores,
-        "spread": by_run.std(0),
-        "harmful_in": (by_run < 0).sum(0),
-        "harm_rank": rank(scored.scores),
-        "loss": loss,
-        "training_loss": scored.losses.mean(0),
-        "mislabel_rank": mislabel_rank,
-        "prediction": opinions.prediction,
-        "probability": opinions.probability,
-        "label_probability": opinions.label_probability,
-        "agreement": opinions.agreement,
-        "outlier": outliers,
-        "verified": np.nan,
-    }
-    return pandas.DataFrame(columns, index=pandas.RangeIndex(len(labels), name="id"))
-
-
-@dataclass(frozen=True)
-class _Opinions:
-    """What models that did not learn them think of N instances, [N] each."""
-
-    prediction: np.ndarray  # in words
-    probability: np.ndarray  # of the prediction; nan for a regression
-    label_probability: np.ndarray
-    agreement: np.ndarray  # between the models: 1 if they all say the same
-    suspect: np.ndarray  # whether the label may be wrong
-
-
-def _class_opinions(scored: InstanceScores, labels: np.ndarray, classes: list[str]) -> _Opinions:
-    chances = torch.softmax(torch.from_numpy(scored.outputs), -1).numpy()
-    mean = chances.mean(0)
-    predicted = mean.argmax(1)
-    given = np.array([classes.index(label) for label in labels])
-    rows = np.arange(len(labels))
-    return _Opinions(
-        prediction=np.array(classes, dtype=object)[predicted],
-        probability=mean[rows, predicted],
-        label_probability=mean[rows, given],
-        agreement=(chances.argmax(-1) == predicted).mean(0),
-        suspect=predicted != given,
-    )
-
-
-def _number_opinions(
-    scored: InstanceScores, loss: np.ndarray, scale: tuple[float, float]
-) -> _Opinions:
-    values = scored.outputs[..., 0] * scale[1] + scale[0]
-    nothing = np.full(len(loss), np.nan)
-    return _Opinions(
-        prediction=np.array([f"{value:.6g}" for value in values.mean(0)], dtype=object),
-        probability=nothing,
-        label_probability=nothing,
-        agreement=np.exp(-values.std(0) / max(scale[1], 1e-12)),
-        suspect=loss > loss.mean() + 2 * loss.std(),
-    )
+def cross_fit_folds(count: int, repeats: int, seed: int) -> list[list[np.ndarray]]:
+    """The ids of four folds of `count` instances, `repeats` times."""
+    rng = np.random.default_rng(mix_seeds(seed, 6))
+    return [np.array_split(rng.permutation(count), _FOLDS) for _ in range(repeats)]
 
 
 def rank(values: np.ndarray) -> np.ndarray:

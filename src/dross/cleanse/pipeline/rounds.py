@@ -16,16 +16,12 @@ from ..confidence.suggestions import suggestion_confidence
 from ..inputs.source import Frame, import_pandas
 from ..learning.reasons import find_reasons
 from ..learning.recipe import Pair, Recipe
-from ..learning.score import (
-    InstanceScores,
-    RetrainingCheck,
-    instance_table,
-    outlier_ranks,
-    score,
-    verify,
-)
+from ..learning.score import InstanceScores, RetrainingCheck, outlier_ranks, score, verify
+from ..opinions.ask import ask_models
+from ..opinions.beliefs import Beliefs
+from ..opinions.table import instance_table
 from ..plans.actions import KEEP, RELABEL, REMOVE
-from ..plans.candidates import Beliefs, Plan
+from ..plans.candidates import Plan
 from ..plans.compete import Competition, compete
 from ..project_files import delete_written, read_intact, write_sealed
 from .job import Job
@@ -127,9 +123,12 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
     """active: the ids that are left; y: their labels, as earlier rounds left them."""
     data = (job.prepared.x["train"][active], y)
     recipe, runs, scored = _score(job, recipe, data, number)
+    seed = job.request.seed + number - 1
+    beliefs = ask_models(recipe, data, scored.outputs, seed=seed, progress=job.progress)
     part, source = job.prepared.part("train"), job.prepared.source
     found = instance_table(
         scored,
+        beliefs,
         part.labels[active],
         [part.names[id] for id in active],
         source.classes,
@@ -137,7 +136,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
         outlier_ranks(runs[0]),
     )
     checked = _verify(job, runs[0], scored)
-    competition = _find_plan(job, recipe, data, scored, number)
+    competition = _find_plan(job, recipe, data, scored, beliefs, number)
     found.loc[checked.verification.instances, "verified"] = checked.verification.actual
     found.index = active
     found = found.assign(round=number, action=KEEP)
@@ -145,8 +144,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
     if chosen is not None:
         plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
         found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
-    predicted = Beliefs.of(recipe, scored.outputs, y).predicted
-    rest = (scored.scale, found, plan, predicted, compare_halves(scored.by_run))
+    rest = (scored.scale, found, plan, beliefs.predicted, compare_halves(scored.by_run))
     return _Round(recipe, runs[0], checked, competition, *rest)
 
 
@@ -195,7 +193,12 @@ def _verify(job: Job, run: Run, scored: InstanceScores) -> RetrainingCheck:
 
 
 def _find_plan(
-    job: Job, recipe: Recipe, data: Pair, scored: InstanceScores, number: int
+    job: Job,
+    recipe: Recipe,
+    data: Pair,
+    scored: InstanceScores,
+    beliefs: Beliefs,
+    number: int,
 ) -> Competition:
     """Let plans compete, or read what an earlier attempt found."""
     saved = job.folder / f"plans-{number}.json"
@@ -207,6 +210,7 @@ def _find_plan(
         data,
         job.prepared.pair("validation"),
         scored,
+        beliefs,
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )
@@ -223,11 +227,11 @@ def _merge_rounds(tables: list[Frame]) -> Frame:
     removed_later = merged.index[later & (merged["action"] == REMOVE)]
     merged = merged[~later].sort_index(kind="stable")
     merged.loc[removed_later, "action"] = REMOVE
-    suspects = merged[merged["mislabel_rank"] >= 0]
-    suspects = suspects.sort_values("loss", ascending=False, kind="stable").index
-    merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
-    order = merged.sort_values(["round", "score"], kind="stable")
     if len(tables) > 1:  # those of the last round come after those that earlier rounds acted on
+        suspects = merged[merged["mislabel_rank"] >= 0]
+        suspects = suspects.sort_values(["wrong", "loss"], ascending=False, kind="stable").index
+        merged.loc[suspects, "mislabel_rank"] = np.arange(len(suspects))
+        order = merged.sort_values(["round", "score"], kind="stable")
         merged.loc[order.index, "harm_rank"] = np.arange(len(order))
     merged.index.name = "id"
     return merged

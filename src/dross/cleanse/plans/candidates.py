@@ -1,21 +1,21 @@
 """The plans that compete: lists of what to remove and what to relabel.
 
 Two questions rank the training instances: what is harmful (the scores), and what is mislabelled
-(the loss under models that did not learn the instance). Neither list is the better one on all data,
-and what is high in both is right more often than either.
+(the chance that the label is wrong, by models that did not learn the instance). Neither list is the
+better one on all data. How many labels are wrong is estimated, too: the plan that is tried first
+touches those that are more likely wrong than right.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..learning.recipe import Recipe
-from ..learning.score import rank, robust_deviation
+from ..learning.score import rank
+from ..opinions.beliefs import LIKELY, Beliefs
 
 # What each kind of plan does, in words that follow "Recommended:".
 KINDS = {
+    "likely-wrong": "relabel {relabelled} and remove {removed} whose labels are likely wrong",
     "harmful": "remove the {removed} most harmful",
     "mislabelled": "remove the {removed} most probably mislabelled",
     "both": "remove the {removed} that are both harmful and probably mislabelled",
@@ -26,8 +26,7 @@ KINDS = {
 }
 KINDS_BY_SCORES = ("harmful", "both", "harmful-suspects", "relabel-or-remove")
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
-_SURE = 0.8  # the probability of the prediction, from which on an instance is relabelled
-_FAR_OFF = 3.0  # robust deviations, from which on a number may be wrong
+_LIMITS = (0.3, 0.7)  # of the chance to be wrong: as many as are above are a size to try
 
 
 @dataclass(frozen=True)
@@ -54,76 +53,6 @@ class Plan:
         return KINDS[self.kind].format(**counts)
 
 
-@dataclass(frozen=True)
-class Beliefs:
-    """What models that did not learn them think of N training instances."""
-
-    loss: np.ndarray  # [N]: the higher, the likelier the label is wrong
-    suspect: np.ndarray  # bool [N]: they would label it otherwise
-    sure: np.ndarray  # bool [N]: and are sure of their own label
-    predicted: Tensor  # the labels that they would give, as a model learns them
-    confused: np.ndarray  # bool [N]: see `find_confused`; the suspects, where labels are numbers
-
-    @staticmethod
-    def of(recipe: Recipe, outputs: np.ndarray, y: Tensor) -> "Beliefs":
-        """Read them from what several models say.
-
-        Arguments:
-            recipe: Of the models.
-            outputs: [models, N, outputs].
-            y: The labels, int64 [N], or float32 [N, 1] for numbers.
-        """
-        said = torch.from_numpy(outputs)
-        if recipe.loss != "cross_entropy":
-            predicted = said.mean(0)
-            loss = (predicted - y).abs()[:, 0].double().numpy()
-            far = loss > _FAR_OFF * robust_deviation(loss)
-            return Beliefs(loss, far, far, predicted.to(y.dtype), far)
-        chances = torch.softmax(said, -1).mean(0)
-        own = chances.gather(1, y[:, None])[:, 0].double().numpy()
-        best = chances.max(1)
-        suspect = (best.indices != y).numpy()
-        sure = suspect & (best.values > _SURE).numpy()
-        confused = find_confused(chances.double().numpy(), y.numpy())
-        return Beliefs(-own, suspect, sure, best.indices, confused)
-
-
-def find_confused(chances: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Instances whose label was most likely taken for another: confident learning.
-
-    A model is confident that an instance is of class j if it gives j at least the chance that it
-    gives on average to what is labelled j. Counting labels against confident classes estimates how
-    often each class is labelled as each other one (Northcutt, Jiang and Chuang, 2021, the confident
-    joint). That many of every pair are taken, those first whose chances speak most clearly against
-    the label, and only where another class is the likeliest.
-
-    Arguments:
-        chances: Of models that did not learn the instances, [N, classes].
-        labels: int64 [N].
-
-    Returns:
-        bool [N].
-    """
-    classes = chances.shape[1]
-    counts = np.bincount(labels, minlength=classes)
-    usual = np.array(
-        [chances[labels == c, c].mean() if counts[c] else np.inf for c in range(classes)]
-    )
-    confident = chances >= usual
-    looks_like = np.where(confident, chances, -1.0).argmax(1)
-    joint, known = np.zeros((classes, classes)), confident.any(1)
-    np.add.at(joint, (labels[known], looks_like[known]), 1)
-    joint *= (counts / np.maximum(joint.sum(1), 1))[:, None]  # as many as have the label
-    confused = np.zeros(len(labels), dtype=bool)
-    for given, members in enumerate(np.flatnonzero(labels == c) for c in range(classes)):
-        for other in range(classes):
-            if other != given:
-                against = chances[members, other] - chances[members, given]
-                order = np.argsort(-against, kind="stable")
-                confused[members[order[: round(joint[given, other])]]] = True
-    return confused & (chances.argmax(1) != labels)
-
-
 def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Plan]:
     """Every plan of the given sizes, as far as there are as many instances to take.
 
@@ -132,16 +61,16 @@ def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Pla
         beliefs: What models that did not learn them think of the instances.
         sizes: How many instances a plan touches.
     """
-    harm_rank, loss_rank = rank(harm), rank(-beliefs.loss)
-    by_both = np.argsort(harm_rank + loss_rank, kind="stable")
-    by_harm, by_loss = np.argsort(harm_rank), np.argsort(loss_rank)
+    harm_rank, doubt_rank = rank(harm), rank(-beliefs.doubt)
+    by_both = np.argsort(harm_rank + doubt_rank, kind="stable")
+    by_harm, by_doubt = np.argsort(harm_rank), np.argsort(doubt_rank)
     suspects = lambda order: order[beliefs.suspect[order]]
     orders = {
         "harmful": by_harm,
-        "mislabelled": suspects(by_loss),
+        "mislabelled": suspects(by_doubt),
         "both": by_both,
         "harmful-suspects": suspects(by_harm),
-        "relabel": suspects(by_loss),
+        "relabel": suspects(by_doubt),
         "relabel-or-remove": suspects(by_both),
     }
     plans = [
@@ -150,22 +79,24 @@ def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Pla
         for size in sizes
         if size <= len(order)
     ]
-    confused = np.flatnonzero(beliefs.confused)
-    return [*plans, _make_plan("confused", confused, beliefs)] if len(confused) else plans
+    lists = {"likely-wrong": beliefs.wrong > LIKELY, "confused": beliefs.confused}
+    found = {kind: np.flatnonzero(chosen) for kind, chosen in lists.items()}
+    return plans + [_make_plan(kind, ids, beliefs) for kind, ids in found.items() if len(ids)]
 
 
 def plan_sizes(count: int, beliefs: Beliefs) -> list[int]:
-    """How many of `count` instances plans touch: shares, and the number of suspects."""
+    """How many of `count` instances plans touch: shares, and estimates of how many are wrong."""
     shares = {max(1, round(share * count)) for share in SHARES}
-    suspects = int(beliefs.suspect.sum())
-    return sorted(shares | ({suspects} if 0 < suspects <= SHARES[-1] * count else set()))
+    estimates = {int((beliefs.wrong > limit).sum()) for limit in _LIMITS}
+    estimates |= {round(beliefs.wrong.sum()), int(beliefs.suspect.sum())}
+    return sorted(shares | {size for size in estimates if 0 < size <= SHARES[-1] * count})
 
 
 def _make_plan(kind: str, ids: np.ndarray, beliefs: Beliefs) -> Plan:
     nothing = np.zeros(0, dtype=np.int64)
     if kind == "relabel":
         return Plan(kind, nothing, ids)
-    if kind == "relabel-or-remove":
+    if kind in ("relabel-or-remove", "likely-wrong"):
         sure = beliefs.sure[ids]
         return Plan(kind, ids[~sure], ids[sure])
     return Plan(kind, ids, nothing)

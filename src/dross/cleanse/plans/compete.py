@@ -13,10 +13,11 @@ more often; sharpened, both are sure already. The share of mistakes itself would
 either, and is coarser.
 
 All plans are tried with one seed, the better ones with more, the best with many: seldom can one
-seed tell the best from the second best, but it can tell both from the worst. What confident
-learning finds is tried to the end, and stands unless another plan is clearly better: on sets with
-noisy validation labels the best of many plans is often only the luckiest. "Do nothing" is a plan,
-too. It wins unless another is better by more than chance.
+seed tell the best from the second best, but it can tell both from the worst. The plan that touches
+what is likely wrong is tried to the end, and stands unless another is clearly better: on sets with
+noisy validation labels the best of many plans is often only the luckiest. Where no label is likely
+wrong, "do nothing" stands in its place. Either gives way to a plan that is better by more than the
+best of so many would be by chance.
 """
 
 from collections.abc import Sequence
@@ -31,13 +32,14 @@ from ...step.loss import bound_losses
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, validation_halves
 from ..learning.train_many import ModelSpec, TrainedModels, can_train_together, train_many
-from .candidates import KINDS_BY_SCORES, Beliefs, Plan, list_plans, plan_sizes
+from ..opinions.beliefs import Beliefs
+from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
 
 SHARPER = 3.0  # times the logits
-_SURE = 1.5  # standard errors, by which a plan must be better than nothing
-_CLEARLY = 1.0  # standard errors of the difference, by which it must be better than the usual one
+_CLEARLY = 2.0  # standard errors, by which a plan must be better than the usual one
 _ALIKE = 0.5  # standard errors of the difference
-_USUAL = "confused"
+_USUAL = "likely-wrong"
+_TRIED_TO_THE_END = (_USUAL, "confused")
 FOLDS = 4  # of the training part, one of which each seed leaves out
 _RELABELLING = ("relabel", "relabel-or-remove")
 
@@ -118,6 +120,7 @@ def compete(
     data: Pair,
     validation: Pair,
     scored: InstanceScores,
+    beliefs: Beliefs,
     *,
     seed: int,
     progress: bool,
@@ -128,11 +131,11 @@ def compete(
         recipe: The model to train.
         data: The inputs and targets of the training part.
         validation: Those of the validation part.
-        scored: The scores that rank the training instances, and what other models say of them.
+        scored: The scores that rank the training instances.
+        beliefs: What models that did not learn them think of their labels.
         seed: Must be the one that the scores were computed with: it decides the halves.
         progress: Whether to show a progress bar.
     """
-    beliefs = Beliefs.of(recipe, scored.outputs, data[1])
     sizes, stages = plan_sizes(len(data[1]), beliefs), SIDE_BY_SIDE
     if not can_train_together(recipe):
         sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
@@ -140,7 +143,7 @@ def compete(
     contest = _Contest(recipe, data, validation, beliefs, scored.scale, halves, seed, progress)
     everyone = entries = _list_entries(scored, beliefs, sizes)
     for stage in stages:
-        ranked = sorted(entries, key=lambda entry: (entry.plan.kind != _USUAL, entry.mean))
+        ranked = sorted(entries, key=_rank_entry)
         entries = ranked[: stage.plans]
         contest.try_entries(entries, stage.seeds)
     return contest.conclude(entries, [entry for entry in everyone if entry.changes])
@@ -167,6 +170,10 @@ class _Entry:
         trial = self.to_trial()
         about = {"kind": self.plan.kind, "size": self.plan.size}
         return about | {"change": trial.change, "error": trial.error, "seeds": trial.seeds}
+
+
+def _rank_entry(entry: _Entry) -> tuple[bool, float]:
+    return entry.plan.kind not in _TRIED_TO_THE_END, entry.mean
 
 
 def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) -> list[_Entry]:
@@ -203,9 +210,9 @@ def _by_instance(changes: np.ndarray) -> np.ndarray:
     return np.nanmean(changes[:, asked], axis=0)
 
 
-def _is_close(entry: _Entry, best: _Entry, errors: float) -> bool:
-    """Whether it is behind the best by no more than so many standard errors."""
-    behind = np.stack(entry.changes) - np.stack(best.changes)
+def _is_close(entry: _Entry | None, best: _Entry, errors: float) -> bool:
+    """Whether it is behind the best by no more than so many standard errors; None: do nothing."""
+    behind = (0.0 if entry is None else np.stack(entry.changes)) - np.stack(best.changes)
     return mean_change(behind) <= errors * standard_error(behind)
 
 
@@ -262,25 +269,27 @@ class _Contest:
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
         chosen = self._choose(finalists)
-        found, data = chosen.to_trial(), "data that had no part in the ranking"
-        if not found.change < -_SURE * found.error:
-            reason = (
-                f"none of {self.tried} plans lowered the error by more than chance would, on {data}"
-            )
+        data = "data that had no part in the ranking"
+        if chosen is None:
+            reason = f"none of {self.tried} plans is better than chance would make one, on {data}"
             return Competition(trials, figures, None, reason)
-        reason = (
-            f"of {self.tried} plans it did best, or about as well as the best: "
-            f"{100 * -found.change:.2f} % fewer mistakes (standard error {100 * found.error:.2f}) "
-            f"with {found.seeds} new seeds, on {data}"
+        found = chosen.to_trial()
+        measured = (
+            f"{abs(100 * found.change):.2f} % {'fewer' if found.change < 0 else 'more'} mistakes "
+            f"(standard error {100 * found.error:.2f}) with {found.seeds} new seeds, on {data}"
         )
+        if chosen.plan.kind == _USUAL:
+            reason = f"about {round(self.beliefs.wrong.sum()):,} labels are wrong; {measured}"
+        else:
+            reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
         return Competition(trials, figures, chosen.plan, reason)
 
-    def _choose(self, finalists: list[_Entry]) -> _Entry:
+    def _choose(self, finalists: list[_Entry]) -> _Entry | None:
         """The usual plan, unless another is clearly better; then the mildest of the best."""
         best = min(finalists, key=lambda entry: entry.mean)
-        usual = [entry for entry in finalists if entry.plan.kind == _USUAL]
-        if usual and _is_close(usual[0], best, _CLEARLY):
-            return usual[0]
+        usual = next((entry for entry in finalists if entry.plan.kind == _USUAL), None)
+        if _is_close(usual, best, _CLEARLY):
+            return usual if usual is None or not _is_close(None, usual, -1.0) else None
         alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
         return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
 
