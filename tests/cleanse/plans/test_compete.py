@@ -6,6 +6,7 @@ import torch
 
 from dross.cleanse.learning.recipe import Recipe
 from dross.cleanse.learning.score import InstanceScores, cross_fit
+from dross.cleanse.opinions.beliefs import Beliefs
 from dross.cleanse.plans import compete as competing
 from dross.cleanse.plans.compete import Competition, compete, standard_error
 
@@ -30,13 +31,19 @@ def scores_of(data, harm):
     return InstanceScores(halves, np.full(2, 0.5), held_out, outputs.numpy(), held_out)
 
 
+def compete_with(data, validation, harm):
+    scored = scores_of(data, harm)
+    beliefs = Beliefs.of(RECIPE, scored.outputs, data[1])
+    return compete(RECIPE, data, validation, scored, beliefs, seed=0, progress=False)
+
+
 @pytest.mark.parametrize("noisy_validation", [False, True])
 def test_wrong_labels_are_acted_on(noisy_validation):
     x, y, flipped = make_data(400, 0.35, 0)
     wrong = 0.35 if noisy_validation else 0.0
     validation = make_data(600, wrong, 1)[:2]
     harm = -1.0 * flipped + np.random.default_rng(2).normal(0, 0.3, len(y))
-    found = compete(RECIPE, (x, y), validation, scores_of((x, y), harm), seed=0, progress=False)
+    found = compete_with((x, y), validation, harm)
     assert found.recommended is not None, found.reason
     touched = np.concatenate([found.recommended.removed, found.recommended.relabelled])
     assert flipped[touched].mean() > 0.7
@@ -47,8 +54,8 @@ def test_nothing_is_recommended_where_nothing_is_wrong():
     x, y, _ = make_data(300, 0.0, 3, apart=3.5)
     harm = np.random.default_rng(4).normal(size=len(y))
     validation = make_data(300, 0.0, 5, apart=3.5)[:2]
-    found = compete(RECIPE, (x, y), validation, scores_of((x, y), harm), seed=0, progress=False)
-    assert found.recommended is None and "more than chance" in found.reason
+    found = compete_with((x, y), validation, harm)
+    assert found.recommended is None and "than chance" in found.reason
     assert len(found.tried) > 20 and found.finalists[0].seeds > 5
 
 
