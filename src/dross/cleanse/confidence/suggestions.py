@@ -4,8 +4,8 @@ It is the product of two chances, each estimated for the instance alone:
 
 harm    that the mean score over many more runs would still be below 0: Student's t of the mean
         and the spread over the R runs, with R - 1 degrees of freedom
-wrong   that the label is wrong: 1 - p(label) of models that did not learn the instance. Where it is
-        to be relabelled, p(prediction): the new label has to be right, too
+wrong   that the label is wrong, by models that did not learn the instance. Where it is to be
+        relabelled, p(prediction): the new label has to be right, too
 
 Where one of them is not known (one run; a number to predict), the other stands alone. An instance
 that hurts with a label that seems right has a low confidence: what it costs on one validation part
@@ -23,14 +23,16 @@ def suggestion_confidence(instances: Any, runs: int) -> np.ndarray:
     """The confidence of acting on each instance, [N]; nan where nothing is known.
 
     Arguments:
-        instances: The columns score, spread, probability, label_probability and action of
-            `Project.instances`.
+        instances: The columns score, spread, wrong, probability, label_probability and action of
+            `Project.instances`; earlier versions had no `wrong`, for which 1 - label_probability
+            stands.
         runs: How many runs the scores are averaged over.
     """
     column = lambda name: instances[name].to_numpy(dtype=float)
     harm = harm_chance(column("score"), column("spread"), runs)
     relabelled = (instances["action"] == RELABEL).to_numpy()
-    wrong = np.where(relabelled, column("probability"), 1 - column("label_probability"))
+    doubted = column("wrong") if "wrong" in instances else 1 - column("label_probability")
+    wrong = np.where(relabelled, column("probability"), doubted)
     return np.where(np.isnan(harm), wrong, harm * np.where(np.isnan(wrong), 1.0, wrong))
 
 
