@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_TREES = 200
+_TREES = 100
 _MOST_TREES_LEARN = 10_000  # instances; of more, each tree learns a sample
 _WIDEST_FOR_TREES = 4096  # features
 _LARGEST_FOR_LINEAR = 2e7  # instances x features: with more it takes too long
