@@ -136,16 +136,37 @@ def _mnist(name: str) -> DataSet:
     return _picture_set(name, np.asarray(found.train[0]), found.train[1], found.classes)
 
 
+_PHOTOGRAPHS = 5000
 _VEHICLES = ("airplane", "automobile", "ship", "truck")
 
 
 def _cifar10(name: str) -> DataSet:
+    """Photographs by the features that dross computes of them, as a table: once for all cases."""
     found = dross.datasets.load("cifar10")
     names = np.array(found.classes, dtype=object)
     chosen = np.isin(names[found.train[1]], _VEHICLES) == (name == "vehicles")
-    x = np.asarray(found.train[0])[chosen]
+    ids = np.flatnonzero(chosen)[:_PHOTOGRAPHS]
+    x, y = np.asarray(found.train[0])[ids], names[found.train[1][ids]]
     x = x if x.shape[-1] == 3 else x.transpose(0, 2, 3, 1)
-    return _picture_set(name, x, found.train[1][chosen], found.classes)
+    features = _keep_features(FOLDER / f"{name}-features.npy", x)
+    columns = [f"f{k}" for k in range(features.shape[1])]
+    return DataSet(name, "table", "classification", pd.DataFrame(features, columns=columns), y)
+
+
+def _keep_features(path: Path, pictures: np.ndarray) -> np.ndarray:
+    """Features of a pretrained model, [N, features]; read where they were computed before."""
+    if path.exists():
+        return np.load(path)
+    import torch
+    from PIL import Image
+
+    from dross.cleanse.features.backbones import PICTURE_BACKBONE, load_backbone
+
+    compute = load_backbone(PICTURE_BACKBONE, torch.device("cpu"))
+    parts = np.array_split(pictures, max(1, len(pictures) // 64))
+    features = [compute([Image.fromarray(picture) for picture in part]) for part in parts]
+    np.save(path, torch.cat(features).numpy())
+    return np.load(path)
 
 
 def _picture_set(name: str, x: np.ndarray, places: np.ndarray, classes: tuple) -> DataSet:
