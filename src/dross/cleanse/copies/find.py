@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from ...support.progress import progress_bar
 from ..inputs.prepared import PreparedData
@@ -149,6 +147,9 @@ def _near_pairs(
 
 def _make_groups(all: _Instances, keys: np.ndarray, natural: set[int], near: list[_Pair]) -> Copies:
     """Join pairs to groups, and leave out those without a training instance."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     firsts = np.unique(keys, return_index=True)[1]
     counts = np.where(np.isin(keys, list(natural)), 1, np.bincount(keys)[keys])
     nearest = np.where(counts > 1, 0.0, np.inf)
