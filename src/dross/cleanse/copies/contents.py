@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ...support.file_digests import digest_file
 from ..inputs.columns import Column
+from ..inputs.images import load_picture
 from ..inputs.numbers import parse_finite
 from ..inputs.prepared import PreparedData
 from ..inputs.source import Frame
@@ -46,9 +46,10 @@ def number_keys(keys: Iterable[str | bytes]) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-def digest_pictures(root: Path, paths: Sequence[str]) -> np.ndarray:
-    """int64 [N]: the same number for files with the same bytes."""
-    return number_keys(digest_file(root / path) for path in paths)
+def number_pictures(root: Path, paths: Sequence[str]) -> np.ndarray:
+    """int64 [N]: the same number for pictures with the same pixels, at their real size."""
+    pixels = (np.asarray(load_picture(root / path)) for path in paths)
+    return number_keys(f"{array.shape}".encode() + array.tobytes() for array in pixels)
 
 
 def has_many_words(texts: Iterable[object]) -> np.ndarray:

@@ -15,7 +15,7 @@ from ...support.progress import progress_bar
 from ..inputs.prepared import PreparedData
 from ..inputs.source import PARTS, Frame, Source, import_pandas
 from .chance import log_chance, natural_groups, rows_to_ask
-from .contents import Columns, as_columns, digest_pictures, has_many_words, number_keys, same_keys
+from .contents import Columns, as_columns, has_many_words, number_keys, number_pictures, same_keys
 from .found import Copies, no_copies
 from .neighbours import NEIGHBOURS, find_neighbours
 
@@ -201,7 +201,7 @@ def _order(
 
 
 def _number_same(data: PreparedData, content: Frame, keys: np.ndarray) -> np.ndarray:
-    """int64 [members]: a number that those share which are the same; pictures, by their files."""
+    """int64 [members]: a number that those share which are the same; pictures, pixel for pixel."""
     if data.root is None:
         return number_keys(map(str, keys))
-    return digest_pictures(data.root, content["path"].tolist())
+    return number_pictures(data.root, content["path"].tolist())

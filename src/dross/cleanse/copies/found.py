@@ -34,7 +34,7 @@ class Copies:
     first, then in the validation part, then those whose labels differ, then the others.
 
     group: its number; part: train, validation or test; id: its place in that part; source; label;
-    same: a number that those share which are the same, byte for byte or cell for cell; exact:
+    same: a number that those share which are the same, pixel for pixel or cell for cell; exact:
     whether there is such another one; distance: to the nearest of the group, as a share of what is
     usual between neighbours."""
     content: Frame
