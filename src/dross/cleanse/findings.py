@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from .confidence.agreement import warn_of_disagreement
+from .copies.words import describe_copies
 from .inputs.source import Frame
 from .plans.actions import REMOVE
 
@@ -58,14 +59,15 @@ def format_amount(value: float) -> str:
 
 
 def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
-    """Sentences on what is recommended, what is harmful, and what is probably mislabelled.
+    """Sentences on what is recommended, what is harmful, what is probably mislabelled, and what
+    is there twice, if anything is.
 
     Where the runs agree poorly, another one says so. Takes `Project.about` and `Project.instances`.
     """
     what, why = describe_recommendation(about, instances)
     found = [f"{what} {why}", _harmful(about, instances), _suspected(about, instances)]
-    disagreement = warn_of_disagreement(about)
-    return found if disagreement is None else [*found, disagreement]
+    more = [warn_of_disagreement(about), describe_copies(about)]
+    return [*found, *(sentence for sentence in more if sentence)]
 
 
 def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[str, str]:

@@ -4,6 +4,7 @@ project.json          what was read, how it was split and trained, what is sugge
 instances.parquet     one row per training instance: its label, its scores, what the models say
 content.parquet       what each training instance looks like: columns, text, or name of a picture
 validation.parquet    the same of the validation instances, with their labels
+copies.parquet        what is in the training part twice, or in another part as well
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 given/                the data themselves, where they were given from Python and not as a file
@@ -31,16 +32,18 @@ from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
 from ..support.file_digests import digest_bytes
 from .confidence.suggestions import suggestion_confidence
+from .copies.found import FILE as COPIES
+from .copies.found import Copies, no_copies, split_content
 from .decision_state import Decision
 from .decisions import Decisions
 from .findings import list_findings
-from .inputs.source import Frame, import_pandas
+from .inputs.source import PARTS, Frame, import_pandas
 from .plans.actions import KEEP, REMOVE
 from .plans.known import KnownPlan, read_plans, read_recommended
-from .project_files import ABOUT, BEGUN, MEND, read_json
+from .project_files import ABOUT, MEND, explain_missing, read_json
 
 FORMAT = 1
-DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", "why.json")
+DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", COPIES, "why.json")
 _ALWAYS_THERE = {
     "name": str,
     "kind": str,
@@ -92,7 +95,7 @@ class Project:
         """
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
-            raise TapeDamaged(_explain_missing(project.folder))
+            raise TapeDamaged(explain_missing(project.folder))
         about = project.about
         if not isinstance(about, dict) or about.get("made_by") != "dross":
             raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
@@ -205,6 +208,21 @@ class Project:
         return self._table("validation.parquet")
 
     @cached_property
+    def copies(self) -> Copies:
+        """Training instances that are there twice or in another part as well, the same or nearly.
+
+        Returns:
+            The copies in groups; see `Copies`. None in projects of earlier versions.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        path = self.folder / COPIES
+        if not path.exists() and COPIES not in self._digests:
+            return no_copies()
+        return split_content(self._table(COPIES), self.about["counts"], path)
+
+    @cached_property
     def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
         if not path.exists() and "why.json" not in self._digests:
@@ -240,14 +258,14 @@ class Project:
         """A small copy of an instance's picture.
 
         Arguments:
-            part: `train` or `validation`.
+            part: `train`, `validation` or `test`; of the test part only copies are kept.
             id: the place of the instance in that part.
 
         Returns:
             The bytes of a PNG file; None where there is no such picture.
         """
         path = self.folder / "pictures" / f"{part}-{id:06d}.png"
-        return path.read_bytes() if part in ("train", "validation") and path.is_file() else None
+        return path.read_bytes() if part in PARTS and path.is_file() else None
 
     @cached_property
     def decisions(self) -> Decisions:
@@ -370,14 +388,3 @@ def set_cleaned(copy: Callable[..., Any]) -> None:
 
 def _explain_lack(folder: Path, key: str) -> TapeDamaged:
     return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
-
-
-def _explain_missing(folder: Path) -> str:
-    if not folder.exists():
-        return f"There is no folder {folder}. Run dross clean first."
-    if (folder / BEGUN).exists():
-        return f"dross clean has not finished in {folder}. Give the same command again to go on."
-    return (
-        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
-        "Run dross clean first."
-    )

@@ -26,11 +26,11 @@ _WRITTEN = re.compile(
     "|".join(
         (
             r"(begun|project|why|search|judging|(curve|plans)-\d+)\.json",
-            r"(instances|content|validation|scores)\.parquet",
+            r"(instances|content|validation|copies|scores)\.parquet",
             r"scores\.csv",
             r"report\.html",
             r"given/(data|validation|test)\.(parquet|npy)",
-            r"pictures/(train|validation)-\d+\.png",
+            r"pictures/(train|validation|test)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
@@ -121,6 +121,18 @@ def _delete_empty_folders(folder: Path, under: str) -> None:
         if _FOLDERS.fullmatch(name):
             with suppress(OSError):  # somebody else's files are in it
                 Path(place).rmdir()
+
+
+def explain_missing(folder: Path) -> str:
+    """Why a folder has no project.json, and what to do."""
+    if not folder.exists():
+        return f"There is no folder {folder}. Run dross clean first."
+    if (folder / BEGUN).exists():
+        return f"dross clean has not finished in {folder}. Give the same command again to go on."
+    return (
+        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
+        "Run dross clean first."
+    )
 
 
 # --- their content ---

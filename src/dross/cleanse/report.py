@@ -13,6 +13,8 @@ import numpy as np
 from ..support import charts
 from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
+from .copies.shown import show_groups
+from .copies.words import describe_copies, describe_natural
 from .findings import describe_change, is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .plans.actions import KEEP
@@ -64,12 +66,21 @@ def write_report(project: Project) -> Path:
         harmful=_cards(project, ranked.head(_CARDS)),
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         mislabelled=_cards(project, suspects.head(_CARDS)),
+        copies=_describe_copies(project),
         per_class=_count_by_class(project),
         command=_command_line(about, project.folder),
         folder=str(project.folder),
     )
     write_bytes(path, page.encode())
     return path
+
+
+def _describe_copies(project: Project) -> dict[str, Any]:
+    """What the section on copies shows."""
+    copies, about = project.copies, project.about
+    groups = show_groups(copies, project.picture, classes=bool(about["classes"]))
+    said = {"findings": describe_copies(about), "natural": describe_natural(about)}
+    return said | {"groups": groups, "count": len(copies)}
 
 
 def _count_by_class(project: Project) -> list[dict[str, Any]]:

@@ -47,8 +47,9 @@ def clean(
     Reads the data, splits them into training, validation and test parts, trains several runs and
     records them, scores every training instance by how much it adds to the expected validation
     error, checks the scores by retraining, lets plans of what to remove and what to relabel
-    compete, recommends one, and writes a report. The input is never touched. A run that was stopped
-    goes on where it was: give the same command again.
+    compete, recommends one, looks for copies (also of test instances, which make verdicts too
+    good), and writes a report. The input is never touched. A run that was stopped goes on where it
+    was: give the same command again.
     """
     columns = dict(_read_column_kind(given) for given in column or [])
     is_function = model is not None and ":" in model

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..cleanse.copies.words import mark_copy
 from ..cleanse.decision_state import Decision
 from ..cleanse.findings import is_share
 from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..errors import BadInput
 
-TABS = ("plan", "harmful", "mislabelled", "all")
+TABS = ("plan", "harmful", "mislabelled", "copies", "all")
 MAX_LISTED = 100_000  # browsers cannot scroll much further
 _MAX_COLUMNS = 30
 _MAX_COLUMN_WIDTH = 26  # characters
@@ -108,6 +109,9 @@ class Listing:
             keep &= self._mislabel_rank >= 0
         if wanted.tab == "plan":
             keep &= self._in_plan
+        if wanted.tab == "copies":
+            copied = np.array(self.project.copies.ids(), dtype=int)
+            return copied[keep[copied]].tolist()
         orders = {"mislabelled": self._by_mislabel_rank, "plan": self._by_confidence}
         order = orders.get(wanted.tab, self._by_harm_rank)
         return order[keep[order]].tolist()
@@ -125,6 +129,7 @@ class Listing:
             "action": str(row["action"]),
             "confidence": finite_or_none(row["confidence"]),
             "harmful_in": int(row["harmful_in"]),
+            "copy": mark_copy(self.project.copies, id),
         } | self._short_content(id)
 
     def _short_content(self, id: int) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+from ..cleanse.copies.words import describe_group, name_likeness
 from ..cleanse.findings import describe_amount, describe_change, is_share, name_measure
 from ..cleanse.plans.actions import KEEP, RELABEL
 from ..errors import BadInput
 from .listing import Listing, finite_or_none, text_or_none
 
 _MAX_SUMMARY = 240  # characters
+_MAX_COPIES = 20
 _MAX_TEXT = 20_000  # characters
 
 
@@ -17,9 +19,14 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     project = listing.project
     if not 0 <= id < len(project.instances):
         raise BadInput(f"There is no training instance {id}; there are {len(project.instances)}.")
-    why = project.why(id)
+    why, sentences = project.why(id), reason_sentences(project.instances.loc[id], project.about)
+    copies, classes = project.copies, bool(project.classes)
+    if (group := copies.group_of(id)) is not None:
+        said = describe_group(copies, group, classes=classes)
+        sentences.insert(0, {"about": "Copies", "text": said})
     return listing.item(id) | {
-        "sentences": reason_sentences(project.instances.loc[id], project.about),
+        "sentences": sentences,
+        "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
         "content": _full_content(listing, id, why["unusual"]),
         "words": why["words"],
         "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
@@ -130,6 +137,22 @@ def _harmed_instance(
         "change": finite_or_none(change),
         "verified": bool(verified),
     }
+
+
+def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
+    """A copy of an instance, of any part: of a table, the cells that differ."""
+    known = {name: row[name] for name in ("id", "part", "source", "label")}
+    content, own = listing.project.copies.content.iloc[row["place"]], listing.project.content
+    if listing.layout == "table":
+        differing = [
+            name
+            for name in content.index.intersection(own.columns)
+            if text_or_none(content[name]) != text_or_none(own.at[id, name])
+        ]
+        content = content[differing]
+    brief = _brief(listing, content) or "Every cell is the same."
+    how = f"{row['part']} part, {name_likeness(row['is_same'])}"
+    return known | {"brief": "" if listing.layout == "images" else brief, "how": how}
 
 
 def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from ...errors import BadInput
 from ...execution.devices import choose_device
+from ..copies.find import find_copies
 from ..inputs.arrays.given_files import file_name, keep_files
 from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
@@ -208,8 +209,10 @@ def _clean(
         job, searched = find_recipe(job)
         outcome = run_rounds(job, searched.recipe)
         why = explain_suggestions(job, outcome)
+        copies = find_copies(job.prepared, device=job.device, progress=job.progress)
         seconds = time.monotonic() - started
-        return check_answer(write_project(job, searched, outcome, why, begun, seconds), begun)
+        written = write_project(job, searched, outcome, why, copies, begun, seconds)
+        return check_answer(written, begun)
 
 
 def _absolute(given: str | os.PathLike) -> str:

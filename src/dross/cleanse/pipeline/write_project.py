@@ -11,10 +11,12 @@ from ...support.atomic_files import sync_folder, write_bytes, write_json
 from ...support.file_digests import digest_file
 from ...support.png import encode_png
 from ...support.spreadsheets import disarm_cell
+from ..copies.found import FILE as COPIES
+from ..copies.found import Copies, join_content
 from ..findings import EXPECTED_ERROR
 from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
-from ..inputs.source import Frame
+from ..inputs.source import PARTS, Frame
 from ..learning.train_many import SearchResult
 from ..plans.actions import KEEP
 from ..project import DIGESTED, Project
@@ -29,23 +31,27 @@ def write_project(
     searched: SearchResult,
     outcome: Outcome,
     why: dict[str, Any],
+    found: tuple[Copies, dict[str, int]],
     begun: dict[str, Any],
     seconds: float,
 ) -> Project:
     """Fill the folder. project.json comes last, after the report: it says that the rest is whole.
 
-    why: the content of why.json; begun: that of begun.json; seconds: how long everything took.
+    why: the content of why.json; found: copies, and how many there are; begun: the content of
+    begun.json; seconds: how long everything took.
     """
-    folder = job.folder
+    folder, (copies, counts) = job.folder, found
     write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
-    _write_pictures(folder / "pictures", job.prepared, why)
+    write_bytes(folder / COPIES, join_content(copies).to_parquet())
+    _write_pictures(folder / "pictures", job.prepared, why, copies)
     write_json(folder / "why.json", why)
     scores = outcome.instances.reset_index()
     write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
     digests = {"digests": {name: digest_file(folder / name) for name in DIGESTED}}
-    about = begun | _describe_project(job, searched, outcome, seconds) | digests
+    about = begun | _describe_project(job, searched, outcome, seconds) | {"copies": counts}
+    about |= digests
     about = json.loads(json.dumps(about))  # as it is read later
     write_report(Project.describe(folder, about))
     write_sealed(folder / ABOUT, about)
@@ -121,12 +127,19 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
-def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -> None:
-    """Small copies of every training picture, and of validation pictures that reasons point at."""
+def _write_pictures(
+    folder: Path, prepared: PreparedData, why: dict[str, Any], copies: Copies
+) -> None:
+    """Small copies of every training picture, and of others that reasons and copies point at."""
     if prepared.root is None:
         return
     hurt = {entry[0] for reasons in why.values() for entry in reasons.get("hurts", [])}
-    wanted = {"train": range(len(prepared.parts["train"])), "validation": hurt}
+    same = {part: set(copies.ids(part)) for part in PARTS}
+    wanted = {
+        "train": range(len(prepared.parts["train"])),
+        "validation": hurt | same["validation"],
+        "test": same["test"],
+    }
     folder.mkdir(exist_ok=True)
     for part, ids in wanted.items():
         paths = prepared.part(part).content["path"].tolist()

@@ -42,13 +42,14 @@ export function tableHead() {
 const effectWord = (item) => signed(item.effect) + project.unit;
 const SURE = "how sure it is that acting on this one is right";
 const effect = (item) => h("span", { class: "effect", title: `estimated change of the ${project.measure} without it` }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
+const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
 const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);
 
 function chips(item) {
   return h("span", { class: "chips" },
-    h("span", { class: "chip", title: item.label }, h("span", { class: "what" }, "label "), data(item.label)),
+    h("span", { class: "chip", title: item.label }, copyMark(item), h("span", { class: "what" }, "label "), data(item.label)),
     h("span", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }, h("span", { class: "what" }, differs(item) ? "say ≠ " : "say = "), data(item.prediction), sure(item)));
 }
 
@@ -66,7 +67,7 @@ function row(item) {
   const cell = (children, name, extra = {}) => h("span", { role: "gridcell", "data-name": name, ...extra }, children);
   const lead = [
     h("span", { role: "gridcell", class: "decision" }),
-    cell(data(item.label), "label", { class: "chip", title: item.label }),
+    cell([copyMark(item), data(item.label)], "label", { class: "chip", title: item.label }),
     cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }),
     cell(effectWord(item), "effect", { class: "effect" }),
     cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),

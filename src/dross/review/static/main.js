@@ -21,6 +21,7 @@ const MEANINGS = {
   plan: "What the recommended plan changes, the least sure first: those are worth a look. Nothing is changed before it is taken over.",
   harmful: "By the estimate, the model would make fewer mistakes on the validation data without any one of these; the first does the most harm.",
   mislabelled: "Models that did not learn these find the given label improbable, which hints at a wrong label; it need not harm the model.",
+  copies: "These are in the training part twice, or in the test or validation part as well, the same or nearly the same (≡ is the number of the group). What is also in another part makes every verdict too good: remove it here, or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the one that does the most harm to the one that helps most.",
 };
 const MEANING_OF_VALUE = "Here the given value is far from what models predict that did not learn it, which hints at a wrong value; it need not harm the model.";

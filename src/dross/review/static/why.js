@@ -96,6 +96,7 @@ function build(why) {
   return [
     h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
     project.layout === "images" ? h("img", { class: "large-picture", src: picture("train", why.id), alt: `Picture ${why.source}, labelled ${why.label}` }) : null,
+    why.copies.length ? others("The same or nearly the same", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
     others("Validation instances it hurts most", why.hurts, hurt),
@@ -132,8 +133,12 @@ function hurtWords(change) {
   return factor < 2 ? `its label is ${amount(100 * (factor - 1))}\u00a0% ${more} likely` : `its label is ${amount(factor)} times ${more} likely`;
 }
 
-function similar(entry) {
-  return beside(entry, h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Look at it", h("span", { class: "unseen" }, " ", data(entry.source))));
+const lookAt = (entry) => h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Look at it", h("span", { class: "unseen" }, " ", data(entry.source)));
+const similar = (entry) => beside(entry, lookAt(entry));
+
+function copy(entry) {
+  const words = h("span", { class: "small" }, entry.how);
+  return entry.part === "train" ? beside(entry, [words, lookAt(entry)]) : beside(entry, words);
 }
 
 function beside(entry, extra) {
