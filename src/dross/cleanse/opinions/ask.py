@@ -37,26 +37,24 @@ def ask_models(
     classes = recipe.outputs if recipe.loss == "cross_entropy" else 0
     targets = y.cpu().numpy() if classes else y[:, 0].cpu().numpy()
     others = list_other_models(flat, classes=bool(classes))
-    rounds = _MOST_ROUNDS if can_train_together(recipe) else 2
-    left = np.ones(len(y), dtype=bool)
-    for number in range(rounds):
-        if number:
-            outputs = cross_fit(
-                recipe, data, repeats=1, seed=seed, progress=progress, left=left
-            ).numpy()
+    folds = cross_fit_folds(len(y), 1, seed)[0]
+    left, number = np.ones(len(y), dtype=bool), 1
+    while True:
         said = [mean_chances(outputs) if classes else outputs.mean(0)]
-        folds = cross_fit_folds(len(y), 1, seed)[0]
-        with progress_bar(f"asking other models, round {number + 1}", len(others)) as advance:
+        title = f"asking other models, round {number}"
+        with progress_bar(title, len(others), show=progress) as advance:
             for make in others:
                 said.append(_ask_one_kind(make, flat, targets, classes, left, folds, said[0]))
                 advance(1)
         mean = np.mean(said, axis=0)
         beliefs = Beliefs.of_chances(mean, y) if classes else Beliefs.of_numbers(mean[:, 0], y)
         right = beliefs.wrong <= LIKELY
-        if (right != left).mean() < _SETTLED or right.mean() < 1 - _MOST_WRONG:
-            break
-        left = right
-    return beliefs
+        settled = (right != left).mean() < _SETTLED or right.mean() < 1 - _MOST_WRONG
+        if settled or number == (_MOST_ROUNDS if can_train_together(recipe) else 2):
+            return beliefs
+        left, number = right, number + 1
+        again = cross_fit(recipe, data, repeats=1, seed=seed, progress=progress, left=left)
+        outputs = again.numpy()
 
 
 def _ask_one_kind(
