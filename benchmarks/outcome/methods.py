@@ -67,8 +67,8 @@ def use_cleanlab_network(case: Case) -> Found | None:
     from dross.cleanse.learning.score import cross_fit
 
     recipe, data = case.network
-    outputs = cross_fit(recipe, data, repeats=1, seed=case.seed, progress=False)[0]
-    return _issues(data[1].numpy(), torch.softmax(outputs, -1).numpy())
+    found = cross_fit(recipe, data, data[0][:1], repeats=1, seed=case.seed, progress=False)
+    return _issues(data[1].numpy(), torch.softmax(found.outputs[0], -1).numpy())
 
 
 def use_clean_learning(case: Case) -> Found | None:

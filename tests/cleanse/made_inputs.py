@@ -126,8 +126,8 @@ def made_model():
 def recommend_most_harmful(count: int):
     """`compete`, but the removal of the `count` most harmful wins."""
 
-    def competing(recipe, data, validation, scored, beliefs, **options):
-        found = compete(recipe, data, validation, scored, beliefs, **options)
+    def competing(recipe, data, validation, scored, answers, **options):
+        found = compete(recipe, data, validation, scored, answers, **options)
         first = np.argsort(scored.scores, kind="stable")[:count]
         plan = Plan("harmful", first, np.zeros(0, dtype=np.int64))
         return replace(found, finalists=[Trial(plan, -0.1, 0.01, 1)], recommended=plan)

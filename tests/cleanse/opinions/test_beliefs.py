@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from dross.cleanse.learning.recipe import Recipe
-from dross.cleanse.learning.score import cross_fit
+from dross.cleanse.learning.score import InstanceScores, cross_fit
 from dross.cleanse.opinions.ask import ask_models
 from dross.cleanse.opinions.beliefs import Beliefs, find_confused
 from dross.cleanse.opinions.other_models import list_other_models
@@ -57,8 +57,9 @@ def clusters(count: int, wrong: float, seed: int):
 def test_asking_again_finds_a_class_that_is_often_taken_for_another():
     x, y, truth, flipped = clusters(600, 0.3, 0)
     recipe = Recipe("linear", (5,), 3, rate=0.1, epochs=5, batch_size=16)
-    outputs = cross_fit(recipe, (x, y), repeats=1, seed=0, progress=False).numpy()
-    beliefs = ask_models(recipe, (x, y), outputs, seed=0, progress=False)
+    outputs = cross_fit(recipe, (x, y), x[:1], repeats=1, seed=0, progress=False).outputs.numpy()
+    validation = clusters(400, 0.2, 5)
+    beliefs, of_validation = ask(recipe, (x, y), validation[:2])
     once = Beliefs.of(recipe, outputs, y)
     found, before = (b.wrong > 0.5 for b in (beliefs, once))
     assert (found == flipped).mean() > 0.95 and (found == flipped).mean() >= (
@@ -66,6 +67,18 @@ def test_asking_again_finds_a_class_that_is_often_taken_for_another():
     ).mean()
     assert (beliefs.predicted[found & flipped] == truth[found & flipped]).float().mean() > 0.95
     assert np.isclose(beliefs.wrong.sum(), flipped.sum(), rtol=0.1)
+    assert ((of_validation.wrong > 0.5) == validation[3]).mean() > 0.95
+    right = ask(recipe, (x, y), (validation[0], validation[2]))[1]
+    assert right.wrong.mean() < 0.03  # labels that are right are not doubted
+
+
+def ask(recipe, data, validation):
+    asked = cross_fit(recipe, data, validation[0], repeats=1, seed=0, progress=False)
+    nothing = np.zeros((1, 2, len(data[1])))
+    said = (asked.outputs.numpy(), nothing[:, 0], asked.on_others.numpy())
+    scored = InstanceScores(nothing, np.full(2, 0.5), nothing[:, 0], *said)
+    answers = ask_models(recipe, data, validation, scored, seed=0, progress=False)
+    return answers.training, answers.validation
 
 
 def test_numbers_are_asked_about_too():
@@ -76,8 +89,8 @@ def test_numbers_are_asked_about_too():
     y[wrong] = rng.permutation(y)[wrong]
     recipe = Recipe("linear", (4,), 1, "squared_error", rate=0.03, epochs=10, batch_size=16)
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
-    outputs = cross_fit(recipe, data, repeats=1, seed=0, progress=False).numpy()
-    beliefs = ask_models(recipe, data, outputs, seed=0, progress=False)
+    beliefs, of_validation = ask(recipe, data, data)
+    assert np.isfinite(of_validation.wrong).all()
     assert wrong[beliefs.wrong > 0.5].mean() > 0.9 and abs(beliefs.wrong.sum() - wrong.sum()) < 15
 
 
@@ -99,5 +112,5 @@ def test_a_class_with_one_instance_is_no_trouble():
     y[:] = 0
     y[0] = 1
     recipe = Recipe("linear", (5,), 3, rate=0.1, epochs=2, batch_size=16)
-    outputs = cross_fit(recipe, (x, y), repeats=1, seed=0, progress=False).numpy()
-    assert np.isfinite(ask_models(recipe, (x, y), outputs, seed=0, progress=False).wrong).all()
+    beliefs, of_validation = ask(recipe, (x, y), (x, y))
+    assert np.isfinite(beliefs.wrong).all() and np.isfinite(of_validation.wrong).all()

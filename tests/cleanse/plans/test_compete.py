@@ -6,7 +6,7 @@ import torch
 
 from dross.cleanse.learning.recipe import Recipe
 from dross.cleanse.learning.score import InstanceScores, cross_fit
-from dross.cleanse.opinions.beliefs import Beliefs
+from dross.cleanse.opinions.ask import ask_models
 from dross.cleanse.plans import compete as competing
 from dross.cleanse.plans.compete import Competition, compete, standard_error
 
@@ -23,18 +23,21 @@ def make_data(count: int, wrong: float, seed: int, apart: float = 2.2):
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y), flipped
 
 
-def scores_of(data, harm):
+def scores_of(data, validation, harm):
     """Scores that rank as `harm` does, and real cross-fitted models."""
-    outputs = cross_fit(RECIPE, data, repeats=1, seed=0, progress=False)
+    asked = cross_fit(RECIPE, data, validation[0], repeats=1, seed=0, progress=False)
+    outputs = asked.outputs
     halves = np.stack([np.stack([harm, harm])])
     held_out = RECIPE.losses(outputs, data[1]).double().numpy()
-    return InstanceScores(halves, np.full(2, 0.5), held_out, outputs.numpy(), held_out)
+    others = asked.on_others.numpy()
+    rest = (held_out, outputs.numpy(), held_out, others)
+    return InstanceScores(halves, np.full(2, 0.5), *rest)
 
 
 def compete_with(data, validation, harm):
-    scored = scores_of(data, harm)
-    beliefs = Beliefs.of(RECIPE, scored.outputs, data[1])
-    return compete(RECIPE, data, validation, scored, beliefs, seed=0, progress=False)
+    scored = scores_of(data, validation, harm)
+    answers = ask_models(RECIPE, data, validation, scored, seed=0, progress=False)
+    return compete(RECIPE, data, validation, scored, answers, seed=0, progress=False)
 
 
 @pytest.mark.parametrize("noisy_validation", [False, True])

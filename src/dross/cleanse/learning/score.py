@@ -48,6 +48,7 @@ class InstanceScores:
     losses: np.ndarray  # [R, N] of the models that learnt the instance
     outputs: np.ndarray  # [repeats, N, outputs] of models that did not
     held_out: np.ndarray  # [repeats, N]: their losses
+    on_validation: np.ndarray  # [models, V, outputs]: what the same models say of validation
     scale: float = 1.0  # of the expected validation error that the scores are about
 
     @property
@@ -80,7 +81,8 @@ def score(
     Each run's scores are kept in `folder` as soon as they are known, and are not computed again.
     """
     repeats = min(runs, _MAX_REPEATS)
-    outputs = cross_fit(recipe, data, repeats=repeats, seed=seed, progress=progress)
+    asked = cross_fit(recipe, data, validation[0], repeats=repeats, seed=seed, progress=progress)
+    outputs = asked.outputs
     scale = error_scale(recipe, outputs, data[1])
     parts = validation_halves(validation, seed)
     query = expected_errors([(validation[0][part], validation[1][part]) for part in parts], scale)
@@ -102,6 +104,7 @@ def score(
         np.stack(losses),
         outputs.numpy(),
         recipe.losses(outputs, data[1]).double().numpy(),
+        asked.on_others.numpy(),
         scale,
     )
 
@@ -181,20 +184,30 @@ def _final_outputs(run: Run, x: Tensor) -> Tensor:
         return torch.cat(outputs).cpu()
 
 
+@dataclass(frozen=True)
+class CrossFit:
+    """What models say of instances that they did not learn."""
+
+    outputs: Tensor  # [repeats, N, outputs]: of training instances
+    on_others: Tensor  # [models, V, outputs]: of others, which none of the models learnt
+
+
 def cross_fit(
     recipe: Recipe,
     data: Pair,
+    others: Tensor,
     *,
     repeats: int,
     seed: int,
     progress: bool,
     left: np.ndarray | None = None,
-) -> Tensor:
-    """What models say of instances that they did not learn, [repeats, N, outputs].
+) -> CrossFit:
+    """Train models that each leave a fold out, and ask them about it.
 
     Arguments:
         recipe: Of the models.
         data: The inputs and targets of the training part.
+        others: Inputs of instances that all models are asked about, [V, ...].
         repeats: How often all are asked about, with other folds.
         seed: Decides the folds and the models.
         progress: Whether to show a progress bar.
@@ -215,7 +228,7 @@ def cross_fit(
     for k, cut in enumerate(folds):
         for f, fold in enumerate(cut):
             outputs[k, fold] = of_all[k, f, fold]
-    return outputs
+    return CrossFit(outputs, trained.outputs(others))
 
 
 def cross_fit_folds(count: int, repeats: int, seed: int) -> list[list[np.ndarray]]:

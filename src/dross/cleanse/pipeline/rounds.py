@@ -17,8 +17,7 @@ from ..inputs.source import Frame, import_pandas
 from ..learning.reasons import find_reasons
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, RetrainingCheck, outlier_ranks, score, verify
-from ..opinions.ask import ask_models
-from ..opinions.beliefs import Beliefs
+from ..opinions.ask import Answers, ask_models
 from ..opinions.table import instance_table
 from ..plans.actions import KEEP, RELABEL, REMOVE
 from ..plans.candidates import Plan
@@ -123,12 +122,12 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
     """active: the ids that are left; y: their labels, as earlier rounds left them."""
     data = (job.prepared.x["train"][active], y)
     recipe, runs, scored = _score(job, recipe, data, number)
-    seed = job.request.seed + number - 1
-    beliefs = ask_models(recipe, data, scored.outputs, seed=seed, progress=job.progress)
+    validation, seed = job.prepared.pair("validation"), job.request.seed + number - 1
+    answers = ask_models(recipe, data, validation, scored, seed=seed, progress=job.progress)
     part, source = job.prepared.part("train"), job.prepared.source
     found = instance_table(
         scored,
-        beliefs,
+        answers.training,
         part.labels[active],
         [part.names[id] for id in active],
         source.classes,
@@ -136,7 +135,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
         outlier_ranks(runs[0]),
     )
     checked = _verify(job, runs[0], scored)
-    competition = _find_plan(job, recipe, data, scored, beliefs, number)
+    competition = _find_plan(job, recipe, data, scored, answers, number)
     found.loc[checked.verification.instances, "verified"] = checked.verification.actual
     found.index = active
     found = found.assign(round=number, action=KEEP)
@@ -144,7 +143,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
     if chosen is not None:
         plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
         found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
-    rest = (scored.scale, found, plan, beliefs.predicted, compare_halves(scored.by_run))
+    rest = (scored.scale, found, plan, answers.training.predicted, compare_halves(scored.by_run))
     return _Round(recipe, runs[0], checked, competition, *rest)
 
 
@@ -197,7 +196,7 @@ def _find_plan(
     recipe: Recipe,
     data: Pair,
     scored: InstanceScores,
-    beliefs: Beliefs,
+    answers: Answers,
     number: int,
 ) -> Competition:
     """Let plans compete, or read what an earlier attempt found."""
@@ -210,7 +209,7 @@ def _find_plan(
         data,
         job.prepared.pair("validation"),
         scored,
-        beliefs,
+        answers,
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )

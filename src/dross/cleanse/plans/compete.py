@@ -15,9 +15,9 @@ either, and is coarser.
 All plans are tried with one seed, the better ones with more, the best with many: seldom can one
 seed tell the best from the second best, but it can tell both from the worst. The plan that touches
 what is likely wrong is tried to the end, and stands unless another is clearly better: on sets with
-noisy validation labels the best of many plans is often only the luckiest. Where no label is likely
-wrong, "do nothing" stands in its place. Either gives way to a plan that is better by more than the
-best of so many would be by chance.
+noisy validation labels the best of many plans is often only the luckiest, and where validation
+labels seem right it more often is the best. Where no label is likely wrong, "do nothing" stands in
+its place, and gives way only to a plan that is better by more than chance.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,15 @@ from ...step.loss import bound_losses
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, validation_halves
 from ..learning.train_many import ModelSpec, TrainedModels, can_train_together, train_many
+from ..opinions.ask import Answers
 from ..opinions.beliefs import Beliefs
 from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
 
 SHARPER = 3.0  # times the logits
-_CLEARLY = 2.0  # standard errors, by which a plan must be better than the usual one
+_CLEARLY = 2.0  # standard errors, by which a plan must be better than the usual one ...
+_CLEARLY_IF_TRUSTED = 0.5  # ... and where the validation labels seem right
+_FEW_WRONG = 0.03  # of the validation labels, ...
+_FEWER_THAN = 0.25  # ... or of the share of wrong training labels: then they seem right
 _ALIKE = 0.5  # standard errors of the difference
 _USUAL = "likely-wrong"
 _TRIED_TO_THE_END = (_USUAL, "confused")
@@ -120,7 +124,7 @@ def compete(
     data: Pair,
     validation: Pair,
     scored: InstanceScores,
-    beliefs: Beliefs,
+    answers: Answers,
     *,
     seed: int,
     progress: bool,
@@ -132,21 +136,31 @@ def compete(
         data: The inputs and targets of the training part.
         validation: Those of the validation part.
         scored: The scores that rank the training instances.
-        beliefs: What models that did not learn them think of their labels.
+        answers: What models that did not learn them think of training and validation labels.
         seed: Must be the one that the scores were computed with: it decides the halves.
         progress: Whether to show a progress bar.
     """
+    beliefs, clearly = answers.training, _clear_difference(answers)
     sizes, stages = plan_sizes(len(data[1]), beliefs), SIDE_BY_SIDE
     if not can_train_together(recipe):
         sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
     halves = validation_halves(validation, seed)
-    contest = _Contest(recipe, data, validation, beliefs, scored.scale, halves, seed, progress)
+    contest = _Contest(
+        recipe, data, validation, beliefs, scored.scale, halves, clearly, seed, progress
+    )
     everyone = entries = _list_entries(scored, beliefs, sizes)
     for stage in stages:
         ranked = sorted(entries, key=_rank_entry)
         entries = ranked[: stage.plans]
         contest.try_entries(entries, stage.seeds)
     return contest.conclude(entries, [entry for entry in everyone if entry.changes])
+
+
+def _clear_difference(answers: Answers) -> float:
+    """By how many standard errors a plan must be better than the usual one."""
+    wrong, of_training = (b.wrong.mean() for b in (answers.validation, answers.training))
+    seem_right = wrong < max(_FEW_WRONG, _FEWER_THAN * of_training)
+    return _CLEARLY_IF_TRUSTED if seem_right else _CLEARLY
 
 
 @dataclass
@@ -227,11 +241,13 @@ class _Contest:
         beliefs: Beliefs,
         scale: float,
         halves: Sequence[np.ndarray],
+        clearly: float,
         seed: int,
         progress: bool,
     ):
         self.recipe, self.data, self.validation, self.beliefs = recipe, data, validation, beliefs
-        self.scale, self.halves, self.seed, self.progress = scale, halves, seed, progress
+        self.scale, self.halves, self.clearly = scale, halves, clearly
+        self.seed, self.progress = seed, progress
         self.tried, self.seeds = 0, 0
 
     def try_entries(self, entries: list[_Entry], seeds: int) -> None:
@@ -288,7 +304,7 @@ class _Contest:
         """The usual plan, unless another is clearly better; then the mildest of the best."""
         best = min(finalists, key=lambda entry: entry.mean)
         usual = next((entry for entry in finalists if entry.plan.kind == _USUAL), None)
-        if _is_close(usual, best, _CLEARLY):
+        if _is_close(usual, best, self.clearly if usual else _CLEARLY):
             return usual if usual is None or not _is_close(None, usual, -1.0) else None
         alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
         return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
