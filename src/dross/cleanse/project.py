@@ -4,6 +4,7 @@ project.json          what was read, how it was split and trained, what is sugge
 instances.parquet     one row per training instance: its label, its scores, what the models say
 content.parquet       what each training instance looks like: columns, text, or name of a picture
 validation.parquet    the same of the validation instances, with their labels
+doubts.parquet        what models say of the validation labels, and which of them they doubt
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 given/                the data themselves, where they were given from Python and not as a file
@@ -13,6 +14,7 @@ verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
 report.html, scores.parquet, scores.csv
 
+checked.json          the validation labels that a person had checked when it was scored
 begun.json            what dross clean was asked for; without project.json it has not finished
 dross.lock            while dross clean works: its process and host
 
@@ -31,16 +33,18 @@ from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
 from ..support.file_digests import digest_bytes
 from .confidence.suggestions import suggestion_confidence
-from .decision_state import Decision
+from .decision_state import TRAIN, Decision
 from .decisions import Decisions
+from .doubts.labels import list_doubted, no_doubts
 from .findings import list_findings
 from .inputs.source import Frame, import_pandas
 from .plans.actions import KEEP, REMOVE
 from .plans.known import KnownPlan, read_plans, read_recommended
-from .project_files import ABOUT, BEGUN, MEND, read_json
+from .project_files import ABOUT, MEND, explain_missing, read_json
 
 FORMAT = 1
-DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", "why.json")
+DOUBTS = "doubts.parquet"
+DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", DOUBTS, "why.json")
 _ALWAYS_THERE = {
     "name": str,
     "kind": str,
@@ -92,7 +96,7 @@ class Project:
         """
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
-            raise TapeDamaged(_explain_missing(project.folder))
+            raise TapeDamaged(explain_missing(project.folder))
         about = project.about
         if not isinstance(about, dict) or about.get("made_by") != "dross":
             raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
@@ -205,6 +209,28 @@ class Project:
         return self._table("validation.parquet")
 
     @cached_property
+    def doubted_validation(self) -> Frame:
+        """Validation labels to check first: those that models which have not learnt them doubt.
+
+        Returns:
+            A pandas.DataFrame, indexed by place in the validation part, in the order of how much
+            the recommendation hangs on each. Columns: source, label, wrong (the chance that it is),
+            prediction, probability, label_probability, checked, rank, and change: what the
+            recommended plan does to the models' error on it; below 0 the label speaks for the plan.
+            No rows with `trusted_validation=True`, and in projects of earlier versions.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return list_doubted(self.validation_labels)
+
+    @cached_property
+    def validation_labels(self) -> Frame:
+        """The same of all validation instances, in their order; `rank` is -1 of the others."""
+        known = DOUBTS in self._digests or (self.folder / DOUBTS).exists()
+        return self._table(DOUBTS) if known else no_doubts()
+
+    @cached_property
     def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
         if not path.exists() and "why.json" not in self._digests:
@@ -260,13 +286,13 @@ class Project:
         """
         return Decisions(self.folder / "decisions.sqlite")
 
-    def current_decisions(self) -> dict[int, Decision]:
-        """What is decided now: {id: (action, label)}. A folder without decisions gets no file.
+    def current_decisions(self, part: str = TRAIN) -> dict[int, Decision]:
+        """What is decided now of a part: {id: (action, label)}. No file is made for it.
 
         Raises as `decisions`.
         """
         is_new = not (self.folder / "decisions.sqlite").exists()
-        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current()
+        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current(part)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Every verdict of `dross judge` so far.
@@ -370,14 +396,3 @@ def set_cleaned(copy: Callable[..., Any]) -> None:
 
 def _explain_lack(folder: Path, key: str) -> TapeDamaged:
     return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
-
-
-def _explain_missing(folder: Path) -> str:
-    if not folder.exists():
-        return f"There is no folder {folder}. Run dross clean first."
-    if (folder / BEGUN).exists():
-        return f"dross clean has not finished in {folder}. Give the same command again to go on."
-    return (
-        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
-        "Run dross clean first."
-    )

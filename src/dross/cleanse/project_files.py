@@ -25,8 +25,8 @@ _TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)
 _WRITTEN = re.compile(
     "|".join(
         (
-            r"(begun|project|why|search|judging|(curve|plans)-\d+)\.json",
-            r"(instances|content|validation|scores)\.parquet",
+            r"(begun|project|why|search|judging|checked|(curve|plans)-\d+)\.json",
+            r"(instances|content|validation|doubts|scores)\.parquet",
             r"scores\.csv",
             r"report\.html",
             r"given/(data|validation|test)\.(parquet|npy)",
@@ -72,6 +72,20 @@ def delete_written(folder: Path, under: str = "") -> None:
     except OSError as error:
         raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
     _delete_empty_folders(folder, under)
+
+
+def delete_named(folder: Path, names: re.Pattern[str]) -> None:
+    """Delete files of a project's folder whose names match; nothing is followed through a link.
+
+    Raises:
+        StorageFailed: something cannot be deleted.
+    """
+    try:
+        for name in list(_walk(folder, "")):
+            if names.fullmatch(name):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
 
 
 def delete_stale_files(folder: Path) -> None:
@@ -153,3 +167,15 @@ def read_intact(path: Path) -> Any:
         return read_json(path) if path.exists() else None
     except (TapeDamaged, StorageFailed):
         return None
+
+
+def explain_missing(folder: Path) -> str:
+    """Why a folder holds no finished project, and what to do."""
+    if not folder.exists():
+        return f"There is no folder {folder}. Run dross clean first."
+    if (folder / BEGUN).exists():
+        return f"dross clean has not finished in {folder}. Give the same command again to go on."
+    return (
+        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
+        "Run dross clean first."
+    )

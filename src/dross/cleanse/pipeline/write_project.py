@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,23 +30,28 @@ def write_project(
     searched: SearchResult,
     outcome: Outcome,
     why: dict[str, Any],
+    labels: Frame,
     begun: dict[str, Any],
     seconds: float,
 ) -> Project:
     """Fill the folder. project.json comes last, after the report: it says that the rest is whole.
 
-    why: the content of why.json; begun: that of begun.json; seconds: how long everything took.
+    why: the content of why.json; labels: that of doubts.parquet; begun: that of begun.json;
+    seconds: how long everything took.
     """
     folder = job.folder
     write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
-    _write_pictures(folder / "pictures", job.prepared, why)
+    shown = labels.index[(labels["rank"] >= 0) | (labels["checked"] != "")]
+    _write_pictures(folder / "pictures", job.prepared, why, shown)
+    write_bytes(folder / "doubts.parquet", labels.to_parquet())
     write_json(folder / "why.json", why)
     scores = outcome.instances.reset_index()
     write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
     digests = {"digests": {name: digest_file(folder / name) for name in DIGESTED}}
     about = begun | _describe_project(job, searched, outcome, seconds) | digests
+    about["validation_labels"] = _describe_labels(job, labels)
     about = json.loads(json.dumps(about))  # as it is read later
     write_report(Project.describe(folder, about))
     write_sealed(folder / ABOUT, about)
@@ -102,9 +108,16 @@ def _describe_project(
     }
 
 
+def _describe_labels(job: Job, labels: Frame) -> dict[str, Any]:
+    doubted, checked = (labels["rank"] >= 0).sum(), (labels["checked"] != "").sum()
+    counts = {"count": len(labels), "doubted": int(doubted), "checked": int(checked)}
+    return counts | {"trusted": job.options.trusted_validation}
+
+
 def _describe_plans(outcome: Outcome) -> dict[str, Any]:
     """The plans of the last round, in ids of the whole training part."""
     described = outcome.competition.to_json()
+    del described["on_validation"]  # doubts.parquet has it
     for plan in described["finalists"]:
         for key in ("removed", "relabelled"):
             plan[key] = outcome.active[plan[key]].tolist()
@@ -121,12 +134,14 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
-def _write_pictures(folder: Path, prepared: PreparedData, why: dict[str, Any]) -> None:
-    """Small copies of every training picture, and of validation pictures that reasons point at."""
+def _write_pictures(
+    folder: Path, prepared: PreparedData, why: dict[str, Any], others: Iterable[int]
+) -> None:
+    """Small copies of every training picture, and of validation pictures that lists point at."""
     if prepared.root is None:
         return
     hurt = {entry[0] for reasons in why.values() for entry in reasons.get("hurts", [])}
-    wanted = {"train": range(len(prepared.parts["train"])), "validation": hurt}
+    wanted = {"train": range(len(prepared.parts["train"])), "validation": hurt | set(others)}
     folder.mkdir(exist_ok=True)
     for part, ids in wanted.items():
         paths = prepared.part(part).content["path"].tolist()
