@@ -20,7 +20,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     why = project.why(id)
     return listing.item(id) | {
         "sentences": reason_sentences(project.instances.loc[id], project.about),
-        "content": _full_content(listing, id, why["unusual"]),
+        "content": full_content(listing, project.content.loc[id], why["unusual"]),
         "words": why["words"],
         "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
         "similar": [_summary(listing, "train", int(other)) for other in why["similar"]],
@@ -112,8 +112,8 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
-def _full_content(listing: Listing, id: int, unusual: dict[str, str]) -> dict[str, Any]:
-    content = listing.project.content.loc[id]
+def full_content(listing: Listing, content: Any, unusual: dict[str, str]) -> dict[str, Any]:
+    """Return the whole content of an instance of any part, as JSON."""
     if listing.layout == "text":
         return {"text": str(content["text"])[:_MAX_TEXT]}
     cells = [(str(name), text_or_none(value)) for name, value in content.items()]

@@ -69,8 +69,8 @@ def create_app(
 
     def page(request: Request) -> Response:
         values = {"token": token, "name": project.about["name"], "key": storage_key}
-        share = is_share(project.about)
-        html = render("review.html", **values, regression=api.regression, share=share)
+        kinds = {"share": is_share(project.about), "doubts": len(api.validation) > 0}
+        html = render("review.html", **values, regression=api.regression, **kinds)
         answer = HTMLResponse(html.encode(errors="replace"))
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer
