@@ -96,6 +96,7 @@ class Competition:
     tried: list[dict[str, Any]]  # every plan: kind, size, change, error, seeds
     recommended: Plan | None  # None: do nothing
     reason: str
+    on_validation: list[float] | None = None  # what that plan, or the nearest, changes for each
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as a project keeps it."""
@@ -104,6 +105,7 @@ class Competition:
             "tried": self.tried,
             "recommended": None if self.recommended is None else self.recommended.name,
             "reason": self.reason,
+            "on_validation": self.on_validation,
         }
 
     @staticmethod
@@ -112,7 +114,8 @@ class Competition:
         finalists = [Trial.from_json(trial) for trial in about["finalists"]]
         by_name = {trial.plan.name: trial.plan for trial in finalists}
         chosen = None if about["recommended"] is None else by_name[about["recommended"]]
-        return Competition(finalists, about["tried"], chosen, about["reason"])
+        on_validation = about.get("on_validation")  # earlier versions did not keep it
+        return Competition(finalists, about["tried"], chosen, about["reason"], on_validation)
 
 
 def compete(
@@ -269,10 +272,13 @@ class _Contest:
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
         chosen = self._choose(finalists)
+        nearest = chosen or min(finalists, key=lambda entry: entry.mean)
+        changes = np.stack(nearest.changes)[:, : len(self.validation[1])]
+        on_validation = changes.mean(0).tolist()
         data = "data that had no part in the ranking"
         if chosen is None:
             reason = f"none of {self.tried} plans is better than chance would make one, on {data}"
-            return Competition(trials, figures, None, reason)
+            return Competition(trials, figures, None, reason, on_validation)
         found = chosen.to_trial()
         measured = (
             f"{abs(100 * found.change):.2f} % {'fewer' if found.change < 0 else 'more'} mistakes "
@@ -282,7 +288,7 @@ class _Contest:
             reason = f"about {round(self.beliefs.wrong.sum()):,} labels are wrong; {measured}"
         else:
             reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
-        return Competition(trials, figures, chosen.plan, reason)
+        return Competition(trials, figures, chosen.plan, reason, on_validation)
 
     def _choose(self, finalists: list[_Entry]) -> _Entry | None:
         """The usual plan, unless another is clearly better; then the mildest of the best."""
