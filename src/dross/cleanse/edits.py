@@ -75,6 +75,12 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
     """An instance in both lists is relabelled, not removed."""
     instances = project.instances
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    if not remove and suspects.empty:
+        raise BadInput(
+            f"There is nothing to do for --relabel {relabel}: no label is probably wrong. "
+            "Pass --remove and a number, or relabel by hand with "
+            f"dross review {project.folder}."
+        )
     predictions = suspects.head(relabel)["prediction"]
     relabelled = {int(id): str(label) for id, label in predictions.items()}
     harmful = _most_harmful(project, remove)
