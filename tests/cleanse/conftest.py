@@ -1,4 +1,6 @@
-"""One cleaned project that several test modules look at."""
+"""Cleaned projects that several test modules look at."""
+
+import shutil
 
 import numpy as np
 import pytest
@@ -6,6 +8,8 @@ from sklearn.datasets import load_breast_cancer
 
 import dross
 from cleanse.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
+from cleanse.made_labels import QUICK as QUICK_LABELS
+from cleanse.made_labels import make_part
 from dross.support.png import encode_png
 
 
@@ -65,3 +69,26 @@ def _album(tmp_path_factory):
 def album(_album, tmp_path):
     """The folder of a small project of pictures, and beside it its input `pics`; to be spoilt."""
     return copy_project(_album, tmp_path / "album")
+
+
+@pytest.fixture(scope="session")
+def clusters():
+    """Arguments of dross.clean, and which validation and which test labels are wrong."""
+    train, validation, test = (make_part(n, 0.15, k) for k, n in enumerate((240, 90, 90)))
+    parts = {"validation": validation[:2], "test": test[:2]}
+    return train[:2], parts, validation[2], test[2]
+
+
+@pytest.fixture(scope="session")
+def _cleaned(tmp_path_factory, clusters):
+    data, parts, _, _ = clusters
+    folder = tmp_path_factory.mktemp("clusters") / "run"
+    dross.clean(*data, out=folder, **parts, **QUICK_LABELS)
+    return folder
+
+
+@pytest.fixture
+def cleaned(_cleaned, tmp_path):
+    """A project of `clusters`; to be spoilt."""
+    shutil.copytree(_cleaned, tmp_path / "run")
+    return dross.Project.open(tmp_path / "run")

@@ -343,3 +343,51 @@ def test_a_log_is_made_on_disks_without_hard_links(tmp_path, monkeypatch):
     make_log(path)
     assert set(Decisions(path).current()) == {0, 1, 2}
     assert [file.name for file in tmp_path.iterdir()] == ["d.sqlite"]
+
+
+def test_validation_instances_are_decided_about_in_the_same_log(tmp_path):
+    log = Decisions(tmp_path / "d.sqlite")
+    log.record({3: ("keep", None)})
+    log.record({3: ("relabel", "cat"), 5: ("remove", None)}, who="ana", part="validation")
+    log.record({5: ("remove", None)})
+    wanted = {3: ("relabel", "cat"), 5: ("remove", None)}, {3: ("keep", None), 5: ("remove", None)}
+    again = Decisions(tmp_path / "d.sqlite")
+    for reader in (log, again):
+        assert (reader.current("validation"), reader.current()) == wanted
+    parts = [entry["part"] for entry in log.history()]
+    assert parts == ["train", "validation", "validation", "train"]
+    undone = log.undo(who="ana")
+    assert undone is not None and undone.part == "validation"
+    assert (again.current("validation"), again.current()) == ({}, wanted[1])
+    assert log.redo() is not None and again.current("validation") == wanted[0]
+    with pytest.raises(BadInput, match="part 'test'"):
+        log.record({1: ("keep", None)}, part="test")
+
+
+def test_a_log_without_validation_decisions_is_as_earlier_versions_wrote_it(tmp_path):
+    log = Decisions(tmp_path / "d.sqlite")
+    log.record({3: ("keep", None)})
+    assert read_version(tmp_path / "d.sqlite") == 2
+    log.record({3: ("keep", None)}, part="validation")
+    assert read_version(tmp_path / "d.sqlite") == 3  # earlier versions refuse it, and say why
+
+
+def read_version(path):
+    file = sqlite3.connect(path)
+    try:
+        return file.execute("PRAGMA user_version").fetchone()[0]
+    finally:
+        file.close()
+
+
+def test_a_validation_decision_survives_kill_9(tmp_path):
+    script = f"""
+import os, signal
+from dross.cleanse.decisions import Decisions
+log = Decisions({str(tmp_path / "d.sqlite")!r})
+log.record({{2: ("remove", None)}}, part="validation")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False)
+    assert ended.returncode == -9
+    assert Decisions(tmp_path / "d.sqlite").current("validation") == {2: ("remove", None)}

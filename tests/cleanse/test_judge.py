@@ -203,13 +203,20 @@ def test_a_number_to_predict(tmp_path, monkeypatch):
         with pytest.raises(BadInput, match="which is not a number of these data"):
             dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False)
     project.decisions.record({3: ("keep", None)})
-    table = project.instances.sort_values("mislabel_rank")
-    first = table[table["mislabel_rank"] >= 0].index[0]
     path = tmp_path / "run" / "instances.parquet"
     changed = project.instances.copy()
-    changed.loc[first, "prediction"] = "1_000"
+    changed.loc[5, "prediction"], changed["mislabel_rank"] = "1_000", -1
+    changed.loc[5, "mislabel_rank"] = 0
     changed.to_parquet(path)
     digests = project.about["digests"] | {path.name: digest_file(path)}
     set_in_json(tmp_path / "run" / "project.json", digests=digests)
     with pytest.raises(BadInput, match="relabelled as '1_000', which is not a number to learn"):
         dross.judge(tmp_path / "run", relabel=1, quick=True, progress=False)
+
+
+def test_to_relabel_where_no_label_is_doubted_is_refused(little):
+    project = Project.open(little)
+    project.instances["mislabel_rank"] = -1
+    with pytest.raises(BadInput, match="--relabel 5: no label is probably wrong"):
+        edits.choose_edits(project, None, 5, False)
+    assert len(edits.choose_edits(project, 3, 5, False)) == 3

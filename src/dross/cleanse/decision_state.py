@@ -2,13 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import BadInput, TapeMismatch
+from .inputs.numbers import read_learnable
 
 ACTIONS = ("keep", "remove", "relabel", "undecided")
+TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decided about
 Decision = tuple[str, str | None]  # an action, and the new label of a relabel
 
 
@@ -23,6 +26,7 @@ class Event:
     target: int  # the decision it is about; its own revision for a decision
     changes: dict[int, Decision]  # what that decision says
     why: str
+    part: str = TRAIN  # whose ids these are
 
 
 @dataclass
@@ -35,9 +39,11 @@ class LogState:
     holding: list[int] = field(default_factory=list)
     # what can be redone, and who undid it
     undone: list[tuple[int, str]] = field(default_factory=list)
-    # id -> (revision, decision) of everything that holds about it, latest last
-    said: dict[int, list[tuple[int, Decision]]] = field(default_factory=dict)
-    current: dict[int, Decision] = field(default_factory=dict)
+    # (part, id) -> (revision, decision) of everything that holds about it, latest last
+    said: dict[tuple[str, int], list[tuple[int, Decision]]] = field(default_factory=dict)
+    current: dict[str, dict[int, Decision]] = field(
+        default_factory=lambda: {TRAIN: {}, VALIDATION: {}}
+    )
     digest: str = ""  # of all rows so far
     has_digests: bool = False  # whether a row so far carries one
 
@@ -76,22 +82,25 @@ class LogState:
 
     def _apply(self, target: int) -> None:
         self.holding.append(target)
+        part = self.decisions[target].part
         for id, decision in self.decisions[target].changes.items():
-            self.said.setdefault(id, []).append((target, decision))
-            self._update_current(id)
+            self.said.setdefault((part, id), []).append((target, decision))
+            self._update_current(part, id)
 
     def _take_back(self, target: int) -> None:
         self.holding.remove(target)
+        part = self.decisions[target].part
         for id in self.decisions[target].changes:
-            self.said[id] = [entry for entry in self.said[id] if entry[0] != target]
-            self._update_current(id)
+            self.said[part, id] = [entry for entry in self.said[part, id] if entry[0] != target]
+            self._update_current(part, id)
 
-    def _update_current(self, id: int) -> None:
-        decision = self.said[id][-1][1] if self.said[id] else ("undecided", None)
+    def _update_current(self, part: str, id: int) -> None:
+        said, current = self.said[part, id], self.current[part]
+        decision = said[-1][1] if said else ("undecided", None)
         if decision[0] == "undecided":
-            self.current.pop(id, None)
+            current.pop(id, None)
         else:
-            self.current[id] = decision
+            current[id] = decision
 
 
 def check_decision(id: int, action: str, label: str | None) -> Decision:
@@ -107,12 +116,72 @@ def check_decision(id: int, action: str, label: str | None) -> Decision:
     return action, label
 
 
+def check_decisions(changes: Mapping[int, Decision], part: str = TRAIN) -> dict[int, Decision]:
+    """What is decided about some instances of a part, or BadInput."""
+    checked = {int(id): check_decision(int(id), *said) for id, said in changes.items()}
+    if not checked:
+        raise BadInput("A decision needs at least one instance.")
+    if part not in (TRAIN, VALIDATION):
+        raise BadInput(f"Nothing is decided about the part {part!r}; it is train or validation.")
+    return checked
+
+
+def check_belongs(
+    decided: Mapping[int, Decision], path: Path, part: str, count: int, classes: Sequence[str]
+) -> None:
+    """Refuse decisions of a log that is of another project, or was written by another hand.
+
+    Arguments:
+        decided: About instances of a part.
+        path: Of the log.
+        part: Which part it is.
+        count: How many instances are in it.
+        classes: The names of the classes; none where labels are numbers.
+
+    Raises:
+        TapeMismatch: an instance is not there.
+        BadInput: a label is not one of these data.
+    """
+    for id, (_, label) in decided.items():
+        if not 0 <= id < count:
+            whose = "training" if part == TRAIN else part
+            raise TapeMismatch(
+                f"{path} decides about instance {id}, but there are only {count} {whose} "
+                "instances. It belongs to other data: restore the right one, or move it away."
+            )
+        if label is None:
+            continue
+        if not (label in classes if classes else read_learnable(label) is not None):
+            kind = "class" if classes else "number"
+            raise BadInput(
+                f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
+                f"Decide anew about it with dross review {path.parent}."
+            )
+
+
 def group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:
     """[[action, label, [ids]], ...]: a bulk decision says its action once."""
     groups: dict[Decision, list[int]] = {}
     for id, decision in changes.items():
         groups.setdefault(decision, []).append(id)
     return [[action, label, sorted(ids)] for (action, label), ids in groups.items()]
+
+
+def encode_changes(part: str, changes: Mapping[int, Decision]) -> str:
+    """The column `changes` of a row: groups, or {part: groups} of another part than training."""
+    groups = group_by_decision(changes)
+    return json.dumps(groups if part == TRAIN else {part: groups})
+
+
+def decode_changes(text: str) -> tuple[str, dict[int, Decision]]:
+    """Read what `encode_changes` wrote; raises ValueError, TypeError or BadInput."""
+    groups, part = json.loads(text), TRAIN
+    if isinstance(groups, dict):
+        ((part, groups),) = groups.items()
+        if part != VALIDATION:
+            raise ValueError(part)
+    said = {id: (action, label) for action, label, ids in groups for id in ids}
+    return part, {id: check_decision(id, *decision) for id, decision in said.items()}
 
 
 def chain_digest(before: str, row: tuple[Any, ...]) -> str:

@@ -4,7 +4,7 @@ Every decision is one appended row, and so is every undo and redo. Nothing is ev
 deleted, so undo has no limit and works across reloads, restarts and people. What holds now follows
 from the whole log.
 
-    decide   says something new about one or many instances; it is undone as one
+    decide   says something new about one or many instances of a part; it is undone as one
     undo     takes back the latest decision that holds: with a name, the latest of that person;
              without, the latest of anybody
     redo     says again what the latest undo took back (with a name: the latest undo of that
@@ -17,7 +17,6 @@ damage to its own pages, not to what is written in them.
 """
 
 import errno
-import json
 import os
 import sqlite3
 import threading
@@ -27,18 +26,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
+from ..errors import StorageFailed, TapeDamaged, TapeMismatch
 from ..support.atomic_files import staged_file, sync_folder
 from .decision_state import (
+    TRAIN,
     Decision,
     Event,
     LogState,
     chain_digest,
-    check_decision,
+    check_decisions,
+    decode_changes,
+    encode_changes,
     group_by_decision,
 )
 
 FORMAT = 2
+_WITH_PARTS = (
+    3  # from the first decision about a validation instance on; earlier versions refuse it
+)
 _WITHOUT_DIGESTS = 1  # the format of earlier versions; the next decision adds them
 _APPLICATION = 0x64726F73  # "dros": how a file says that it is ours
 _SECONDS_TO_WAIT_FOR_WRITER = 30.0
@@ -49,7 +54,8 @@ CREATE TABLE events (
     who      TEXT NOT NULL,
     kind     TEXT NOT NULL CHECK (kind IN ('decide', 'undo', 'redo')),
     target   INTEGER,           -- the decision that an undo or redo is about
-    changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]
+    changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]; about \
+validation instances: {"validation": [[action, label, [ids]], ...]}
     why      TEXT NOT NULL,
     once     TEXT UNIQUE,       -- a request that is sent again because its answer \
 was lost is not carried out again
@@ -90,9 +96,14 @@ class Decisions:
                 raise
 
     def record(
-        self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
+        self,
+        changes: Mapping[int, Decision],
+        who: str = "",
+        why: str = "",
+        once: str | None = None,
+        part: str = TRAIN,
     ) -> int:
-        """Decide about some instances.
+        """Decide about some instances of a part.
 
         Arguments:
             changes: {id: (action, label)}. The action is keep, remove, relabel or undecided; the
@@ -100,6 +111,8 @@ class Decisions:
             who: the person who decides.
             why: a remark that is kept with the decision.
             once: a name of this request. A second request of the same name changes nothing.
+            part: `train`, or `validation`: there keep means that the label is right, remove that it
+                is wrong, and relabel that it is really another.
 
         Returns:
             The revision of the decision, once it is on disk; with a repeated `once`, the revision
@@ -110,8 +123,8 @@ class Decisions:
             StorageFailed: the decision cannot be saved.
             TapeDamaged: the file is damaged.
         """
-        checked = _check_decisions(changes)
-        event = self._append(lambda state: ("decide", None, checked), who, why, once)
+        checked = check_decisions(changes, part)
+        event = self._append(lambda state: ("decide", None, checked), who, why, once, part)
         assert event is not None
         return event.revision
 
@@ -122,10 +135,10 @@ class Decisions:
 
         Returns the decision, once it is on disk; None if everything was decided before.
         """
-        checked = _check_decisions(changes)
+        checked = check_decisions(changes)
 
         def choose(state: LogState) -> tuple[str, None, dict[int, Decision]]:
-            left = checked.keys() - state.current.keys()
+            left = checked.keys() - state.current[TRAIN].keys()
             return "decide", None, {id: checked[id] for id in sorted(left)}
 
         return self._append(choose, who, why, once)
@@ -144,10 +157,10 @@ class Decisions:
         """
         return self._append(lambda state: ("redo", state.to_redo(who), {}), who, "", once)
 
-    def current(self) -> dict[int, Decision]:
-        """{id: (action, label)} of everything that is decided."""
+    def current(self, part: str = TRAIN) -> dict[int, Decision]:
+        """{id: (action, label)} of everything that is decided about a part."""
         with self._lock:  # another thread may be adding to it
-            return dict(self._up_to_date().current)
+            return dict(self._up_to_date().current[part])
 
     @property
     def revision(self) -> int:
@@ -186,6 +199,7 @@ class Decisions:
                 "ids": ids,
                 "target": event.target,
                 "why": event.why,
+                "part": event.part,
             }
             for event in self.since(0)
             for action, label, ids in (
@@ -214,7 +228,7 @@ class Decisions:
                 "It is left as it is; move it away."
             )
         version = self._read_version()
-        if version not in (FORMAT, _WITHOUT_DIGESTS):
+        if version not in (FORMAT, _WITHOUT_DIGESTS, _WITH_PARTS):
             raise TapeMismatch(
                 f"{self.path} has format {version}; this dross reads format {FORMAT}. "
                 "Use the dross that wrote it."
@@ -238,7 +252,9 @@ class Decisions:
         self._connection.execute("ALTER TABLE events ADD COLUMN digest TEXT")
         self._connection.execute(f"PRAGMA user_version={FORMAT}")
 
-    def _append(self, choose: _Choose, who: str, why: str, once: str | None) -> Event | None:
+    def _append(
+        self, choose: _Choose, who: str, why: str, once: str | None, part: str = TRAIN
+    ) -> Event | None:
         """Write the row that `choose` makes of the state; None if there is nothing to write."""
         with self._lock, self._translate_errors(), self._transaction() as run:
             state = self._up_to_date()
@@ -250,11 +266,12 @@ class Decisions:
             if target is None and not changes:
                 return None
             made = datetime.now(UTC).isoformat(timespec="milliseconds")
-            groups = json.dumps(group_by_decision(changes))
-            revision = state.revision + 1
-            row = (revision, made, who, kind, target, groups, why, once)
+            revision, said = state.revision + 1, encode_changes(part, changes)
+            row = (revision, made, who, kind, target, said, why, once)
             if self._read_version() == _WITHOUT_DIGESTS:
                 self._add_digests()
+            if part != TRAIN:
+                run(f"PRAGMA user_version={_WITH_PARTS}")
             run(
                 f"INSERT INTO events ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*row, chain_digest(state.digest, row)),
@@ -302,14 +319,11 @@ class Decisions:
     ) -> None:
         try:
             if kind == "decide":
-                groups, about = json.loads(changes), revision
-                said = {id: (action, label) for action, label, ids in groups for id in ids}
-                for id, decision in said.items():
-                    check_decision(id, *decision)
+                about, (part, said) = revision, decode_changes(changes)
             else:
                 about = target or 0
-                said = self._state.decisions[about].changes
-            self._state.add(Event(revision, made, who, kind, about, said, why))
+                part, said = self._state.decisions[about].part, self._state.decisions[about].changes
+            self._state.add(Event(revision, made, who, kind, about, said, why, part))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise self._explain_damage(revision) from None
 
@@ -332,12 +346,6 @@ class Decisions:
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
             raise StorageFailed(f"{self.path}{_explain_failure(code, error)}") from error
-
-
-def _check_decisions(changes: Mapping[int, Decision]) -> dict[int, Decision]:
-    if not changes:
-        raise BadInput("A decision needs at least one instance.")
-    return {int(id): check_decision(int(id), *said) for id, said in changes.items()}
 
 
 def _make_file(path: Path) -> None:

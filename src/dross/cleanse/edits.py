@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import BadInput, TapeMismatch
-from .decision_state import Decision
-from .inputs.numbers import read_learnable
+from ..errors import BadInput
+from .decision_state import TRAIN, Decision, check_belongs
 from .inputs.source import MIN_INSTANCES
 from .plans.known import KnownPlan
 from .project import Project
@@ -76,6 +75,12 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
     """An instance in both lists is relabelled, not removed."""
     instances = project.instances
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    if not remove and suspects.empty:
+        raise BadInput(
+            f"There is nothing to do for --relabel {relabel}: no label is probably wrong. "
+            "Pass --remove and a number, or relabel by hand with "
+            f"dross review {project.folder}."
+        )
     predictions = suspects.head(relabel)["prediction"]
     relabelled = {int(id): str(label) for id, label in predictions.items()}
     harmful = _most_harmful(project, remove)
@@ -92,8 +97,8 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
 
 def _from_decisions(project: Project) -> Edits:
     decided, count = project.current_decisions(), len(project.instances)
-    for id, (action, label) in decided.items():
-        _check_decision(project, id, label if action == "relabel" else None)
+    path = project.folder / "decisions.sqlite"
+    check_belongs(decided, path, TRAIN, count, project.classes)
     removed = [id for id, (action, _) in decided.items() if action == "remove"]
     relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
     if len(removed) > count - MIN_INSTANCES // 2:
@@ -102,29 +107,6 @@ def _from_decisions(project: Project) -> Edits:
             "to train on. Undo some of it."
         )
     return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled, decided)
-
-
-def _check_decision(project: Project, id: int, label: str | None) -> None:
-    """The log of decisions may be of another project, or written by another hand."""
-    path, count = project.folder / "decisions.sqlite", len(project.instances)
-    if not 0 <= id < count:
-        raise TapeMismatch(
-            f"{path} decides about instance {id}, but there are only {count} training instances. "
-            "It belongs to other data: restore the right one, or move it away."
-        )
-    if label is not None and not _is_label(project, label):
-        kind = "class" if project.classes else "number"
-        raise BadInput(
-            f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
-            f"Decide anew about it with dross review {project.folder}."
-        )
-
-
-def _is_label(project: Project, label: str) -> bool:
-    """Whether it is one of the classes; of a regression, whether it can be learnt."""
-    if project.about["task"] == "classification":
-        return label in project.classes
-    return read_learnable(label) is not None
 
 
 def _from_suggestion(project: Project) -> Edits:

@@ -11,6 +11,7 @@ from .plans.actions import REMOVE
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8
 _CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
+TOO_MANY = 0.5  # of held-out labels: then it is not clear who is wrong, they or the models
 
 
 EXPECTED_ERROR = "expected_error"  # `measure` in project.json; earlier versions scored the loss
@@ -62,11 +63,12 @@ def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     """Sentences on what is recommended, what is harmful, what is probably mislabelled, and what
     is there twice, if anything is.
 
-    Where the runs agree poorly, another one says so. Takes `Project.about` and `Project.instances`.
+    Where the runs agree poorly, or validation labels are doubted, another one says so. Takes
+    `Project.about` and `Project.instances`.
     """
     what, why = describe_recommendation(about, instances)
     found = [f"{what} {why}", _harmful(about, instances), _suspected(about, instances)]
-    more = [warn_of_disagreement(about), describe_copies(about)]
+    more = [warn_of_disagreement(about), describe_doubts(about), describe_copies(about)]
     return [*found, *(sentence for sentence in more if sentence)]
 
 
@@ -83,6 +85,26 @@ def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[st
     what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
     warning = _warn_of_one_class(instances) if about["classes"] else ""
     return f"Recommended: {what}.", f"{why}{warning}"
+
+
+def describe_doubts(about: dict[str, Any]) -> str:
+    """A sentence on doubted validation labels, given `Project.about`; "" if there are none."""
+    labels = about.get("validation_labels", {})  # earlier versions doubted none
+    doubted, count = labels.get("doubted", 0), labels.get("count", 0)
+    if not doubted:
+        return ""
+    share = f"{doubted:,} of {count:,} validation labels"
+    if doubted < TOO_MANY * count:
+        return (
+            f"{share} are doubted by models that have not learnt them; the report and dross review "
+            "list those first on which the recommendation hangs the most."
+        )
+    return (
+        f"Careful: {share} are doubted, and everything here was chosen by them. Either many of "
+        "them are wrong, or the models have learnt little. Check some with dross review and clean "
+        "again, or give a validation part that was checked: --validation; if they are right, "
+        "--trusted-validation says so."
+    )
 
 
 def _harmful(about: dict[str, Any], instances: Frame) -> str:

@@ -33,6 +33,7 @@ from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
+from .judging.doubted_labels import doubt_test_labels
 from .judging.edited_data import EncodedEdits, SeedOfThree, find_vanished
 from .judging.estimators import JudgingModel, find_model
 from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
@@ -44,10 +45,10 @@ from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
 from .report import write_report
 from .verdict import (
-    Comparison,
     Verdict,
     advise,
     compare_metric,
+    compare_without,
     decide_verdict,
     describe_verdict,
     warn_of_reuse,
@@ -330,8 +331,10 @@ class _Judgement:
 
     def _verdict(self, said: dict[str, Tensor], recorded_run: dict) -> Verdict:
         """said: as `_train` returns it."""
-        metrics, off = self._compare(said)
-        verdict = decide_verdict(metrics)
+        values = self._measure_all(said)
+        metrics = {name: compare_metric(each) for name, each in values.items()}
+        verdict, off = decide_verdict(metrics), next(iter(values.values()))
+        doubted = doubt_test_labels(self.recipe, said, self.prepared.y["test"])
         advice = advise(verdict, metrics, self.seeds, len(self.prepared.y["test"]))
         gone = warn_of_vanished(self._vanished, self.prepared.part("test").labels)
         reuse = warn_of_reuse(len(self.project.verdicts()))
@@ -353,22 +356,23 @@ class _Judgement:
             settle=" ".join(filter(None, [advice, gone, *warned, reuse])),
             model=judge or self.recipe.model,
             resampled=not self._tried[0],
+            without_doubted=compare_without(values, doubted, verdict),
         )
 
-    def _compare(self, said: dict[str, Tensor]) -> tuple[dict[str, Comparison], np.ndarray]:
-        """The metrics, and how far off each prediction is, float64 [seeds, 3, test]."""
+    def _measure_all(self, said: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        """The metrics, each float64 [seeds, 3, test]; first how far off each prediction is."""
         decided = said.get("outputs", torch.zeros(0))
         if "predicted" in said:
             decided = one_hot(said["predicted"], self.prepared.outputs).float()
         off = self._measure(self.recipe.errors, decided)
         if self._is_classification:
-            metrics = {"error": compare_metric(off)}
+            metrics = {"error": off}
         else:
-            metrics = {"absolute error": compare_metric(self.prepared.scale[1] * off)}
+            metrics = {"absolute error": self.prepared.scale[1] * off}
         if "outputs" in said:
             losses = self._measure(self.recipe.losses, said["outputs"])
-            metrics["loss"] = compare_metric(find_loss_unit(self.prepared) * losses)
-        return metrics, off
+            metrics["loss"] = find_loss_unit(self.prepared) * losses
+        return metrics
 
     def _measure(self, metric: Callable[..., Tensor], outputs: Tensor) -> np.ndarray:
         """float64 [seeds, 3, test]; metric: of the recipe."""

@@ -5,6 +5,7 @@ instances.parquet     one row per training instance: its label, its scores, what
 content.parquet       what each training instance looks like: columns, text, or name of a picture
 validation.parquet    the same of the validation instances, with their labels
 copies.parquet        what is in the training part twice, or in another part as well
+doubts.parquet        what models say of the validation labels, and which of them they doubt
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 given/                the data themselves, where they were given from Python and not as a file
@@ -14,13 +15,13 @@ verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
 report.html, scores.parquet, scores.csv
 
+checked.json          the validation labels that a person had checked when it was scored
 begun.json            what dross clean was asked for; without project.json it has not finished
 dross.lock            while dross clean works: its process and host
 
 project.json is written last. It has the digests of the tables and of why.json, and one of itself.
 """
 
-import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,34 +29,39 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import StorageFailed, TapeDamaged, TapeMismatch
+from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
-from ..support.file_digests import digest_bytes
 from .confidence.suggestions import suggestion_confidence
 from .copies.found import FILE as COPIES
 from .copies.found import Copies, no_copies, split_content
-from .decision_state import Decision
+from .decision_state import TRAIN, Decision
 from .decisions import Decisions
+from .doubts.labels import list_doubted, no_doubts
 from .findings import list_findings
-from .inputs.source import PARTS, Frame, import_pandas
+from .inputs.source import PARTS, Frame
 from .plans.actions import KEEP, REMOVE
 from .plans.known import KnownPlan, read_plans, read_recommended
-from .project_files import ABOUT, MEND, explain_missing, read_json
+from .project_files import (
+    ABOUT,
+    MEND,
+    check_about,
+    explain_lack,
+    explain_missing,
+    read_json,
+    read_table,
+    read_whole,
+)
 
 FORMAT = 1
-DIGESTED = ("instances.parquet", "content.parquet", "validation.parquet", COPIES, "why.json")
-_ALWAYS_THERE = {
-    "name": str,
-    "kind": str,
-    "task": str,
-    "label": str,
-    "classes": list[str],
-    "counts": dict[str, int],
-    "runs": int,
-    "suggested": dict,
-    "digest": str,
-}  # of project.json
-_SUGGESTED = {"m": int, "reason": str}
+DOUBTS = "doubts.parquet"
+DIGESTED = (
+    "instances.parquet",
+    "content.parquet",
+    "validation.parquet",
+    COPIES,
+    DOUBTS,
+    "why.json",
+)
 _REASONS = {
     "hurts": list[list[float | bool | None]],
     "similar": list[int],
@@ -104,11 +110,7 @@ class Project:
                 f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
                 "Run dross clean again."
             )
-        for key, kind in _ALWAYS_THERE.items():
-            if not fits(about.get(key), kind):
-                raise _explain_lack(project.folder, key)
-        if not all(fits(about["suggested"].get(key), kind) for key, kind in _SUGGESTED.items()):
-            raise _explain_lack(project.folder, "suggested")
+        check_about(project.folder, about)
         return project
 
     @staticmethod
@@ -217,17 +219,37 @@ class Project:
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        path = self.folder / COPIES
-        if not path.exists() and COPIES not in self._digests:
+        if not self._has(COPIES):
             return no_copies()
-        return split_content(self._table(COPIES), self.about["counts"], path)
+        return split_content(self._table(COPIES), self.about["counts"], self.folder / COPIES)
+
+    @cached_property
+    def doubted_validation(self) -> Frame:
+        """Validation labels to check first: those that models which have not learnt them doubt.
+
+        Returns:
+            A pandas.DataFrame, indexed by place in the validation part, in the order of how much
+            the recommendation hangs on each. Columns: source, label, wrong (the chance that it is),
+            prediction, probability, label_probability, checked, rank, and change: what the
+            recommended plan does to the models' error on it; below 0 the label speaks for the plan.
+            No rows with `trusted_validation=True`, and in projects of earlier versions.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return list_doubted(self.validation_labels)
+
+    @cached_property
+    def validation_labels(self) -> Frame:
+        """The same of all validation instances, in their order; `rank` is -1 of the others."""
+        return self._table(DOUBTS) if self._has(DOUBTS) else no_doubts()
 
     @cached_property
     def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
-        if not path.exists() and "why.json" not in self._digests:
+        if not self._has(path.name):
             return {}
-        self._read_whole("why.json")
+        read_whole(path, self._digests.get(path.name))
         reasons = read_json(path)
         if not isinstance(reasons, dict):
             raise TapeDamaged(f"{path} is not as dross writes it. {MEND}")
@@ -278,13 +300,13 @@ class Project:
         """
         return Decisions(self.folder / "decisions.sqlite")
 
-    def current_decisions(self) -> dict[int, Decision]:
-        """What is decided now: {id: (action, label)}. A folder without decisions gets no file.
+    def current_decisions(self, part: str = TRAIN) -> dict[int, Decision]:
+        """What is decided now of a part: {id: (action, label)}. No file is made for it.
 
         Raises as `decisions`.
         """
         is_new = not (self.folder / "decisions.sqlite").exists()
-        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current()
+        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current(part)
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Every verdict of `dross judge` so far.
@@ -344,38 +366,22 @@ class Project:
         Raises:
             TapeDamaged: a file is missing or not as it was written.
         """
-        for name in self._digests:
-            self._read_whole(name)
+        for name, digest in self._digests.items():
+            read_whole(self.folder / name, digest)
 
     @property
     def _digests(self) -> dict[str, str]:
         digests = self.about.get("digests", {})  # earlier versions wrote none
         if not fits(digests, dict[str, str]):
-            raise _explain_lack(self.folder, "digests")
+            raise explain_lack(self.folder, "digests")
         return digests
 
+    def _has(self, name: str) -> bool:
+        """Whether there is a file that projects of earlier versions lack."""
+        return name in self._digests or (self.folder / name).exists()
+
     def _table(self, name: str) -> Frame:
-        from pyarrow import ArrowException
-
-        raw = self._read_whole(name)
-        try:
-            return import_pandas().read_parquet(io.BytesIO(raw))
-        except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
-            path = self.folder / name
-            raise TapeDamaged(f"{path} cannot be read ({error}). {MEND}") from None
-
-    def _read_whole(self, name: str) -> bytes:
-        """The bytes of a file, once they are known to be those that were written."""
-        path = self.folder / name
-        try:
-            raw = path.read_bytes()
-        except FileNotFoundError:
-            raise TapeDamaged(f"{path} is missing. {MEND}") from None
-        except OSError as error:
-            raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
-        if self._digests.get(name, digest_bytes(raw)) != digest_bytes(raw):
-            raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
-        return raw
+        return read_table(self.folder / name, self._digests.get(name))
 
 
 _COPY: dict[str, Callable[..., Any]] = {}  # set by what decides about edits, which is above this
@@ -384,7 +390,3 @@ _COPY: dict[str, Callable[..., Any]] = {}  # set by what decides about edits, wh
 def set_cleaned(copy: Callable[..., Any]) -> None:
     """Say what `Project.cleaned` calls: with the project, `remove` and `relabel`."""
     _COPY["cleaned"] = copy
-
-
-def _explain_lack(folder: Path, key: str) -> TapeDamaged:
-    return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")

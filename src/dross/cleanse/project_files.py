@@ -3,6 +3,7 @@
 A file that dross cannot name is somebody else's, and stays.
 """
 
+import io
 import json
 import os
 import re
@@ -13,20 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged
+from ..support.arguments import fits
 from ..support.atomic_files import find_stale, write_json
-from ..support.file_digests import break_seal, seal
+from ..support.file_digests import break_seal, digest_bytes, seal
+from .inputs.source import Frame, import_pandas
 
 ABOUT = "project.json"
 BEGUN = "begun.json"
 LOCK = "dross.lock"
 MEND = "Run dross clean again; decisions that were made are kept."
 
+_ALWAYS_THERE = {
+    "name": str,
+    "kind": str,
+    "task": str,
+    "label": str,
+    "classes": list[str],
+    "counts": dict[str, int],
+    "runs": int,
+    "suggested": dict,
+    "digest": str,
+}  # of project.json
+_SUGGESTED = {"m": int, "reason": str}
 _TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
 _WRITTEN = re.compile(
     "|".join(
         (
-            r"(begun|project|why|search|judging|(curve|plans)-\d+)\.json",
-            r"(instances|content|validation|copies|scores)\.parquet",
+            r"(begun|project|why|search|judging|checked|(curve|plans)-\d+)\.json",
+            r"(instances|content|validation|copies|doubts|scores)\.parquet",
             r"scores\.csv",
             r"report\.html",
             r"given/(data|validation|test)\.(parquet|npy)",
@@ -72,6 +87,20 @@ def delete_written(folder: Path, under: str = "") -> None:
     except OSError as error:
         raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
     _delete_empty_folders(folder, under)
+
+
+def delete_named(folder: Path, names: re.Pattern[str]) -> None:
+    """Delete files of a project's folder whose names match; nothing is followed through a link.
+
+    Raises:
+        StorageFailed: something cannot be deleted.
+    """
+    try:
+        for name in list(_walk(folder, "")):
+            if names.fullmatch(name):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
 
 
 def delete_stale_files(folder: Path) -> None:
@@ -165,3 +194,50 @@ def read_intact(path: Path) -> Any:
         return read_json(path) if path.exists() else None
     except (TapeDamaged, StorageFailed):
         return None
+
+
+def check_about(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse the content of a project.json that lacks what all versions write (TapeDamaged)."""
+    for key, kind in _ALWAYS_THERE.items():
+        if not fits(about.get(key), kind):
+            raise explain_lack(folder, key)
+    if not all(fits(about["suggested"].get(key), kind) for key, kind in _SUGGESTED.items()):
+        raise explain_lack(folder, "suggested")
+
+
+def explain_lack(folder: Path, key: str) -> TapeDamaged:
+    """The error where project.json does not have a key as dross writes it."""
+    return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
+
+
+def read_whole(path: Path, digest: str | None) -> bytes:
+    """The bytes of a file, once they are known to be those that were written.
+
+    Arguments:
+        path: Of the file.
+        digest: Of what was written; None where an earlier version kept none.
+
+    Raises:
+        TapeDamaged: the file is missing, or not as it was written.
+        StorageFailed: it cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise TapeDamaged(f"{path} is missing. {MEND}") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+    if digest is not None and digest_bytes(raw) != digest:
+        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+    return raw
+
+
+def read_table(path: Path, digest: str | None) -> Frame:
+    """The table in a file, read as `read_whole` does and with the same errors."""
+    from pyarrow import ArrowException
+
+    raw = read_whole(path, digest)
+    try:
+        return import_pandas().read_parquet(io.BytesIO(raw))
+    except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
+        raise TapeDamaged(f"{path} cannot be read ({error}). {MEND}") from None

@@ -15,7 +15,7 @@ from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
-from .findings import describe_change, is_share, list_findings, name_measure
+from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .plans.actions import KEEP
 from .plans.candidates import KINDS
@@ -67,6 +67,8 @@ def write_report(project: Project) -> Path:
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         mislabelled=_cards(project, suspects.head(_CARDS)),
         copies=_describe_copies(project),
+        doubted=_label_cards(project),
+        doubts=describe_doubts(about),
         per_class=_count_by_class(project),
         command=_command_line(about, project.folder),
         folder=str(project.folder),
@@ -122,7 +124,6 @@ def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
 
 def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
     """An instance as what it is: a picture, a text, or the cells that matter."""
-    content, picture = project.content.iloc[id], project.picture("train", id)
     card = {
         "id": id,
         "source": row["source"],
@@ -134,17 +135,31 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
         "action": row["action"],
         "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
         "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
-        "picture": None,
-        "text": None,
-        "cells": [],
     }
+    unusual = project.why(id)["unusual"]
+    return card | _look(project.content.iloc[id], project.picture("train", id), unusual)
+
+
+def _label_cards(project: Project) -> list[dict[str, Any]]:
+    """The validation labels to check first."""
+    first, cards = project.doubted_validation.head(_CARDS // 2), []
+    for id, row in first.iterrows():
+        content = project.validation.loc[id].drop([" source", " label"])
+        card = {**row[["source", "label", "prediction", "change"]]}
+        card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
+        cards.append(card | _look(content, project.picture("validation", int(id)), {}))
+    return cards
+
+
+def _look(content: Any, picture: bytes | None, unusual: dict[str, str]) -> dict[str, Any]:
+    look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
     if picture is not None:
-        card["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
+        look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
     elif "text" in content.index:
-        card["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
+        look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
     else:
-        card["cells"] = _cells(content, project.why(id)["unusual"])
-    return card
+        look["cells"] = _cells(content, unusual)
+    return look
 
 
 def _effect(change: float, about: dict[str, Any]) -> str:
@@ -180,6 +195,7 @@ def _command_line(about: dict, folder: Path) -> str:
     for name, flag in _OPTION_FLAGS.items():
         if options[name] is not None:
             words += [flag, str(options[name])]
+    words += ["--trusted-validation"] if options.get("trusted_validation") else []
     always = {"runs": options["runs"], "rounds": options["rounds"], "seed": request["seed"]}
     for name, value in always.items():
         words += [f"--{name}", str(value)]

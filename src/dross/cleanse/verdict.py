@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from .edits import Edits
+from .findings import TOO_MANY
 
 _SIGNIFICANT = 0.05
 _MAX_SEEDS_FOR_ALL_SIGNS = 12
 _SAMPLED_SIGNS = 20_000
 _VERDICTS_BEFORE_WARNING = 3
+_FEWEST_TO_COMPARE = 2  # test instances, for a standard error
 _ERRORS_TO_SHOW_A_CHANGE = 2.3  # a change must be so many standard errors to be shown
 
 
@@ -55,6 +57,29 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class WithoutDoubted:
+    """The same comparison without the test labels that the models doubt.
+
+    Doubted are labels that models before and after the edits, taken together, would not give. The
+    models are right about what is left more often than about new data, before and after alike; it
+    is the difference that counts.
+
+    Attributes:
+        doubted: how many of the test labels.
+        tested: how many there are.
+        metrics: as in `Verdict`, on the others.
+        verdict: what it would be on the others alone.
+        sentence: all that as a sentence.
+    """
+
+    doubted: int
+    tested: int
+    metrics: dict[str, Comparison]
+    verdict: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether the edits help: what `dross.judge` returns.
 
@@ -73,6 +98,8 @@ class Verdict:
         model: which model judged: `linear`, `mlp`, ..., or the name of the user's own.
         resampled: whether each seed drew a bootstrap sample of the training part, because seeds
             make no difference to the model.
+        without_doubted: the same without the test labels that the models doubt; None if they doubt
+            none.
     """
 
     made: str
@@ -88,6 +115,7 @@ class Verdict:
     settle: str
     model: str = ""
     resampled: bool = False
+    without_doubted: WithoutDoubted | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
@@ -187,7 +215,43 @@ def decide_verdict(metrics: dict[str, Comparison]) -> str:
     return "improved" if better else "worse"
 
 
+def compare_without(
+    values: dict[str, np.ndarray], doubted: np.ndarray, verdict: str
+) -> WithoutDoubted | None:
+    """Compare what is not doubted; None where nothing is, or hardly anything else is left.
+
+    Arguments:
+        values: Of each metric, as `compare_metric` takes them.
+        doubted: Which test labels are, bool [test].
+        verdict: On all of them.
+    """
+    count, tested = int(doubted.sum()), len(doubted)
+    if not count or tested - count < _FEWEST_TO_COMPARE:
+        return None
+    metrics = {name: compare_metric(each[..., ~doubted]) for name, each in values.items()}
+    without = decide_verdict(metrics)
+    sentence = _describe_without(count, tested, metrics, verdict, without)
+    return WithoutDoubted(count, tested, metrics, without, sentence)
+
+
 # --- in words ---
+
+
+def _describe_without(
+    doubted: int, tested: int, metrics: dict[str, Comparison], verdict: str, without: str
+) -> str:
+    changes = " and ".join(_describe_metric(name, metric) for name, metric in metrics.items())
+    same = "the verdict is the same" if without == verdict else f"the verdict would be: {without}"
+    warning = ""
+    if doubted >= TOO_MANY * tested:
+        warning = (
+            " That is so many that neither tells much: check the labels of the test part, or judge "
+            "with one that was checked."
+        )
+    return (
+        f"{doubted:,} of {tested:,} test labels are doubted by models before and after the change. "
+        f"Without them {changes}; {same}.{warning}"
+    )
 
 
 def describe_verdict(

@@ -37,6 +37,7 @@ def clean(
     epochs: option.Epochs = None,
     batch_size: option.BatchSize = None,
     verified: option.Verified = 16,
+    trusted_validation: option.TrustedValidation = False,
     seed: option.Seed = 0,
     device: option.Device = None,
     out: option.Out = None,
@@ -50,6 +51,10 @@ def clean(
     compete, recommends one, looks for copies (also of test instances, which make verdicts too
     good), and writes a report. The input is never touched. A run that was stopped goes on where it
     was: give the same command again.
+
+    Labels of the validation part can be wrong, too. Those that models doubt are listed; say on the
+    page (dross review) which are right, wrong, or really another class, and give the same command
+    again: it scores with what you said, and keeps the recorded runs and all decisions.
     """
     columns = dict(_read_column_kind(given) for given in column or [])
     is_function = model is not None and ":" in model
@@ -75,6 +80,7 @@ def clean(
         epochs=epochs,
         batch_size=batch_size,
         verified=verified,
+        trusted_validation=trusted_validation,
         seed=seed,
         device=device,
         overwrite=overwrite,

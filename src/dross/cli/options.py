@@ -90,6 +90,13 @@ Verified = Annotated[
     int,
     Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
 ]
+TrustedValidation = Annotated[
+    bool,
+    Option(
+        "--trusted-validation",
+        help="All labels of the validation part are right: none is doubted, none is listed.",
+    ),
+]
 Seed = Annotated[int, Option(min=0, help="Of the split and of everything random.")]
 Device = Annotated[
     str | None,

@@ -62,8 +62,10 @@ def print_verdict(verdict: Verdict) -> None:
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
     console.print(table)
-    if verdict.settle:
-        say(verdict.settle)
+    for sentence in filter(
+        None, (verdict.settle, getattr(verdict.without_doubted, "sentence", ""))
+    ):
+        say(sentence)
 
 
 def _verdict_cells(measure: Any, scale: int, digits: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..cleanse.decision_state import Decision, Event, group_by_decision
+from ..cleanse.decision_state import TRAIN, VALIDATION, Decision, Event, group_by_decision
 from ..cleanse.findings import is_share, name_measure
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
@@ -22,6 +22,7 @@ from ..errors import BadInput, TapeDamaged
 from .answers import JSONAnswer
 from .class_balance import class_warnings
 from .judge_process import JudgeProcess
+from .labels.validation import ValidationLabels
 from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
 from .plan.recommended import PICTURE, RecommendedPlan
@@ -59,6 +60,7 @@ class Api:
         self.body_seconds = body_seconds
         self.decisions = project.decisions
         self.listing = Listing(project)
+        self.validation = ValidationLabels(self.listing)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         self.plan = RecommendedPlan(project)
@@ -103,23 +105,32 @@ class Api:
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "columns": self.listing.columns,
-            "decisions": _decision_rows(current, current),
+            "trusted": about.get("validation_labels", {}).get("trusted", False),
+            "decisions": self._decision_rows({TRAIN: current, VALIDATION: self._checked()}),
         }
         return described | self._review_state(revision, current, query_text(query, "who"))
 
     def list_ids(self, query: Mapping[str, str]) -> _JSON:
         """Return the ids alone, in order. The page keeps them: a list must not move while used."""
-        ids = self.listing.ids(Filter.from_query(query), self.decisions.current())
+        wanted = Filter.from_query(query)
+        if wanted.tab == VALIDATION:
+            ids = self.validation.list_numbers(wanted, self._checked())
+        else:
+            ids = self.listing.ids(wanted, self.decisions.current())
         return {"ids": ids[:MAX_LISTED], "total": len(ids)}
 
     def list_items(self, query: Mapping[str, str]) -> _JSON:
         """Return what the list shows of these instances."""
         ids = [parse_count(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
-        return {"items": [self.listing.item(id) for id in ids if id < len(self.labels)]}
+        item = lambda id: (self.listing if id < len(self.labels) else self.validation).item(id)
+        return {"items": [item(id) for id in ids if id < self._count]}
 
     def explain(self, query: Mapping[str, str]) -> _JSON:
         """Return why an instance is in the list."""
-        return explain_instance(self.listing, query_count(query, "id"))
+        id = query_count(query, "id")
+        if len(self.labels) <= id < self._count:
+            return self.validation.explain(id)
+        return explain_instance(self.listing, id)
 
     def changes_since(self, query: Mapping[str, str]) -> _JSON:
         """Return what changed after a revision, and how the judgement is getting on."""
@@ -149,7 +160,8 @@ class Api:
         """Record decisions; the same `once` twice counts once."""
         changes = self._check_changes(request.changes)
         self._check_revision(request.revision)
-        self.decisions.record(changes, request.who, request.why, request.once or None)
+        part, changes = self.validation.locate(changes)
+        self.decisions.record(changes, request.who, request.why, request.once or None, part)
         return self._changes_since(request.revision, request.who)
 
     def take_plan(self, request: UndoRequest) -> _JSON:
@@ -166,9 +178,10 @@ class Api:
 
     def preview(self, request: PreviewRequest) -> _JSON:
         """Return what a bulk decision would do, before it is confirmed."""
-        changes, current = self._check_changes(request.changes), self.decisions.current()
+        part, changes = self.validation.locate(self._check_changes(request.changes))
+        current = self.decisions.current(part)
         changed = sum(current[id] != changes[id] for id in changes if id in current)
-        warnings = self._warnings(current | changes)
+        warnings = self._warnings(current | changes) if part == TRAIN else []
         return {"count": len(changes), "changed": changed, "warnings": warnings}
 
     def start_judging(self, request: JudgeRequest) -> _JSON:
@@ -208,12 +221,12 @@ class Api:
         event = undo_or_redo(who=request.who, once=request.once or None)
         answer = self._changes_since(request.revision, request.who) | {"event": None}
         if event is not None:
-            first = min(event.changes)
+            first = self.validation.number(event.part, min(event.changes))
             answer["event"] = {
                 "kind": event.kind,
                 "count": len(event.changes),
                 "first": first,
-                "source": str(self.project.instances.at[first, "source"]),
+                "source": self.validation.source(first),
             }
         return answer
 
@@ -225,7 +238,7 @@ class Api:
                 self._check_label(change.label)
             decision = (change.action, change.label)
             for id in change.ids:
-                if id >= len(self.labels):
+                if id >= self._count:
                     there = f"there are {len(self.labels)}"
                     raise BadInput(f"There is no training instance {id}; {there}.")
                 if decisions.setdefault(id, decision) != decision:
@@ -256,11 +269,32 @@ class Api:
         It is part of every answer to a change, so that a page is never behind after its own.
         """
         events = self.decisions.since(known)
-        current = self.decisions.current()
-        touched = {id for event in events for id in event.changes}
+        touched: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
+        for event in events:
+            touched[event.part].update(event.changes)
         revision = events[-1].revision if events else known
-        state = self._review_state(revision, current, who)
-        return {"decisions": _decision_rows(touched, current)} | state
+        state = self._review_state(revision, self.decisions.current(), who)
+        return {"decisions": self._decision_rows(touched)} | state
+
+    @property
+    def _count(self) -> int:
+        """How many instances the page numbers, of both parts."""
+        return len(self.labels) + len(self.validation)
+
+    def _checked(self) -> dict[int, Decision]:
+        """What is decided about validation instances that are there."""
+        decided = self.decisions.current(VALIDATION)
+        return {id: said for id, said in decided.items() if id < len(self.validation)}
+
+    def _decision_rows(self, ids: Mapping[str, Iterable[int]]) -> list[list[Any]]:
+        """[[number, action, label], ...] of some ids of each part."""
+        current = {TRAIN: self.decisions.current(), VALIDATION: self._checked()}
+        undecided = ("undecided", None)
+        return [
+            [self.validation.number(part, id), *current[part].get(id, undecided)]
+            for part, chosen in ids.items()
+            for id in chosen
+        ]
 
     def _review_state(self, revision: int, current: Mapping[int, Decision], who: str) -> _JSON:
         """How far the review is."""
@@ -269,6 +303,7 @@ class Api:
         progress["suggested"] = len(self.plan.changes)
         progress["suggested_decided"] = len(self.plan.changes.keys() & current.keys())
         progress["suggested_followed"] = self.plan.count_followed(current)
+        progress["checked"] = len(self._checked())
         return {
             "revision": revision,
             "progress": progress,
@@ -307,11 +342,6 @@ async def _read_body(request: Request, seconds: float) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "The request ended before it was complete.") from None
     return b"".join(pieces)
-
-
-def _decision_rows(ids: Iterable[int], current: Mapping[int, Decision]) -> list[list[Any]]:
-    """[[id, action, label], ...]"""
-    return [[id, *current.get(id, ("undecided", None))] for id in ids]
 
 
 def _get(path: str, answer: Callable[[Mapping[str, str]], _JSON]) -> Route:

@@ -15,7 +15,7 @@ from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..errors import BadInput
 
-TABS = ("plan", "harmful", "mislabelled", "copies", "all")
+TABS = ("plan", "harmful", "mislabelled", "validation", "copies", "all")
 MAX_LISTED = 100_000  # browsers cannot scroll much further
 _MAX_COLUMNS = 30
 _MAX_COLUMN_WIDTH = 26  # characters
@@ -130,16 +130,16 @@ class Listing:
             "confidence": finite_or_none(row["confidence"]),
             "harmful_in": int(row["harmful_in"]),
             "copy": mark_copy(self.project.copies, id),
-        } | self._short_content(id)
+        } | self.short_content(self.project.content.loc[id], self.project.why(id))
 
-    def _short_content(self, id: int) -> dict[str, Any]:
-        why = self.project.why(id)
+    def short_content(self, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the list shows of the content of an instance of any part, as JSON."""
         if self.layout == "text":
-            text, words = str(self.project.content.at[id, "text"]), why["words"]
+            text, words = str(content["text"]), why["words"]
             return {"text": _excerpt(text, [word for word, _ in words]), "words": words}
         if self.layout == "images":
             return {}
-        cells = [text_or_none(value) for value in self.project.content.loc[id].iloc[:_MAX_COLUMNS]]
+        cells = [text_or_none(value) for value in content.iloc[:_MAX_COLUMNS]]
         return {"cells": cells, "unusual": why["unusual"]}
 
     def _is_in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:

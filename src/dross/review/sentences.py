@@ -27,7 +27,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     return listing.item(id) | {
         "sentences": sentences,
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
-        "content": _full_content(listing, id, why["unusual"]),
+        "content": full_content(listing, project.content.loc[id], why["unusual"]),
         "words": why["words"],
         "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
         "similar": [_summary(listing, "train", int(other)) for other in why["similar"]],
@@ -119,8 +119,8 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
-def _full_content(listing: Listing, id: int, unusual: dict[str, str]) -> dict[str, Any]:
-    content = listing.project.content.loc[id]
+def full_content(listing: Listing, content: Any, unusual: dict[str, str]) -> dict[str, Any]:
+    """Return the whole content of an instance of any part, as JSON."""
     if listing.layout == "text":
         return {"text": str(content["text"])[:_MAX_TEXT]}
     cells = [(str(name), text_or_none(value)) for name, value in content.items()]

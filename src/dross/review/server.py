@@ -69,8 +69,9 @@ def create_app(
 
     def page(request: Request) -> Response:
         values = {"token": token, "name": project.about["name"], "key": storage_key}
-        shown = {"share": is_share(project.about), "copies": len(project.copies) > 0}
-        html = render("review.html", **values, regression=api.regression, **shown)
+        lists = {"copies": len(project.copies) > 0, "doubts": len(api.validation) > 0}
+        kinds = {"share": is_share(project.about), "regression": api.regression}
+        html = render("review.html", **values, **kinds, **lists)
         answer = HTMLResponse(html.encode(errors="replace"))
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pandas
 import pytest
-from sklearn.datasets import load_diabetes
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
@@ -105,18 +104,35 @@ def test_without_probabilities_only_the_error_is_compared(little):
     assert (little / "report.html").read_text().count("Judged by SGDClassifier") == 1
 
 
+def rents(count, rng):
+    """Numbers that two columns tell, but for a deviation of 10."""
+    size, place = rng.normal(size=(2, count))
+    rent = 400 + 60 * size + 30 * place + rng.normal(0, 10, count)
+    return pandas.DataFrame({"size": size, "place": place, "rent": rent})
+
+
 def test_a_regression_is_judged_in_the_units_of_its_label(tmp_path):
-    frame = load_diabetes(as_frame=True).frame
-    frame.to_parquet(tmp_path / "diabetes.parquet")
-    options = QUICK | {"runs": 1, "verified": 2, "model": "linear", "epochs": 3}
-    dross.clean(tmp_path / "diabetes.parquet", "target", out=tmp_path / "run", **options)
+    rng = np.random.default_rng(0)
+    train, parts = (
+        rents(300, rng),
+        {part: tmp_path / f"{part}.csv" for part in ("validation", "test")},
+    )
+    for path in parts.values():
+        rents(100, rng).to_csv(path, index=False)
+    wrong = rng.choice(300, 30, replace=False)  # of which several are far off
+    train.loc[wrong, "rent"] = rng.permutation(train["rent"])[:30]
+    train.to_csv(tmp_path / "train.csv", index=False)
+    options = QUICK | {"runs": 1, "verified": 2, "model": "linear", "epochs": 3} | parts
+    dross.clean(tmp_path / "train.csv", "rent", out=tmp_path / "run", **options)
     verdict = ask(tmp_path / "run", LinearRegression())
     assert set(verdict.metrics) == {"absolute error", "loss"} and verdict.resampled
-    assert 30 < np.mean(verdict.metrics["absolute error"].before) < 60
-    assert 1500 < np.mean(verdict.metrics["loss"].before) < 5000
+    assert 7 < np.mean(verdict.metrics["absolute error"].before) < 14  # a deviation of 10 gives 8
+    assert 80 < np.mean(verdict.metrics["loss"].before) < 250  # and 100
     gamma = ask(tmp_path / "run", "sklearn:GammaRegressor")  # learns numbers above 0 only
     assert gamma.metrics["loss"].before != verdict.metrics["loss"].before
-    assert ask(tmp_path / "run", LinearRegression(), remove=None, relabel=5).relabelled == 5
+    mended = ask(tmp_path / "run", LinearRegression(), remove=None, relabel=5)
+    assert mended.relabelled == 5
+    assert np.mean(mended.metrics["loss"].after) < np.mean(mended.metrics["loss"].before)
     with pytest.raises(BadInput, match=r"is a classifier, .*sklearn:RandomForestRegressor"):
         ask(tmp_path / "run", "sklearn:RandomForestClassifier")
 

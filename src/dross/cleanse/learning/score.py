@@ -97,7 +97,7 @@ def score(
             scores.save(saved)
         recorded.append(run)
         halves.append(scores.values)
-        losses.append(recipe.loss_function(_final_outputs(run, data[0]), data[1]).double().numpy())
+        losses.append(recipe.loss_function(final_outputs(run, data[0]), data[1]).double().numpy())
     return recorded, InstanceScores(
         np.stack(halves),
         np.array([len(part) for part in parts]) / len(validation[1]),
@@ -175,7 +175,7 @@ def validation_halves(validation: Pair, seed: int) -> list[np.ndarray]:
     return np.array_split(rng.permutation(len(validation[1])), 2)
 
 
-def _final_outputs(run: Run, x: Tensor) -> Tensor:
+def final_outputs(run: Run, x: Tensor) -> Tensor:
     """The outputs of the trained model, [N, outputs], on the CPU."""
     state, objective = run.recording.state_at(run.steps), run.recording.objective
     with objective.evaluating(), torch.no_grad():

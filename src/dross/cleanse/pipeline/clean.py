@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,19 +13,21 @@ import torch
 from ...errors import BadInput
 from ...execution.devices import choose_device
 from ..copies.find import find_copies
+from ..doubts.labels import validation_table
 from ..inputs.arrays.given_files import file_name, keep_files
 from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
-from ..inputs.source import ENCODER_VERSION, PARTS
+from ..inputs.source import ENCODER_VERSION, PARTS, Frame
 from ..inputs.user_code import source_digest
 from ..project import FORMAT, Project
 from ..reopen import names_code
 from .candidates import choose_backbone
+from .checked_labels import CheckedLabels, read_checked, settle_labels
 from .job import Job, Options, Say
 from .output_folder import check_answer, claimed_folder
-from .rounds import explain_suggestions, run_rounds
+from .rounds import Outcome, explain_suggestions, run_rounds
 from .search import find_recipe
 from .write_project import write_project
 
@@ -53,6 +55,7 @@ def clean(
     epochs: int | None = None,
     batch_size: int | None = None,
     verified: int = 16,
+    trusted_validation: bool = False,
     seed: int = 0,
     device: str | None = None,
     overwrite: bool = False,
@@ -62,7 +65,8 @@ def clean(
     """Find the training instances that make a model worse.
 
     The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
-    result. A call that was stopped goes on when it is made again with the same arguments.
+    result. A call that was stopped goes on when it is made again with the same arguments. One that
+    was finished scores again if validation labels were checked on the page since.
 
     Arguments:
         data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
@@ -98,6 +102,8 @@ def clean(
         rounds: with 2 and more, remove what is suggested, then train and score again.
         rate, epochs, batch_size: for training. By default a search finds rate and epochs.
         verified: how many of the most harmful, and how many others, to check by retraining.
+        trusted_validation: every label of the validation part is right; otherwise
+            `Project.doubted_validation` lists those that the models doubt.
         seed: decides the split, the initial weights and the order of the batches.
         device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
             are recorded on the CPU). By default a GPU of CUDA if there is one, and else the CPU.
@@ -133,7 +139,8 @@ def clean(
         "backbone": backbone,
         "encoder": ENCODER_VERSION,
     }
-    options = Options(model, make, runs, rounds, rate, epochs, batch_size, verified)
+    how = (rate, epochs, batch_size, verified, trusted_validation)
+    options = Options(model, make, runs, rounds, *how)
     folder = _default_folder(data) if out is None else Path(out)
     here, say = choose_device(device), say or (lambda _: None)
     rest = (options, folder, here, overwrite, progress, say)
@@ -202,17 +209,29 @@ def _clean(
     with claimed_folder(folder, request, begun, overwrite) as finished:
         if place is not None:
             keep_files(place, folder)
-        if finished is not None:
+        checked = read_checked(folder, prepared)
+        if settle_labels(folder, checked) and finished is not None:
             say(f"Everything is there already, in {folder}.")
             return check_answer(finished, begun)
         started = time.monotonic()
         job, searched = find_recipe(job)
-        outcome = run_rounds(job, searched.recipe)
-        why = explain_suggestions(job, outcome)
+        if checked:
+            say(checked.describe())
+        as_checked = replace(job, prepared=checked.apply(job.prepared))
+        outcome = run_rounds(as_checked, searched.recipe)
+        why = explain_suggestions(as_checked, outcome)
+        why = checked.restore_ids(why, len(prepared.y["validation"]))
+        labels = _question_validation(job, outcome, checked)
         copies = find_copies(job.prepared, device=job.device, progress=job.progress)
-        seconds = time.monotonic() - started
-        written = write_project(job, searched, outcome, why, copies, begun, seconds)
-        return check_answer(written, begun)
+        about, seconds = (searched, outcome, why, copies, labels), time.monotonic() - started
+        return check_answer(write_project(job, *about, begun, seconds), begun)
+
+
+def _question_validation(job: Job, outcome: Outcome, checked: CheckedLabels) -> Frame:
+    """What the runs, which have not learnt them, say of the validation labels."""
+    scored = checked.scored(job.prepared, outcome.on_validation)
+    trusted = job.options.trusted_validation
+    return validation_table(outcome.recipe, outcome.runs, job.prepared, scored, trusted=trusted)
 
 
 def _absolute(given: str | os.PathLike) -> str:

@@ -35,6 +35,7 @@ class Options:
     epochs: int | None = None
     batch_size: int | None = None
     verified: int = 16
+    trusted_validation: bool = False  # no label of the validation part is doubted
 
     def __post_init__(self):
         check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)

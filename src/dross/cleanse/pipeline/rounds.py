@@ -34,7 +34,7 @@ class _Round:
     """What one round found about the instances that were left in it."""
 
     recipe: Recipe
-    run: Run  # the first of its recorded runs
+    runs: list[Run]  # that were recorded
     checked: RetrainingCheck
     competition: Competition
     scale: float  # of the expected error that its scores are about
@@ -50,13 +50,14 @@ class Outcome:
 
     instances: Frame  # as `Project.instances`
     recipe: Recipe  # of the last round, as everything below
-    run: Run
+    runs: list[Run]
     checked: RetrainingCheck
     competition: Competition
     scale: float  # of the expected error that the scores are about
     active: np.ndarray  # the ids that were left in it
     what: str  # the recommended plan of all rounds, in words; "" if there is none
     reason: str
+    on_validation: np.ndarray  # what it changes for each validation instance; nan: not known
     agreement: float | None  # between halves of the runs of the first round, which has everything
 
 
@@ -64,12 +65,15 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
     """Score every training instance. A round that recommends nothing is the last one."""
     active, y = np.arange(job.count), job.prepared.y["train"].clone()
     tables, reasons, agreements, rounds, number = [], [], [], job.options.rounds, 0
+    on_validation = np.zeros(len(job.prepared.y["validation"]))
     while True:
         number += 1
         found = _run_round(job, recipe, active, y[active], number)
         recipe, plan, reason = found.recipe, found.plan, found.competition.reason
         agreements.append(found.agreement)
         reasons.append(reason if rounds == 1 else f"round {number}: {reason}")
+        if plan is not None or number == 1:
+            on_validation += found.competition.on_validation or np.nan
         if number == rounds or plan is None:
             break
         left = np.setdiff1d(active, plan.removed)
@@ -85,13 +89,14 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
     return Outcome(
         instances,
         recipe,
-        found.run,
+        found.runs,
         found.checked,
         found.competition,
         found.scale,
         active,
         _describe_actions(instances, found.plan if number == 1 else None),
         "; ".join(reasons),
+        on_validation,
         agreements[0],
     )
 
@@ -115,7 +120,7 @@ def explain_suggestions(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]
     ids = np.unique(np.concatenate(first))
     # in a later round the checked ids are places among those that are left
     checked = outcome.checked if len(outcome.active) == len(instances) else None
-    return find_reasons(job.prepared, outcome.run, outcome.recipe, checked, ids)
+    return find_reasons(job.prepared, outcome.runs[0], outcome.recipe, checked, ids)
 
 
 def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: int) -> _Round:
@@ -144,7 +149,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
         plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
         found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
     rest = (scored.scale, found, plan, answers.training.predicted, compare_halves(scored.by_run))
-    return _Round(recipe, runs[0], checked, competition, *rest)
+    return _Round(recipe, runs, checked, competition, *rest)
 
 
 def _score(
@@ -210,6 +215,7 @@ def _find_plan(
         job.prepared.pair("validation"),
         scored,
         answers,
+        trusted=job.options.trusted_validation,
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )

@@ -19,7 +19,7 @@ from ..inputs.prepared import PreparedData
 from ..inputs.source import PARTS, Frame
 from ..learning.train_many import SearchResult
 from ..plans.actions import KEEP
-from ..project import DIGESTED, Project
+from ..project import DIGESTED, DOUBTS, Project
 from ..project_files import ABOUT, write_sealed
 from ..report import write_report
 from .job import Job
@@ -32,26 +32,28 @@ def write_project(
     outcome: Outcome,
     why: dict[str, Any],
     found: tuple[Copies, dict[str, int]],
+    labels: Frame,
     begun: dict[str, Any],
     seconds: float,
 ) -> Project:
     """Fill the folder. project.json comes last, after the report: it says that the rest is whole.
 
-    why: the content of why.json; found: copies, and how many there are; begun: the content of
-    begun.json; seconds: how long everything took.
+    why: the content of why.json; found: copies, and how many there are; labels: the content of
+    doubts.parquet; begun: that of begun.json; seconds: how long everything took.
     """
     folder, (copies, counts) = job.folder, found
     write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
     write_bytes(folder / COPIES, join_content(copies).to_parquet())
-    _write_pictures(folder / "pictures", job.prepared, why, copies)
+    write_bytes(folder / DOUBTS, labels.to_parquet())
+    _write_pictures(folder / "pictures", job.prepared, why, copies, labels)
     write_json(folder / "why.json", why)
     scores = outcome.instances.reset_index()
     write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
     digests = {"digests": {name: digest_file(folder / name) for name in DIGESTED}}
-    about = begun | _describe_project(job, searched, outcome, seconds) | {"copies": counts}
-    about |= digests
+    about = begun | _describe_project(job, searched, outcome, seconds) | digests
+    about |= {"copies": counts, "validation_labels": _describe_labels(job, labels)}
     about = json.loads(json.dumps(about))  # as it is read later
     write_report(Project.describe(folder, about))
     write_sealed(folder / ABOUT, about)
@@ -108,9 +110,16 @@ def _describe_project(
     }
 
 
+def _describe_labels(job: Job, labels: Frame) -> dict[str, Any]:
+    doubted, checked = (labels["rank"] >= 0).sum(), (labels["checked"] != "").sum()
+    counts = {"count": len(labels), "doubted": int(doubted), "checked": int(checked)}
+    return counts | {"trusted": job.options.trusted_validation}
+
+
 def _describe_plans(outcome: Outcome) -> dict[str, Any]:
     """The plans of the last round, in ids of the whole training part."""
     described = outcome.competition.to_json()
+    del described["on_validation"]  # doubts.parquet has it
     for plan in described["finalists"]:
         for key in ("removed", "relabelled"):
             plan[key] = outcome.active[plan[key]].tolist()
@@ -128,16 +137,17 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
 
 
 def _write_pictures(
-    folder: Path, prepared: PreparedData, why: dict[str, Any], copies: Copies
+    folder: Path, prepared: PreparedData, why: dict[str, Any], copies: Copies, labels: Frame
 ) -> None:
-    """Small copies of every training picture, and of others that reasons and copies point at."""
+    """Small copies of every training picture, and of others that lists and reasons point at."""
     if prepared.root is None:
         return
     hurt = {entry[0] for reasons in why.values() for entry in reasons.get("hurts", [])}
     same = {part: set(copies.ids(part)) for part in PARTS}
+    questioned = labels.index[(labels["rank"] >= 0) | (labels["checked"] != "")]
     wanted = {
         "train": range(len(prepared.parts["train"])),
-        "validation": hurt | same["validation"],
+        "validation": hurt | same["validation"] | set(questioned),
         "test": same["test"],
     }
     folder.mkdir(exist_ok=True)

@@ -100,6 +100,7 @@ class Competition:
     tried: list[dict[str, Any]]  # every plan: kind, size, change, error, seeds
     recommended: Plan | None  # None: do nothing
     reason: str
+    on_validation: list[float] | None = None  # what that plan, or the nearest, changes for each
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as a project keeps it."""
@@ -108,6 +109,7 @@ class Competition:
             "tried": self.tried,
             "recommended": None if self.recommended is None else self.recommended.name,
             "reason": self.reason,
+            "on_validation": self.on_validation,
         }
 
     @staticmethod
@@ -116,7 +118,8 @@ class Competition:
         finalists = [Trial.from_json(trial) for trial in about["finalists"]]
         by_name = {trial.plan.name: trial.plan for trial in finalists}
         chosen = None if about["recommended"] is None else by_name[about["recommended"]]
-        return Competition(finalists, about["tried"], chosen, about["reason"])
+        on_validation = about.get("on_validation")  # earlier versions did not keep it
+        return Competition(finalists, about["tried"], chosen, about["reason"], on_validation)
 
 
 def compete(
@@ -126,6 +129,7 @@ def compete(
     scored: InstanceScores,
     answers: Answers,
     *,
+    trusted: bool = False,
     seed: int,
     progress: bool,
 ) -> Competition:
@@ -137,10 +141,11 @@ def compete(
         validation: Those of the validation part.
         scored: The scores that rank the training instances.
         answers: What models that did not learn them think of training and validation labels.
+        trusted: Whether all validation labels are known to be right.
         seed: Must be the one that the scores were computed with: it decides the halves.
         progress: Whether to show a progress bar.
     """
-    beliefs, clearly = answers.training, _clear_difference(answers)
+    beliefs, clearly = answers.training, _clear_difference(answers, trusted)
     sizes, stages = plan_sizes(len(data[1]), beliefs), SIDE_BY_SIDE
     if not can_train_together(recipe):
         sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
@@ -156,11 +161,11 @@ def compete(
     return contest.conclude(entries, [entry for entry in everyone if entry.changes])
 
 
-def _clear_difference(answers: Answers) -> float:
+def _clear_difference(answers: Answers, trusted: bool) -> float:
     """By how many standard errors a plan must be better than the usual one."""
     wrong, of_training = (b.wrong.mean() for b in (answers.validation, answers.training))
     seem_right = wrong < max(_FEW_WRONG, _FEWER_THAN * of_training)
-    return _CLEARLY_IF_TRUSTED if seem_right else _CLEARLY
+    return _CLEARLY_IF_TRUSTED if trusted or seem_right else _CLEARLY
 
 
 @dataclass
@@ -285,10 +290,13 @@ class _Contest:
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
         chosen = self._choose(finalists)
+        nearest = chosen or min(finalists, key=lambda entry: entry.mean)
+        changes = np.stack(nearest.changes)[:, : len(self.validation[1])]
+        on_validation = changes.mean(0).tolist()
         data = "data that had no part in the ranking"
         if chosen is None:
             reason = f"none of {self.tried} plans is better than chance would make one, on {data}"
-            return Competition(trials, figures, None, reason)
+            return Competition(trials, figures, None, reason, on_validation)
         found = chosen.to_trial()
         measured = (
             f"{abs(100 * found.change):.2f} % {'fewer' if found.change < 0 else 'more'} mistakes "
@@ -298,7 +306,7 @@ class _Contest:
             reason = f"about {round(self.beliefs.wrong.sum()):,} labels are wrong; {measured}"
         else:
             reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
-        return Competition(trials, figures, chosen.plan, reason)
+        return Competition(trials, figures, chosen.plan, reason, on_validation)
 
     def _choose(self, finalists: list[_Entry]) -> _Entry | None:
         """The usual plan, unless another is clearly better; then the mildest of the best."""

@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { byId, data, h, say, show } from "./dom.js";
 import { decide } from "./save.js";
-import { project } from "./state.js";
+import { partOf, project } from "./state.js";
 import { count } from "./words.js";
 
 const dialog = byId("bulk");
@@ -25,6 +25,10 @@ export function start() {
 /** What the list shows right now, and in words what it was filtered by. */
 export function open(shownIds, description) {
   ids = shownIds;
+  for (const option of action.options) {
+    option.dataset.train ??= option.textContent;
+    option.textContent = option.dataset[partOf(ids[0])] ?? option.dataset.train;
+  }
   show(byId("bulk-about"), h("strong", {}, count(ids.length, "instance")), " in this list", description ? [": ", data(description)] : "", ".");
   dialog.showModal();
   preview();
@@ -35,7 +39,8 @@ const newLabel = () => (action.value !== "relabel" ? null : project.classes.leng
 
 async function preview() {
   byId("bulk-label-box").hidden = action.value !== "relabel";
-  const verb = { remove: "Remove", keep: "Keep", relabel: "Relabel", undecided: "Clear the decision of" }[action.value];
+  const checking = { remove: "Wrong:", keep: "Right:", relabel: "Relabel" };
+  const verb = { remove: "Remove", keep: "Keep", relabel: "Relabel", undecided: "Clear the decision of", ...(partOf(ids[0]) === "validation" ? checking : {}) }[action.value];
   confirm.textContent = `${verb} ${count(ids.length, "instance")}`;
   confirm.disabled = true;
   const now = ++asked;

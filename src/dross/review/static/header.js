@@ -24,12 +24,12 @@ export function start() {
 }
 
 function draw() {
-  const { keep, remove, relabel, suggested, suggested_decided: done } = standing.progress;
+  const { keep, remove, relabel, suggested, suggested_decided: done, checked } = standing.progress;
   const bar = byId("progress");
   bar.max = suggested || project.counts.train;
   bar.value = suggested ? done : keep + remove + relabel;
   const first = suggested ? `${done} of the ${count(suggested, "suggested", "suggested")} decided` : `${keep + remove + relabel} decided`;
-  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep`;
+  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep` + (checked ? ` · ${count(checked, "validation label")} checked` : "");
   byId("undo").disabled = !standing.undoable && !waitingCount();
   byId("redo").disabled = !standing.redoable;
   const text = standing.warnings.join("\n");

@@ -3,7 +3,7 @@
 import { picture } from "./api.js";
 import { data, h, printable } from "./dom.js";
 import { marked } from "./mark.js";
-import { decisionOf, project } from "./state.js";
+import { decisionOf, partOf, project } from "./state.js";
 import { adviceWord, decisionWord, percent, signed } from "./words.js";
 
 /** Heights in rem; narrow: below 45 rem of width. */
@@ -22,7 +22,7 @@ export function updateDecision(element, id, item) {
   element.dataset.decision = decision ? decision[0] : "undecided";
   const badge = element.querySelector(".decision");
   if (!badge) return;
-  const words = decision ? decisionWord(decision) : item ? adviceWord(item) : "–";
+  const words = decision ? decisionWord(decision, partOf(id)) : item ? adviceWord(item) : "–";
   badge.replaceChildren(data(words));
   badge.title = printable(words);
 }
@@ -39,9 +39,10 @@ export function tableHead() {
   return head;
 }
 
-const effectWord = (item) => signed(item.effect) + project.unit;
+const meaning = (item) => (item.part === "validation" ? "what the plan that did best changes of the models' error on it" : `estimated change of the ${project.measure} without it`);
+const effectWord = (item) => signed(item.effect) + (item.part === "validation" ? "" : project.unit);
 const SURE = "how sure it is that acting on this one is right";
-const effect = (item) => h("span", { class: "effect", title: `estimated change of the ${project.measure} without it` }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
+const effect = (item) => h("span", { class: "effect", title: meaning(item) }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
@@ -54,7 +55,7 @@ function chips(item) {
 }
 
 function tile(item) {
-  const image = h("img", { src: picture("train", item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
+  const image = h("img", { src: picture(item.part ?? "train", item.place ?? item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
   return [image, decision(), chips(item), effect(item)];
 }
 

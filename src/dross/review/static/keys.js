@@ -4,8 +4,8 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const KEYS = [
-  ["k", "keep", "keep the instance"],
-  ["x", "remove", "remove it"],
+  ["k", "keep", "keep the instance; of a validation label: it is right"],
+  ["x", "remove", "remove it; of a validation label: it is wrong"],
   ["r", "relabel", "relabel it: then 1 to 9, 0 and letters choose a class"],
   ["c", "undecided", "clear its decision"],
   ["u", "undo", "undo, without limit"],

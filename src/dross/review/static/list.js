@@ -79,12 +79,12 @@ function prepare() {
   canvas = h("div", { class: `canvas ${project.layout}` });
   if (shape.role === "grid") {
     holder.setAttribute("role", "grid");
-    holder.setAttribute("aria-label", "Training instances");
+    holder.setAttribute("aria-label", "Instances");
     canvas.setAttribute("role", "rowgroup");
     holder.append(h("div", { role: "rowgroup", class: "head-group" }, tableHead()), canvas);
   } else {
     canvas.setAttribute("role", "listbox");
-    canvas.setAttribute("aria-label", "Training instances");
+    canvas.setAttribute("aria-label", "Instances");
     holder.append(canvas);
   }
   scroller.addEventListener("scroll", draw, { passive: true }); // browsers send it once per frame

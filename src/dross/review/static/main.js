@@ -11,7 +11,7 @@ import * as plan from "./plan.js";
 import { askLabel } from "./relabel.js";
 import { adoptLeftovers, decide, redo, undo } from "./save.js";
 import { set, setting } from "./settings.js";
-import { learn, on, project, standing, tell } from "./state.js";
+import { learn, on, partOf, project, standing, tell } from "./state.js";
 import * as sync from "./sync.js";
 import * as verdict from "./verdict.js";
 import { count, decisionWord } from "./words.js";
@@ -21,9 +21,11 @@ const MEANINGS = {
   plan: "What the recommended plan changes, the least sure first: those are worth a look. Nothing is changed before it is taken over.",
   harmful: "By the estimate, the model would make fewer mistakes on the validation data without any one of these; the first does the most harm.",
   mislabelled: "Models that did not learn these find the given label improbable, which hints at a wrong label; it need not harm the model.",
+  validation: "Labels of the validation part that models which have not learnt them doubt; the recommendation hangs the most on the first. Say which are right, wrong or really something else, and give the same dross clean command again: it scores with what you said.",
   copies: "These are in the training part twice, or in the test or validation part as well, the same or nearly the same (≡ is the number of the group). What is also in another part makes every verdict too good: remove it here, or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the one that does the most harm to the one that helps most.",
 };
+const MEANING_OF_TRUST = "All labels of the validation part count as right (--trusted-validation), so none is doubted.";
 const MEANING_OF_VALUE = "Here the given value is far from what models predict that did not learn it, which hints at a wrong value; it need not harm the model.";
 
 let filter = {};
@@ -52,7 +54,9 @@ function showFilter() {
     if (link.dataset.tab === filter.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  byId("meaning").textContent = filter.tab === "mislabelled" && project.task === "regression" ? MEANING_OF_VALUE : (MEANINGS[filter.tab] ?? "");
+  const special = { mislabelled: project.task === "regression" && MEANING_OF_VALUE, validation: project.trusted && MEANING_OF_TRUST };
+  byId("meaning").textContent = special[filter.tab] || (MEANINGS[filter.tab] ?? "");
+  document.body.dataset.part = filter.tab === "validation" ? "validation" : "train";
   byId("clear").hidden = Object.keys(filter).length < 2;
 }
 
@@ -89,7 +93,7 @@ function describeFilter() {
 function take(action, label = null) {
   const id = list.selectedId();
   if (id === null) return;
-  const words = `${decisionWord([action, label])}, ${list.itemOf(id)?.source ?? ""}`;
+  const words = `${decisionWord([action, label], partOf(id))}, ${list.itemOf(id)?.source ?? ""}`;
   decide([id], action, label).then((answer) => answer && say(`Saved: ${words}`));
   if (setting("moveOn") === "on" && action !== "undecided") advance();
   else list.focusSelected();
@@ -113,7 +117,7 @@ async function takeBack(verb, word) {
 }
 
 async function goTo(id) {
-  if (list.placeOf(id) < 0) await visit({ tab: "all" }, id);
+  if (list.placeOf(id) < 0) await visit({ tab: partOf(id) === "validation" ? "validation" : "all" }, id);
   list.select(list.placeOf(id), { focus: !byId("list").inert });
 }
 

@@ -16,6 +16,9 @@ export function tell(event, detail) {
   for (const listener of listeners.get(event) ?? []) listener(detail);
 }
 
+/** The page numbers the validation part after the training part. */
+export const partOf = (id) => (id < project.counts.train ? "train" : "validation");
+
 /** What holds about an instance: what was decided here counts before it is saved. */
 export function decisionOf(id) {
   const decision = waiting.get(id)?.at(-1)?.decision ?? saved.get(id);

@@ -79,6 +79,7 @@ function build(verdict, place) {
     verdict.model ? h("span", { class: "quiet small" }, ", judged by ", data(verdict.model)) : null);
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),
+    verdict.without_doubted ? h("p", { class: "without-doubted" }, data(verdict.without_doubted.sentence)) : null,
     verdict.settle ? h("p", { class: "quiet" }, data(verdict.settle)) : null,
     Object.entries(verdict.metrics).map(([name, metric], order) => metricView(name, metric, order === 0)),
     perClass(verdict.per_class ?? []),

@@ -5,7 +5,7 @@ import { byId, data, h, show } from "./dom.js";
 import * as list from "./list.js";
 import { marked } from "./mark.js";
 import { set, setting } from "./settings.js";
-import { decisionOf, on, project, tell } from "./state.js";
+import { decisionOf, on, partOf, project, tell } from "./state.js";
 import { amount, decisionWord } from "./words.js";
 
 const panel = byId("why");
@@ -89,18 +89,18 @@ function showDecision() {
   if (!place) return;
   const decision = decisionOf(current);
   place.dataset.decision = decision ? decision[0] : "undecided";
-  place.replaceChildren(data(decisionWord(decision)));
+  place.replaceChildren(data(decisionWord(decision, partOf(current))));
 }
 
 function build(why) {
   return [
     h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
-    project.layout === "images" ? h("img", { class: "large-picture", src: picture("train", why.id), alt: `Picture ${why.source}, labelled ${why.label}` }) : null,
-    why.copies.length ? others("The same or nearly the same", why.copies, copy) : null,
+    project.layout === "images" ? h("img", { class: "large-picture", src: picture(why.part ?? "train", why.place ?? why.id), alt: `Picture ${why.source}, labelled ${why.label}` }) : null,
+    why.copies?.length ? others("The same or nearly the same", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
-    others("Validation instances it hurts most", why.hurts, hurt),
-    others("Most similar training instances", why.similar, similar),
+    why.hurts ? others("Validation instances it hurts most", why.hurts, hurt) : null,
+    why.similar ? others("Most similar training instances", why.similar, similar) : null,
   ];
 }
 

@@ -17,9 +17,10 @@ export function adviceWord(item) {
   return item.action === "remove" ? "recommended: remove" : "–";
 }
 
-/** A decision as a word: what is in the list and what is said aloud. */
-export function decisionWord(decision) {
+/** A decision as a word: what is in the list and what is said aloud. part: whose instance it is about. */
+export function decisionWord(decision, part = "train") {
   if (!decision) return "Undecided";
   const [action, label] = decision;
+  if (part === "validation") return { keep: "Right", remove: "Wrong", relabel: `Is really ${label}` }[action] ?? "Undecided";
   return { keep: "Keep", remove: "Remove", relabel: `Relabel: ${label}` }[action] ?? "Undecided";
 }

@@ -1,0 +1,1 @@
+"""Labels of the validation and test parts that models which have not learnt them doubt."""

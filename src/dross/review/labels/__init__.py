@@ -1,0 +1,1 @@
+"""The list of validation labels to check first, on the page."""

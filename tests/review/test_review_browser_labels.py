@@ -1,0 +1,67 @@
+"""Validation labels to check first, in a real browser."""
+
+import pytest
+
+from dross.review.server import serve_in_thread
+from review.browser_page import reload, selected_id, visit, wait_for_text, wait_until_saved
+from review.doubtful_project import add_doubts
+from review.review_project import make_project, make_verdict, write_verdict
+
+
+@pytest.mark.parametrize("kind", ["table", "images", "text"])
+def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
+    project = add_doubts(make_project(tmp_path / "p", kind, 60))
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        assert page.inner_text("[data-do=keep]").startswith("Keep")
+        page.click("text=Validation labels to check first")
+        wait_for_text(page, "found", "5 instances")
+        page.wait_for_selector("#why-body .reasons")
+        assert selected_id(page) == 60 and "models which have not" in page.inner_text("#meaning")
+        assert page.inner_text("[data-do=keep]").startswith("Right")
+        page.keyboard.press("k")
+        page.keyboard.press("x")
+        page.keyboard.press("r")
+        page.keyboard.press("Enter")  # what the models say has the focus
+        wait_until_saved(page)
+        said = [page.inner_text(f".item[data-id='{id}'] .decision") for id in (60, 61, 62)]
+        wanted = str(project.validation_labels.loc[2, "prediction"])
+        assert said == ["Right", "Wrong", f"Is really {wanted}"]
+        log = project.decisions
+        assert log.current() == {} and log.current("validation") == {
+            0: ("keep", None),
+            1: ("remove", None),
+            2: ("relabel", wanted),
+        }
+        assert "3 validation labels checked" in page.inner_text("#progress-text")
+        page.keyboard.press("u")
+        wait_until_saved(page)
+        assert 2 not in log.current("validation") and selected_id(page) == 62
+        reload(page)
+        wait_for_text(page, "found", "5 instances")
+        assert page.inner_text(".item[data-id='61'] .decision") == "Wrong"
+        page.click("#open-bulk")
+        page.wait_for_selector("#bulk-confirm:enabled")
+        assert page.inner_text("#bulk-action option[value=remove]") == "wrong"
+        page.select_option("#bulk-action", "keep")
+        assert page.inner_text("#bulk-confirm") == "Right: 5 instances"
+        page.keyboard.press("Escape")
+        page.click("[data-tab=all]")
+        wait_for_text(page, "found", "60 instances")
+        assert page.inner_text("[data-do=remove]").startswith("Remove")
+
+
+def test_trusted_labels_are_said_to_be(browser, tmp_path):
+    project = add_doubts(make_project(tmp_path / "p", "table", 40), doubted=0, trusted=True)
+    with serve_in_thread(project) as server, visit(browser, server, "&tab=validation") as page:
+        wait_for_text(page, "found", "0 instances")
+        assert "--trusted-validation" in page.inner_text("#meaning")
+
+
+def test_the_verdict_is_shown_with_and_without_doubted_labels(browser, tmp_path):
+    project = make_project(tmp_path / "p", "table", 40)
+    sentence = "12 of 90 test labels are doubted. Without them it is <b>the same</b>."
+    write_verdict(project, make_verdict() | {"without_doubted": {"sentence": sentence}})
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        page.keyboard.press("v")
+        page.wait_for_selector(".without-doubted")
+        assert page.inner_text(".without-doubted") == sentence
