@@ -249,7 +249,7 @@ def _describe_without(
             "with one that was checked."
         )
     return (
-        f"{doubted:,} of {tested:,} test labels are doubted by models before and after the change. "
+        f"Doubted by models before and after the change: {doubted:,} of {tested:,} test labels. "
         f"Without them {changes}; {same}.{warning}"
     )
 

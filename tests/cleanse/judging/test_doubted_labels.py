@@ -63,7 +63,7 @@ def test_a_verdict_says_both(cleaned, clusters):
     assert without.sentence in report and "error, without doubted labels" in report
     assert without.sentence in found._repr_html_()
     said = CliRunner().invoke(app, ["judge", str(cleaned.folder), "--seeds", "2", "--quick"])
-    assert "test labels are doubted" in " ".join(said.output.split())
+    assert "Doubted by models before and after the change:" in " ".join(said.output.split())
 
 
 def test_a_verdict_of_an_earlier_version_is_shown(cleaned):
