@@ -142,7 +142,8 @@ class Project:
         Returns:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
             Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
-            mislabel_rank, prediction, probability, label_probability, agreement, outlier, verified,
+            mislabel_rank, wrong (the chance that the label is; earlier versions had none),
+            prediction, probability, label_probability, agreement, outlier, verified,
             action: what the recommended plan does with it (keep, remove, or relabel as the
             prediction), and confidence: how sure that is, from 0 to 1.
 
