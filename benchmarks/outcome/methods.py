@@ -84,7 +84,9 @@ def use_clean_learning(case: Case) -> Found | None:
         return np.flatnonzero(issues["is_label_issue"]), {}
     from cleanlab.classification import CleanLearning
 
-    found = CleanLearning(LogisticRegression(max_iter=300), seed=case.seed)
+    one_process = {"n_jobs": 1}  # cases run side by side
+    model = LogisticRegression(max_iter=300)
+    found = CleanLearning(model, seed=case.seed, find_label_issues_kwargs=one_process)
     issues = found.find_label_issues(x, case.classes_of(case.train))
     return np.flatnonzero(issues["is_label_issue"]), {}
 
