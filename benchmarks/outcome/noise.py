@@ -1,7 +1,6 @@
 """Ways for labels to be wrong."""
 
 import numpy as np
-import pandas as pd
 from sets import DataSet
 
 _WIDE = 50  # features; of more, as many directions are looked at
@@ -79,9 +78,3 @@ def _by_features(data: DataSet, rng: np.random.Generator) -> np.ndarray:
     flipped = rng.random(len(y)) < share
     y[flipped] = classes[other[flipped]].astype(object)
     return y
-
-
-def as_frame(data: DataSet, labels: np.ndarray) -> pd.DataFrame:
-    """What a user would bring: the columns and a column `label`."""
-    assert isinstance(data.x, pd.DataFrame)
-    return data.x.assign(label=labels)

@@ -8,6 +8,7 @@ from dross.cleanse.learning.recipe import Recipe
 from dross.cleanse.learning.score import InstanceScores, cross_fit
 from dross.cleanse.opinions.ask import ask_models
 from dross.cleanse.plans import compete as competing
+from dross.cleanse.plans.candidates import Plan
 from dross.cleanse.plans.compete import Competition, compete, standard_error
 
 RECIPE = Recipe("linear", (5,), 3, rate=0.1, epochs=5, batch_size=16)
@@ -60,6 +61,34 @@ def test_nothing_is_recommended_where_nothing_is_wrong():
     found = compete_with((x, y), validation, harm)
     assert found.recommended is None and "than chance" in found.reason
     assert len(found.tried) > 20 and found.finalists[0].seeds > 5
+
+
+def entry(kind: str, change: float):
+    """A plan of one instance that changes the measure by this, give or take 0.01."""
+    plan = Plan(kind, np.array([0]), np.zeros(0, dtype=np.int64))
+    noise = np.random.default_rng(len(kind)).normal(0, 0.1, (4, 400))
+    return competing._Entry(plan, None, list(noise - noise.mean() + change))
+
+
+@pytest.mark.parametrize(
+    "usual, other, chosen",
+    [
+        (-0.05, -0.03, "likely-wrong"),
+        (-0.05, -0.2, "both"),
+        (0.1, 0.001, None),  # the usual plan does harm, and no other is any good
+        (0.1, -0.05, "both"),
+        (0.001, 0.0, "likely-wrong"),  # nothing speaks against it
+        (None, -0.001, None),
+        (None, -0.05, "both"),
+    ],
+)
+def test_a_plan_must_be_better_than_the_usual_one_and_than_nothing(usual, other, chosen):
+    finalists = [entry("both", other)]
+    if usual is not None:
+        finalists.append(entry("likely-wrong", usual))
+    for clearly in (0.5, 2.0):
+        found = competing._choose(finalists, clearly)
+        assert (None if found is None else found.plan.kind) == chosen
 
 
 def test_a_standard_error_covers_instances_and_seeds():

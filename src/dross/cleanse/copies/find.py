@@ -49,14 +49,14 @@ def find_copies(
         The copies, and `count_copies` of them, with `natural`: how many instances are equal to
         others as is to be expected, and not among the copies.
     """
-    all = _gather(data)
-    keys = same_keys(data, all.source.content, all.rows)
-    columns = as_columns(data, all.source.content, all.rows)
-    natural = _find_natural(all, keys, columns, progress)
-    found = _near_pairs(all, keys, device, progress)
+    everything = _gather(data)
+    keys = same_keys(data, everything.source.content, everything.rows)
+    columns = as_columns(data, everything.source.content, everything.rows)
+    natural = _find_natural(everything, keys, columns, progress)
+    found = _near_pairs(everything, keys, device, progress)
     near = _keep_unnatural(found, keys, natural, columns, progress)
-    copies = _make_groups(all, keys, natural, near)
-    expected = np.isin(keys, list(natural)) & (all.part == 0)
+    copies = _make_groups(everything, keys, natural, near)
+    expected = np.isin(keys, list(natural)) & (everything.part == 0)
     counts = count_copies(copies, classes=data.source.task == "classification")
     return copies, counts | {"natural": int(expected.sum())}
 
@@ -100,13 +100,13 @@ def _repeated_keys(keys: np.ndarray) -> dict[int, tuple[int, int]]:
 
 
 def _find_natural(
-    all: _Instances, keys: np.ndarray, columns: Columns | None, progress: bool
+    everything: _Instances, keys: np.ndarray, columns: Columns | None, progress: bool
 ) -> set[int]:
     """The keys that several instances have without being copies: short texts, common rows."""
     repeated = _repeated_keys(keys)
-    if all.data.source.kind == "text":
+    if everything.data.source.kind == "text":
         firsts = [one for one, _ in repeated.values()]
-        long = has_many_words(all.source.content["text"].fillna("").iloc[firsts])
+        long = has_many_words(everything.source.content["text"].fillna("").iloc[firsts])
         return {key for key, is_long in zip(repeated, long) if not is_long}
     if columns is None or not repeated:
         return set()
@@ -134,18 +134,20 @@ def _keep_unnatural(
 
 
 def _near_pairs(
-    all: _Instances, keys: np.ndarray, device: torch.device, progress: bool
+    everything: _Instances, keys: np.ndarray, device: torch.device, progress: bool
 ) -> list[_Pair]:
     """Pairs that are nearly the same, among the first instances of all keys."""
     places = np.unique(keys, return_index=True)[1]
-    places = places[all.rows[places].abs().sum(1).numpy() > 0]  # of others nothing is known
+    places = places[everything.rows[places].abs().sum(1).numpy() > 0]  # of others nothing is known
     if len(places) <= 2 * NEIGHBOURS:
         return []
-    found = find_neighbours(all.rows[places], device=device, progress=progress)
+    found = find_neighbours(everything.rows[places], device=device, progress=progress)
     return [(int(places[a]), int(places[b]), share) for a, b, share in found.near_pairs()]
 
 
-def _make_groups(all: _Instances, keys: np.ndarray, natural: set[int], near: list[_Pair]) -> Copies:
+def _make_groups(
+    everything: _Instances, keys: np.ndarray, natural: set[int], near: list[_Pair]
+) -> Copies:
     """Join pairs to groups, and leave out those without a training instance."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -161,24 +163,28 @@ def _make_groups(all: _Instances, keys: np.ndarray, natural: set[int], near: lis
     ends = [*joined, *(other for _, other, _ in near)]
     graph = coo_array((np.ones(len(ends)), (starts, ends)), shape=(len(keys),) * 2)
     group = connected_components(graph, directed=False)[1]
-    trained = np.isin(group, group[(all.part == 0) & np.isfinite(nearest)])
+    trained = np.isin(group, group[(everything.part == 0) & np.isfinite(nearest)])
     members = np.flatnonzero(trained & np.isfinite(nearest))
-    return _order(all, members, group[members], nearest[members], keys[members])
+    return _order(everything, members, group[members], nearest[members], keys[members])
 
 
 def _order(
-    all: _Instances, members: np.ndarray, group: np.ndarray, nearest: np.ndarray, keys: np.ndarray
+    everything: _Instances,
+    members: np.ndarray,
+    group: np.ndarray,
+    nearest: np.ndarray,
+    keys: np.ndarray,
 ) -> Copies:
     """The table: the groups in the order in which a person is to look at them."""
     if not len(members):
         return no_copies()
-    source = all.source.take(members)
-    same = _number_same(all.data, source.content, keys)
+    source = everything.source.take(members)
+    same = _number_same(everything.data, source.content, keys)
     table = import_pandas().DataFrame(
         {
             "group": group,
-            "part": np.array(PARTS, object)[all.part[members]],
-            "id": all.id[members],
+            "part": np.array(PARTS, object)[everything.part[members]],
+            "id": everything.id[members],
             "source": source.names,
             "label": [str(label) for label in source.labels],
             "same": same,
@@ -189,7 +195,7 @@ def _order(
     by_group = table.groupby("group")
     is_in = lambda part: by_group["part"].transform(lambda parts: part in set(parts))
     differ = by_group["label"].transform("nunique") > 1
-    differ &= all.data.source.task == "classification"
+    differ &= everything.data.source.task == "classification"
     table["rank"] = np.select([is_in("test"), is_in("validation"), differ], [0, 1, 2], 3)
     table["least"] = by_group["distance"].transform("min")
     table["first"] = by_group["id"].transform("min")

@@ -70,6 +70,11 @@ class Trial:
     error: float  # its standard error
     seeds: int
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is worse than doing nothing by more than one standard error."""
+        return self.change > self.error
+
     def to_json(self) -> dict[str, Any]:
         """The plan and its figures as a project keeps them."""
         return {
@@ -150,15 +155,13 @@ def compete(
     if not can_train_together(recipe):
         sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
     halves = validation_halves(validation, seed)
-    contest = _Contest(
-        recipe, data, validation, beliefs, scored.scale, halves, clearly, seed, progress
-    )
+    contest = _Contest(recipe, data, validation, beliefs, scored.scale, halves, seed, progress)
     everyone = entries = _list_entries(scored, beliefs, sizes)
     for stage in stages:
         ranked = sorted(entries, key=_rank_entry)
         entries = ranked[: stage.plans]
         contest.try_entries(entries, stage.seeds)
-    return contest.conclude(entries, [entry for entry in everyone if entry.changes])
+    return contest.conclude(entries, [entry for entry in everyone if entry.changes], clearly)
 
 
 def _clear_difference(answers: Answers, trusted: bool) -> float:
@@ -235,6 +238,20 @@ def _is_close(entry: _Entry | None, best: _Entry, errors: float) -> bool:
     return mean_change(behind) <= errors * standard_error(behind)
 
 
+def _choose(finalists: list[_Entry], clearly: float) -> _Entry | None:
+    """The usual plan, unless another is clearly better; then the mildest of the best.
+
+    clearly: the standard errors by which another must be better than the usual plan. Whatever
+    that one is like, another must be better than doing nothing, too, by more than chance.
+    """
+    best = min(finalists, key=lambda entry: entry.mean)
+    usual = next((entry for entry in finalists if entry.plan.kind == _USUAL), None)
+    if _is_close(None, best, _CLEARLY) or (usual and _is_close(usual, best, clearly)):
+        return None if usual is None or usual.to_trial().is_worse else usual
+    alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
+    return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
+
+
 class _Contest:
     """Trains by plans and keeps what the models without a plan say."""
 
@@ -246,13 +263,11 @@ class _Contest:
         beliefs: Beliefs,
         scale: float,
         halves: Sequence[np.ndarray],
-        clearly: float,
         seed: int,
         progress: bool,
     ):
         self.recipe, self.data, self.validation, self.beliefs = recipe, data, validation, beliefs
-        self.scale, self.halves, self.clearly = scale, halves, clearly
-        self.seed, self.progress = seed, progress
+        self.scale, self.halves, self.seed, self.progress = scale, halves, seed, progress
         self.tried, self.seeds = 0, 0
 
     def try_entries(self, entries: list[_Entry], seeds: int) -> None:
@@ -285,11 +300,11 @@ class _Contest:
         measured = np.concatenate([on_validation, on_training], axis=1)
         return measured[1:] - measured[0]
 
-    def conclude(self, finalists: list[_Entry], tried: list[_Entry]) -> Competition:
-        """Choose among those of the last stage."""
+    def conclude(self, finalists: list[_Entry], tried: list[_Entry], clearly: float) -> Competition:
+        """Choose among those of the last stage; clearly: see `_choose`."""
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
-        chosen = self._choose(finalists)
+        chosen = _choose(finalists, clearly)
         nearest = chosen or min(finalists, key=lambda entry: entry.mean)
         changes = np.stack(nearest.changes)[:, : len(self.validation[1])]
         on_validation = changes.mean(0).tolist()
@@ -307,15 +322,6 @@ class _Contest:
         else:
             reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
         return Competition(trials, figures, chosen.plan, reason, on_validation)
-
-    def _choose(self, finalists: list[_Entry]) -> _Entry | None:
-        """The usual plan, unless another is clearly better; then the mildest of the best."""
-        best = min(finalists, key=lambda entry: entry.mean)
-        usual = next((entry for entry in finalists if entry.plan.kind == _USUAL), None)
-        if _is_close(usual, best, self.clearly if usual else _CLEARLY):
-            return usual if usual is None or not _is_close(None, usual, -1.0) else None
-        alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
-        return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
 
     def _specify(self, plan: Plan | None, seed: int, left_out: np.ndarray) -> ModelSpec:
         y, rate = self.data[1], self.recipe.rate
