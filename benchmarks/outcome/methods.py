@@ -111,6 +111,7 @@ def use_dross(case: Case) -> Found:
             task=case.data.task,
             out=folder / "run",
             seed=case.seed,
+            device=os.environ.get("DROSS_OUTCOME_DEVICE", "cpu"),
             progress=False,
             **options,
         )
