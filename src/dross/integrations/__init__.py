@@ -1,0 +1,1 @@
+"""dross inside of other libraries: one thin module each, imported only when asked for."""
