@@ -79,6 +79,16 @@ def test_scores_are_of_rows_and_held_out_rows_have_none(cancer):
     assert model.scores_[bad & ~held].mean() < model.scores_[~bad & ~held].mean()
 
 
+def test_held_out_rows_whose_labels_are_doubted_are_named_and_removed_on_request(cancer, folder):
+    _, _, bad, model = cancer
+    assert np.isnan(model.scores_[model.doubted_]).all() and bad[model.doubted_].mean() > 0.7
+    assert len(model.doubted_) and not set(model.doubted_) & set(model.removed_)
+    x, y, _ = made()
+    kept, removed = (quick(out=folder, remove_doubted=each).fit(x, y) for each in (False, True))
+    assert len(removed.doubted_) and (removed.doubted_ == kept.doubted_).all()
+    assert set(removed.removed_) == set(kept.removed_) | set(kept.doubted_)
+
+
 def test_a_verdict_is_given_where_it_is_asked_for(cancer):
     verdict = cancer[3].verdict_
     assert verdict.verdict in ("improved", "worse", "cannot tell") and verdict.seeds == 10
@@ -119,6 +129,7 @@ def test_validation_data_of_ones_own_are_asked_and_not_learnt():
     validation = (x[~bad][:80], y[~bad][:80])
     model = quick(KNeighborsClassifier(1), validation=validation, trusted_validation=True)
     model.fit(x[:200], y[:200])
+    assert len(model.doubted_) == 0
     assert not np.isnan(model.scores_).any() and model.estimator_.n_samples_fit_ <= 200
     touched = [*model.removed_, *model.relabelled_]
     assert touched and bad[touched].mean() > 0.8

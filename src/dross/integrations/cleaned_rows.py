@@ -37,6 +37,7 @@ class HowToClean:
     judge: bool = False
     judge_with: Any = None  # an estimator; by default dross' own model judges
     trusted_validation: bool = False
+    remove_doubted: bool = False  # also what was held out and is likely wrong
     out: str | os.PathLike | None = None  # by default the project is thrown away
     seed: int = 0
     device: str | None = None
@@ -67,6 +68,7 @@ class CleanedRows:
     scores: np.ndarray  # float64 [N]: nan where a row was held out
     removed: np.ndarray  # int64 [R]: rows
     relabelled: dict[int, str]  # row -> its new label
+    doubted: np.ndarray  # int64: rows that were held out and whose label is likely wrong
     verdict: Verdict | None = None
 
 
@@ -76,6 +78,7 @@ class HeldOut:
 
     rows: np.ndarray
     validation: tuple[Any, np.ndarray]
+    validation_rows: np.ndarray  # where they are in X; empty if they are other data
     test: tuple[Any, np.ndarray]
 
 
@@ -95,18 +98,21 @@ def hold_out(x: Any, labels: np.ndarray, how: HowToClean) -> HeldOut | None:
     held = {"validation": share if given is None else 0.0, "test": share if how.judge else 0.0}
     shares = held | {"train": 1 - sum(held.values())}
     parts = split(Source("table", "label", None, labels, []), how.seed, shares)
-    validation = given or (take(x, parts["validation"]), labels[parts["validation"]])
-    test = (take(x, parts["test"]), labels[parts["test"]])
+    rows, test_rows = parts["validation"], parts["test"]
+    if given is not None:
+        x_given, labels_given = given
+        order = np.arange(len(labels_given))
+    else:
+        x_given, labels_given, order = x, labels, rows
+    test = (take(x, test_rows), labels[test_rows])
     if not how.judge:
-        order = np.random.default_rng(how.seed).permutation(len(validation[1]))
-        few, rest = order[:FEWEST_HELD_OUT], np.sort(order[FEWEST_HELD_OUT:])
-        test, validation = (
-            (take(validation[0], ids), validation[1][ids]) for ids in (np.sort(few), rest)
-        )
-    sizes = (len(validation[1]), len(test[1]))
-    if len(parts["train"]) < MIN_INSTANCES or min(sizes) < FEWEST_HELD_OUT:
+        order = np.random.default_rng(how.seed).permutation(order)
+        few, order = np.sort(order[:FEWEST_HELD_OUT]), np.sort(order[FEWEST_HELD_OUT:])
+        test = (take(x_given, few), labels_given[few])
+    if len(parts["train"]) < MIN_INSTANCES or min(len(order), len(test[1])) < FEWEST_HELD_OUT:
         return None
-    return HeldOut(parts["train"], validation, test)
+    validation = (take(x_given, order), labels_given[order])
+    return HeldOut(parts["train"], validation, order if given is None else rows[:0], test)
 
 
 def clean_rows(x: Any, labels: np.ndarray, held: HeldOut, how: HowToClean) -> CleanedRows:
@@ -137,13 +143,16 @@ def clean_rows(x: Any, labels: np.ndarray, held: HeldOut, how: HowToClean) -> Cl
         scores[rows] = project.instances["score"].to_numpy()
         plan = project.recommended if how.plan is None else find_plan(project, how.plan)
         edits = _choose_edits(project, plan, how.plan)
+        doubted = project.doubted_validation.index.to_numpy(dtype=np.int64)
         verdict = _judge(project, edits, how)
     if plan is not None:
         named = {int(rows[id]): label for id, label in plan.relabelled.items()}
         plan = replace(plan, removed=np.sort(rows[plan.removed]), relabelled=named)
     relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
-    removed = np.sort(rows[edits.removed])
-    return _keep_classes(CleanedRows(plan, scores, removed, relabelled, verdict), labels)
+    doubted = np.sort(held.validation_rows[doubted]) if len(held.validation_rows) else rows[:0]
+    also = doubted if how.remove_doubted and len(edits) else rows[:0]
+    removed = np.union1d(rows[edits.removed], also)
+    return _keep_classes(CleanedRows(plan, scores, removed, relabelled, doubted, verdict), labels)
 
 
 def take(x: Any, rows: np.ndarray) -> Any:

@@ -51,6 +51,7 @@ class _Cleaning:
         plan: str | None = None,
         judge: bool | str = False,
         trusted_validation: bool = False,
+        remove_doubted: bool = False,
         min_rows: int = 200,
         out: str | os.PathLike | None = None,
         random_state: Any = 0,
@@ -63,6 +64,7 @@ class _Cleaning:
         self.plan = plan
         self.judge = judge
         self.trusted_validation = trusted_validation
+        self.remove_doubted = remove_doubted
         self.min_rows = min_rows
         self.out = out
         self.random_state = random_state
@@ -95,7 +97,8 @@ class _Cleaning:
             X = np.asarray(X)
         cleaned = self._clean(X, self._learn_labels(y))
         self.plan_, self.verdict_ = cleaned.plan, cleaned.verdict
-        self.scores_, self.removed_ = cleaned.scores, cleaned.removed
+        self.scores_, self.doubted_ = cleaned.scores, cleaned.doubted
+        self.removed_ = cleaned.removed
         self.relabelled_ = {row: self._read(label) for row, label in cleaned.relabelled.items()}
         if len(self.removed_) or self.relabelled_:
             y = y.copy()
@@ -136,7 +139,8 @@ class _Cleaning:
             DrossWarning,
             stacklevel=3,
         )
-        return CleanedRows(None, np.full(count, np.nan), np.zeros(0, dtype=np.int64), {})
+        none = np.zeros(0, dtype=np.int64)
+        return CleanedRows(None, np.full(count, np.nan), none, {}, none)
 
     def _how(self) -> HowToClean:
         if not isinstance(self.judge, bool) and self.judge != "estimator":
@@ -153,6 +157,7 @@ class _Cleaning:
             judge=bool(self.judge),
             judge_with=clone(self._unfitted()) if self.judge == "estimator" else None,
             trusted_validation=self.trusted_validation,
+            remove_doubted=self.remove_doubted,
             out=self.out,
             seed=int(seed),
             device=self.device,
@@ -226,8 +231,8 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
 
     `fit(X, y)` holds a part of the rows out, finds among the others those that make models worse,
     removes or relabels them as the recommended plan says, and fits the estimator on what is left.
-    The rows that were held out are learnt as they are. Where no plan is better than doing nothing,
-    nothing is done.
+    The rows that were held out are learnt as they are, too. Where no plan is better than doing
+    nothing, nothing is done.
 
     Arguments:
         estimator: what learns the cleaned data; LogisticRegression(max_iter=1000) by default.
@@ -238,6 +243,9 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
             out for that alone; the answer is `verdict_`. With "estimator" the wrapped
             estimator is retrained, on the numbers that dross makes of X, instead of dross' model.
         trusted_validation: all labels of the validation part are right.
+        remove_doubted: where a plan is followed, also remove those of the rows that were held out
+            whose labels are likely wrong by models that have not learnt them (`doubted_`). No
+            plan is tried with them, but wrong labels that stay can cost most of what was gained.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
         out: a folder for the project, for `dross review` and the report. It takes one data set:
             leave it out in a cross-validation. What was decided on the page is followed by the next
@@ -253,6 +261,8 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         scores_: float64 [N]: the estimated change of the validation error without each row, below
             0 if it does harm; nan for rows that were held out.
         removed_: the rows that were removed.
+        doubted_: the rows that were held out and whose labels are likely wrong. They are learnt as
+            they are, unless `remove_doubted`.
         relabelled_: {row: its new label}.
         verdict_: the verdict if `judge` and something was changed, else None.
         classes_: the classes.
