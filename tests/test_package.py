@@ -55,6 +55,7 @@ PUBLIC = [
     "mean_loss",
     "outputs",
     "query",
+    "track",
     "train",
 ]
 

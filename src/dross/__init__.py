@@ -42,6 +42,7 @@ from .influence.verification import Verification
 from .record.recorder import Recorder
 from .record.train import train
 from .step.clipping import ClipNorm, ClipValue
+from .support.progress import track
 from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
@@ -83,5 +84,6 @@ __all__ = [
     "mean_loss",
     "outputs",
     "query",
+    "track",
     "train",
 ]

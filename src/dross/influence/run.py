@@ -15,6 +15,7 @@ from ..replay.recording import Recording
 from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..support.arguments import check_folder
+from ..support.progress import report
 from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
@@ -171,7 +172,7 @@ class Run:
             NotFinite: where the run magnifies every change without limit.
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
-        return retrace(
+        scores = retrace(
             self.recording,
             as_query(query),
             epochs=epochs,
@@ -180,6 +181,8 @@ class Run:
             group=group,
             progress=self.progress,
         )
+        report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
+        return scores
 
     def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
         if resume is None or resume is False:
