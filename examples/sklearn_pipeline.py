@@ -4,10 +4,10 @@
 
 prints, after about half a minute:
 
-    the plan: remove the 208 most probably mislabelled
-    removed or relabelled: 263 rows; of 252 wrong labels it found 243
+    the plan: relabel 170 and remove 30 whose labels are likely wrong
+    removed or relabelled: 255 rows; of 252 wrong labels it found 238
     accuracy on right labels, as it came: 0.857
-    accuracy on right labels, cleaned:    0.941
+    accuracy on right labels, cleaned:    0.946
 """
 
 import numpy as np
