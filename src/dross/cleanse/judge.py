@@ -34,11 +34,12 @@ from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
 from .judging.doubted_labels import doubt_test_labels
-from .judging.edited_data import EncodedEdits, SeedOfThree, find_vanished
 from .judging.estimators import JudgingModel, find_model
 from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
 from .judging.recorded_run import find_loss_unit, replay_recorded_run
+from .judging.seeds import SeedOfThree
 from .judging.train_seeds import TrainSeeds
+from .learning.edited_data import EncodedEdits, find_vanished
 from .learning.recipe import Recipe
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed

@@ -17,8 +17,8 @@ import dross
 from cleanse.made_inputs import QUICK, set_in_json
 from dross import cli
 from dross.cleanse.judging import fit_seeds
-from dross.cleanse.judging.edited_data import NO_EDITS
 from dross.cleanse.judging.estimators import find_model
+from dross.cleanse.learning.edited_data import NO_EDITS
 from dross.cleanse.project import Project
 from dross.cleanse.project_files import read_json, write_sealed
 from dross.cleanse.reopen import reopen_inputs

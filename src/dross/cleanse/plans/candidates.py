@@ -9,7 +9,9 @@ touches those that are more likely wrong than right.
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
+from ..learning.edited_data import EncodedEdits
 from ..learning.score import rank
 from ..opinions.beliefs import LIKELY, Beliefs
 
@@ -46,6 +48,14 @@ class Plan:
     def name(self) -> str:
         """The kind and the size, such as `both-120`: what `--plan` takes."""
         return f"{self.kind}-{self.size}"
+
+    def encode(self, predicted: Tensor) -> EncodedEdits:
+        """What it does to the training part; predicted: the label of each instance by the models.
+
+        They are as a model learns them, [N] or [N, 1].
+        """
+        labels = predicted[self.relabelled] if len(self.relabelled) else None
+        return EncodedEdits(self.removed, self.relabelled, labels)
 
     def describe(self) -> str:
         """What it does, in words."""

@@ -30,9 +30,10 @@ from torch import Tensor
 from ...data.seeds import mix_seeds
 from ...step.loss import bound_losses
 from ...support.progress import progress_bar
+from ..learning.edited_data import NO_EDITS, EncodedEdits
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, validation_halves
-from ..learning.train_many import ModelSpec, can_train_together, train_many
+from ..learning.train_many import can_train_together, train_many
 from ..opinions.beliefs import Beliefs
 from ..opinions.other_models import Maker, fit_other_model, flatten, list_other_models, say_of
 from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
@@ -197,10 +198,10 @@ class _Contest:
 
         Nothing is said of either where a plan leaves one class only.
         """
-        spec, y = self._specify(plan, 0, left_out), self.data[1]
-        labels = y if spec.labels is None else spec.labels
+        edits, y = self._encode(plan), self.data[1]
+        labels = edits.relabel(y)
         learnt = (labels if self._classes else labels[:, 0]).cpu().numpy()
-        model = fit_other_model(make, x, learnt, spec.ids)
+        model = fit_other_model(make, x, learnt, edits.left(len(y), left_out))
         if model is None:
             return np.ones(len(asked)), np.ones(len(left_out))
         of = lambda x, y: self._measure_said(say_of(model, x, self._classes), y)
@@ -240,7 +241,8 @@ class _Contest:
     def _train(self, plans: list[Plan], left_out: np.ndarray, what: str) -> np.ndarray:
         """What each plan changes for one more seed, [plans, validation + training]."""
         own = mix_seeds(self.seed, 5, self.seeds)
-        specs = [self._specify(plan, own, left_out) for plan in (None, *plans)]
+        edits, y = [self._encode(plan) for plan in (None, *plans)], self.data[1]
+        specs = [one.specify(own, y, self.recipe.rate, left_out) for one in edits]
         trained = train_many(self.recipe, *self.data, specs, what=what, progress=self.progress)
         (x, y), rest = self.validation, tuple(t[left_out] for t in self.data)
         of = lambda x, y: self._measure(trained.outputs(x), y)
@@ -273,17 +275,9 @@ class _Contest:
             reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
         return Competition(trials, figures, chosen.plan, reason, on_validation)
 
-    def _specify(self, plan: Plan | None, seed: int, left_out: np.ndarray) -> ModelSpec:
-        y, rate = self.data[1], self.recipe.rate
-        left = np.setdiff1d(np.arange(len(y)), left_out)
-        if plan is None:
-            return ModelSpec(seed, left, rate)
-        left = np.setdiff1d(left, plan.removed)
-        if not len(plan.relabelled):
-            return ModelSpec(seed, left, rate)
-        labels = y.clone()
-        labels[plan.relabelled] = self.beliefs.predicted[plan.relabelled]
-        return ModelSpec(seed, left, rate, labels)
+    def _encode(self, plan: Plan | None) -> EncodedEdits:
+        """What a plan does to the training part; None: nothing."""
+        return NO_EDITS if plan is None else plan.encode(self.beliefs.predicted)
 
     @property
     def _classes(self) -> int:
