@@ -21,7 +21,7 @@ from ..opinions.ask import Answers, ask_models
 from ..opinions.beliefs import Beliefs
 from ..opinions.table import instance_table
 from ..plans.actions import KEEP, RELABEL, REMOVE
-from ..plans.candidates import Plan
+from ..plans.candidates import Plan, describe_actions
 from ..plans.compete import compete
 from ..plans.trials import Competition
 from ..project_files import delete_written, read_intact, write_sealed
@@ -111,9 +111,7 @@ def _describe_actions(instances: Frame, plan: Plan | None) -> str:
     if plan is not None:
         return plan.describe()
     counts = instances["action"].value_counts()
-    removed, relabelled = int(counts.get(REMOVE, 0)), int(counts.get(RELABEL, 0))
-    parts = [f"remove {removed:,}"] if removed else []
-    return " and ".join([*parts, f"relabel {relabelled:,}"] if relabelled else parts)
+    return describe_actions(int(counts.get(REMOVE, 0)), int(counts.get(RELABEL, 0)))
 
 
 def explain_suggestions(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
@@ -224,8 +222,7 @@ def _find_plan(
         progress=job.progress,
     )
     write_sealed(saved, found.to_json())
-    what = "nothing" if found.recommended is None else found.recommended.describe()
-    job.say(f"Recommended: {what}; {found.reason}.")
+    job.say(f"Tried {len(found.tried)} plans of what to remove or relabel.")
     return found
 
 
