@@ -101,6 +101,7 @@ def test_without_probabilities_only_the_error_is_compared(little):
     verdict = ask(little, SGDClassifier(loss="hinge"))
     assert set(verdict.metrics) == {"error"} and verdict.model == "SGDClassifier"
     assert "test error went from" in verdict.sentence and "loss" not in verdict.sentence
+    assert "SGDClassifier has no predict_proba: only its errors are compared" in verdict.settle
     assert (little / "report.html").read_text().count("Judged by SGDClassifier") == 1
 
 

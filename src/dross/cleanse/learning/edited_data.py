@@ -1,10 +1,8 @@
 """The training part with edits: which instances are learnt, and with which labels."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .train_many import ModelSpec
@@ -44,12 +42,3 @@ class EncodedEdits:
 
 
 NO_EDITS = EncodedEdits(_NONE, _NONE)
-
-
-def find_vanished(edits: EncodedEdits, y: Tensor, classes: Sequence[str]) -> list[str]:
-    """The classes that have instances in training, and none after the edits."""
-    if not classes:
-        return []
-    after = edits.relabel(y)[torch.from_numpy(edits.left(len(y)))]
-    gone = set(y.tolist()) - set(after.tolist())
-    return [name for place, name in enumerate(classes) if place in gone]

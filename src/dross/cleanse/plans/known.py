@@ -1,5 +1,6 @@
 """The plans of a finished project: those that reached the last stage of the competition."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +57,16 @@ def read_recommended(about: dict[str, Any], instances: Any) -> KnownPlan | None:
     in_one_round = about.get("rounds", 1) == 1
     change, error = (figures.get(key) if in_one_round else None for key in ("change", "error"))
     return KnownPlan(name, what, removed, labels, change, error)
+
+
+def find_vanished(
+    labels: Any, removed: np.ndarray, relabelled: Mapping[int, str], classes: Sequence[str]
+) -> list[str]:
+    """The classes that have training instances, and none once some are removed or relabelled.
+
+    labels: the column `label` of `Project.instances`; relabelled: id -> its new label. Numbers are
+    no classes, and do not vanish.
+    """
+    left = labels.drop(removed).to_dict() | relabelled
+    gone = set(labels) - set(left.values())
+    return [name for name in classes if name in gone]
