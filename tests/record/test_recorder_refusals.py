@@ -148,11 +148,32 @@ class TestRefusals:
 
     def test_a_closure(self, loop):
         with (
-            pytest.raises(NotSupported, match="closure"),
-            self.recorder.step(*self.batch) as losses,
+            pytest.raises(NotReplayable, match="no recorded batch waits"),
         ):
+            self.optimizer.step(lambda: self.p.loss(self.model(self.batch[1]), self.batch[2]))
+
+    def test_parameters_changed_while_a_batch_waits(self, loop):
+        with self.recorder.step(*self.batch) as losses:
             losses.mean().backward()
-            self.optimizer.step(lambda: losses.mean())
+        with torch.no_grad():
+            self.model[0].weight.clamp_(-0.01, 0.01)
+        with pytest.raises(NotReplayable, match=r"between backward\(\) and optimizer.step\(\)"):
+            self.optimizer.step()
+
+    def test_a_loss_that_is_not_the_mean(self, loop):
+        ids, x, y = self.batch
+        with pytest.raises(NotReplayable, match="Step 0 cannot be reproduced"):
+            with self.recorder.follow(ids, x, y) as watch:
+                loss = self.p.loss(self.model(x), y).sum()
+                watch(loss)
+                loss.backward()
+            self.optimizer.step()
+
+    def test_a_loss_of_another_shape(self, loop):
+        ids, x, y = self.batch
+        with pytest.raises(BadInput, match=r"shape \(2,\) came for a batch of 4"):
+            with self.recorder.follow(ids, x, y) as watch:
+                watch(self.p.loss(self.model(x), y)[:2])
 
     def test_no_backward(self, loop):
         with (

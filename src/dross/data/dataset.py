@@ -13,18 +13,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from ..errors import BadInput
-from .batch import Augment, Batch, MicroBatch
+from .batch import AUGMENT_STREAM, MODEL_STREAM, Augment, MicroBatch
+from .collated import Collated, hash_items
 from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
-from .seeds import make_generator, mix_seeds
+from .seeds import mix_seeds
 from .tensor_digests import to_bytes
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
 EVERYTHING, SAMPLE = "everything", "sample"  # what a fingerprint is made of
-_MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
 
 class Instances:
@@ -36,7 +36,8 @@ class Instances:
         """Read the data set once where it is small, and move it to the device where it fits.
 
         Arguments:
-            source: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
+            source: a map-style data set of (x, y), a pair of tensors or arrays (X, Y), or a
+                `Collated` data set, whose batches are made by a collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
@@ -54,12 +55,15 @@ class Instances:
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
-        #: sees the ids of what is read from the source, and (x, y) in the model's type
-        self.watch: Callable[[np.ndarray, tuple[Any, Any]], None] | None = None
+        #: sees the ids of what is read from the source, and (x, y) in the model's type, or the
+        #: items that a collator puts together
+        self.watch: Callable[[np.ndarray, tuple[Any, Any] | list[Any]], None] | None = None
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
         _check_leaves(first, "Instance 0 of the data set")
+        if isinstance(self.source, Collated):
+            return self.source.check_repeatable([0])
         if not _are_same(first, self._collate([0])):
             raise BadInput(
                 "The data set gives instance 0 differently each time it is asked. Take random "
@@ -80,6 +84,11 @@ class Instances:
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
         if self.stored:
             return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
+        if isinstance(self.source, Collated):
+            items = self.source.fetch(ids.tolist())
+            if self.watch is not None:
+                self.watch(ids.numpy(), items)
+            return self._move(self.source.collate_items(items))
         pair = self._collate(ids.tolist())
         if self.watch is not None:
             self.watch(ids.numpy(), pair := map_pair(self._convert, pair))
@@ -113,8 +122,8 @@ class Instances:
 
         def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
             ids, fetch = next(coming)
-            model_seed = mix_seeds(seed, t, k, _MODEL_STREAM)
-            augment_seed = mix_seeds(seed, t, k, _AUGMENT_STREAM)
+            model_seed = mix_seeds(seed, t, k, MODEL_STREAM)
+            augment_seed = mix_seeds(seed, t, k, AUGMENT_STREAM)
             weights = self._weights(micro)
             return LazyBatch(source, ids, weights, model_seed, augment_seed, fetch=fetch)
 
@@ -169,15 +178,20 @@ class Instances:
                 everything of a pair of tensors, a sample of any other data set.
         """
         digest = hashlib.sha256(str(self.count).encode())
+        if isinstance(self.source, Collated):
+            items = self.source.fetch(self._sample().tolist())
+            return hashlib.sha256(digest.digest() + hash_items(items).tobytes()).hexdigest()
         if kind is None:
             kind = EVERYTHING if self.stored and self.aliased else SAMPLE
         for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
             digest.update(to_bytes(self._convert(rows)))
         return digest.hexdigest()
 
+    def _sample(self) -> np.ndarray:
+        return np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
+
     def _rows_of_sample(self) -> list[Tensor]:
-        sample = np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64)
-        return tree_leaves(self[np.unique(sample)])
+        return tree_leaves(self[self._sample()])
 
     def _rows_of_all(self) -> Iterator[Tensor]:
         """One leaf after the other, part by part: it may lie on a disk."""
@@ -204,6 +218,8 @@ class Instances:
         return check_ids(ids, self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
+        if isinstance(self.source, Collated):
+            return self.source.collate(ids)
         items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
@@ -248,34 +264,6 @@ class Instances:
             return allowed and size < torch.cuda.mem_get_info(self.device)[0] // 2
         # where nothing has to be changed, nothing is copied either way
         return size <= self._max_bytes_held
-
-
-def make_batch(
-    x: Any,
-    y: Any,
-    micro: MicroBatch,
-    seed: int,
-    position: tuple[int, int],
-    augment: Augment | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Batch:
-    """A batch of data that came from outside, as `Instances.lazy_batches` would give it.
-
-    Arguments:
-        x: the inputs, on the device.
-        y: the labels, on the device.
-        micro: which instances they are, and how much each loss counts.
-        seed: the run's seed.
-        position: the number of the step, and the batch's place in it.
-        augment: the run's augmentation.
-        device: where the random numbers are drawn.
-        dtype: the model's type.
-    """
-    if augment is not None:
-        x = augment(x, make_generator(device, seed, *position, _AUGMENT_STREAM))
-    c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
-    return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
 
 
 def _check_leaves(pair: Any, what: str) -> None:

@@ -233,7 +233,7 @@ def _name_scaled(name: str, scale: float) -> str:
 
 def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
-    if not is_batchedtensor(predicted):
+    if isinstance(predicted, Tensor) and not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss_name)
     return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
 

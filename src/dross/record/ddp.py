@@ -140,6 +140,10 @@ class NoTape:
         """Begin a new segment."""
         self.first = self.next
 
+    def save(self, after: State) -> None:
+        """Begin a new segment."""
+        self.first = self.next
+
     def finish(self, after: State | None = None, complete: bool = True) -> None:
         """End the last segment."""
         self.first = self.next

@@ -139,6 +139,11 @@ class LoopTape:
             writer.flush(state)
         return OpenTape(executor, live, writer)
 
+    def save(self) -> None:
+        """Write what is open, and name it in the manifest at once."""
+        if self.opened is not None:
+            self.opened.writer.save(self.opened.live.read())
+
     def finish(self, *, whole: bool, complete: bool, buffers: dict[str, Tensor] | None) -> None:
         """Write what is still open.
 

@@ -9,26 +9,25 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from ..data.batch import Augment, Batch, MicroBatch
-from ..data.dataset import Instances, check_ids, make_batch, move_to
+from ..data.batch import Augment, Batch
+from ..data.dataset import Instances
 from ..errors import BadInput, DrossWarning
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
 from ..step.clipping import ClipNorm, ClipValue
 from ..step.inspect_model import (
     check_optimizer,
-    count_instances,
     device_and_dtype,
     unwrap_model,
+    unwrap_optimizer,
 )
 from ..step.loss import find_loss
 from ..step.objective import Penalty
@@ -36,8 +35,9 @@ from ..support.arguments import check_folder, check_function, check_number, chec
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from . import ddp
+from .incoming_batch import take_batch
 from .loop_tape import LoopTape, UserLoop
-from .rehearsal import check_autocast, check_first_batch
+from .rehearsal import check_autocast
 from .step_watch import StepWatch
 
 # by the optimizer they listen to
@@ -55,7 +55,8 @@ class Recorder:
         run = recorder.run(train_set)
 
     A `with recorder.step(...)` in which the optimizer takes no step is a micro-batch: gradient
-    accumulation is recorded as it happens.
+    accumulation is recorded as it happens. The optimizer may step later, too, once the `with` has
+    ended; and a closure that is passed to optimizer.step may contain the `with`.
 
     Any weighting that is linear in the losses is recorded, too. One that is not linear, such as
     (losses ** 2).mean(), is recorded with the weights that it had; the scores do not see that the
@@ -94,7 +95,8 @@ class Recorder:
             loss: as for `dross.train`.
             tape: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
-            train_set: where it is known, the first batch is compared with it.
+            train_set: where it is known, the first batch is compared with it. A `dross.Collated`
+                is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `tape`: model and optimizer are
                 put where it stopped, and `steps` says how many of the loop's steps to skip. Naming
                 that folder means the same.
@@ -105,6 +107,7 @@ class Recorder:
             TapeExists: where there is a tape already.
             TapeMismatch: where the tape to be continued is of another model, loss or optimizer.
         """
+        optimizer = unwrap_optimizer(optimizer)
         check_optimizer(optimizer)
         check_keep(keep)
         check_folder(tape, "tape")
@@ -155,9 +158,8 @@ class Recorder:
         The hooks keep the recorder alive for as long as the optimizer lives.
         """
 
-        def before(_, args: tuple, kwargs: dict) -> None:
-            if not self._closed:
-                self._watch.before_step(args, kwargs)
+        def before(_, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+            return None if self._closed else self._watch.before_step(args, kwargs)
 
         def after(*_) -> None:
             if not self._closed:
@@ -193,31 +195,44 @@ class Recorder:
             NotReplayable: for a step that could not be reproduced.
             NotFinite: where the training diverges; the tape is whole up to that step.
         """
+        batch, ids = self._enter(ids, x, y, epoch)
+        with self._watch.micro_batch(ids, batch) as losses:
+            yield losses
+
+    @contextmanager
+    def follow(
+        self, ids: Any, x: Any, y: Any, *, epoch: int | None = None
+    ) -> Iterator[Callable[..., None]]:
+        """Follow a loop that computes its own loss, as trainers do.
+
+            with recorder.follow(ids, x, y) as watch:
+                loss = F.cross_entropy(model(x), y)
+                watch(loss)                        # the mean over the batch
+                loss.backward()
+
+        `watch(loss, share=1/len(ids))` is given the loss before backward(): one number, which is
+        `share` times the sum of the losses of the instances, or the losses [B] themselves. That it
+        is so is checked at the first step of every segment. Random numbers that are drawn inside
+        the `with` are drawn again on replay, by the model: draw none before it.
+
+        Arguments:
+            ids, x, y, epoch: as for `step`.
+
+        Raises:
+            DrossError: as for `step`.
+        """
+        batch, ids = self._enter(ids, x, y, epoch)
+        with self._watch.follow(ids, batch) as watch:
+            yield watch
+
+    def _enter(self, ids: Any, x: Any, y: Any, epoch: int | None) -> tuple[Batch, np.ndarray]:
         if self._closed:
             raise BadInput("This recorder is closed.")
         if self._watch.inside:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
         check_autocast(self.device)
         self._watch.set_epoch(epoch)
-        batch, ids = self._make_batch(ids, x, y)
-        with self._watch.micro_batch(ids, batch) as losses:
-            yield losses
-
-    def _make_batch(self, ids: Any, x: Any, y: Any) -> tuple[Batch, np.ndarray]:
-        most = len(self.instances) if self.instances else np.iinfo(np.int32).max
-        ids = check_ids(ids, most, "Instance ids")
-        x, y = (tree_map(lambda t: move_to(t, self.device, self.dtype), part) for part in (x, y))
-        if len(ids) != count_instances(y):
-            raise BadInput(
-                f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
-                "instance of the batch."
-            )
-        if self.instances is not None and self._tape.opened is None:
-            check_first_batch(self.instances, ids, x, y)
-        if self._tape.notes is not None:
-            self._tape.notes.see(ids, (x, y))
-        where = (self.seed, self._watch.position, self.augment, self.device, self.dtype)
-        return make_batch(x, y, MicroBatch(ids), *where), ids
+        return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded.
@@ -233,10 +248,9 @@ class Recorder:
         Raises:
             NotSupported: where this step has been clipped already.
         """
-        parameters = self._watch.declare_clip(ClipNorm(check_number(max_norm, "max_norm")))
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        self._watch.gradients.accept()
-        return norm
+        max_norm = check_number(max_norm, "max_norm")
+        with self.clipping(max_norm=max_norm) as parameters:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def clip_grad_value_(self, limit: float) -> None:
         """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded.
@@ -249,9 +263,50 @@ class Recorder:
         Raises:
             NotSupported: where this step has been clipped already.
         """
-        parameters = self._watch.declare_clip(ClipValue(check_number(limit, "limit")))
-        torch.nn.utils.clip_grad_value_(parameters, limit)
+        limit = check_number(limit, "limit")
+        with self.clipping(value=limit) as parameters:
+            torch.nn.utils.clip_grad_value_(parameters, limit)
+
+    @contextmanager
+    def clipping(
+        self, *, max_norm: float | None = None, value: float | None = None
+    ) -> Iterator[list[Tensor]]:
+        """Around a clip of somebody else's, such as a trainer's own: it is recorded.
+
+            with recorder.clipping(max_norm=1.0):
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+
+        Arguments:
+            max_norm: the largest norm that the gradient may have; infinity clips nothing.
+            value: or the largest absolute value that a number of it may have.
+
+        Yields:
+            The parameters in training.
+
+        Raises:
+            NotSupported: where this step has been clipped already.
+        """
+        if (max_norm is None) == (value is None):
+            raise BadInput("Give clipping either max_norm or value.")
+        if max_norm is not None:
+            limit = check_number(max_norm, "max_norm")
+            clip = None if limit == float("inf") else ClipNorm(limit)
+        else:
+            clip = ClipValue(check_number(value, "value"))
+        yield self._watch.declare_clip(clip)
         self._watch.gradients.accept()
+
+    def save(self) -> None:
+        """Write every step so far to the disk, and begin a new segment with the next one.
+
+        A trainer calls it beside a checkpoint of its own: the tape can be rewound to such a place.
+        """
+        if self._tape.opened is None or self._closed:
+            return
+        if self._watch.pending:
+            raise BadInput("A tape is saved between two steps, not while micro-batches wait.")
+        self._watch.check_untouched()
+        self._tape.save()
 
     def close(self) -> None:
         """Write what is still open and mark the tape complete.

@@ -4,14 +4,16 @@ The gradient that arrives at the losses is each instance's weight in the step, a
 own hooks say when a step is taken.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..autodiff.functional import apply_model
 from ..data.batch import Batch, MicroBatch
 from ..data.seeds import use_seed
 from ..errors import BadInput, NotReplayable, NotSupported
@@ -44,6 +46,7 @@ class StepWatch:
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._after: Tensor | None = None  # theta as the last recorded step left it
+        self._versions: list[tuple[int, int]] = []  # of the parameters after the last micro-batch
 
     # --- before and after a forward pass ----------------------------------------------------------
 
@@ -65,12 +68,29 @@ class StepWatch:
     @contextmanager
     def micro_batch(self, ids: np.ndarray, batch: Batch) -> Iterator[Tensor]:
         """Yields the losses of a micro-batch [B]; what fails inside is undone."""
+        with self._waiting(ids, batch) as weights:
+            yield self._forward(batch, weights)
+
+    @contextmanager
+    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Callable[..., None]]:
+        """Inside, the loop computes a micro-batch's loss itself.
+
+        Yields a function that is given the loss: a tensor of one number, with the share that each
+        instance's loss has in it, or the losses [B] themselves.
+        """
+        with self._waiting(ids, batch) as weights:
+            with use_seed(self.loop.device, batch.seed):
+                yield lambda loss, share=None: self._watch_loss(loss, share, weights)
+
+    @contextmanager
+    def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
+        """A micro-batch whose gradient waits for a step. Yields where its weights are put."""
         before = self._begin(batch)
         weights = np.zeros(len(ids))
         self.inside, self._stepped = True, False
         self._pending.append((MicroBatch(ids, weights), batch))
         try:
-            yield self._forward(batch, weights)
+            yield weights
         except BaseException:
             if not self._stepped and not self.stepping:
                 # once backward() has run, its gradient is mixed with those of the other
@@ -86,6 +106,7 @@ class StepWatch:
                 "backward() was not called on the losses of this batch, so the batch has no part "
                 "in any step."
             )
+        self._versions = self._read_versions()
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
@@ -105,23 +126,38 @@ class StepWatch:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
         loop, objective = self.loop, self._opened.executor.objective
         with use_seed(loop.device, batch.seed):
-            outputs = loop.called(batch.x)
+            outputs = apply_model(loop.called, batch.x)
         losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
         if loop.penalty is not None:
             losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
+        self._watch_loss(losses, None, weights)
+        return losses
+
+    def _watch_loss(self, loss: Tensor, share: Any, weights: np.ndarray) -> None:
+        """Let backward() leave each instance's weight in `weights`.
+
+        share: of each instance's loss in a loss of one number; by default it is their mean.
+        """
+        layout, count = self._opened.live.layout, len(weights)
+        single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
+        if not single and loss.shape != (count,):
+            raise BadInput(
+                f"A loss of shape {tuple(loss.shape)} came for a batch of {count}: dross follows "
+                "one number, or one loss per instance."
+            )
+        shares = np.full(count, 1 / count if share is None else share) if single else 1.0
         accumulating = len(self._pending) > 1
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
-                given = (objective.layout, self.tape.steps)
-                self.gradients.check_start(*given, accumulating=accumulating)
-                if ddp.find_ddp(loop.called) is not None:
+                self.gradients.check_start(layout, self.tape.steps, accumulating=accumulating)
+                if ddp.find_ddp(self.loop.called) is not None:
                     ddp.after_averaging(self.gradients.accept)
-            weights.__iadd__(arrived.detach().double().cpu().numpy())
+            weights.__iadd__(arrived.detach().double().cpu().numpy() * shares)
 
-        losses.register_hook(watch)
-        self._losses = [*self._losses, losses.detach()] if accumulating else [losses.detach()]
-        return losses
+        loss.register_hook(watch)
+        seen = loss.detach().expand(count)
+        self._losses = [*self._losses, seen] if accumulating else [seen]
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
@@ -132,42 +168,85 @@ class StepWatch:
             for name, value in buffers.items():
                 own[name].copy_(value)
 
-    def declare_clip(self, clip: Clip) -> list[Tensor]:
-        """Note that the gradient is about to be clipped. Returns the parameters in training."""
-        if self._clip is not None:
+    def declare_clip(self, clip: Clip | None) -> list[Tensor]:
+        """Note that the gradient is about to be clipped. Returns the parameters in training.
+
+        clip: None where it is only measured.
+        """
+        if self._clip is not None and clip is not None:
             raise NotSupported(
                 "The gradient is clipped twice in one step: dross follows one clip per step."
             )
         if self.tape.opened is None:
             raise BadInput("There is nothing to clip before the first recorder.step.")
-        self._clip = clip
+        self._clip = self._clip if clip is None else clip
         live = self.tape.opened.live
         parameters = live.parameters
         return [parameters[name] for name in live.layout.names]
 
     # --- around the optimizer's step --------------------------------------------------------------
 
-    def before_step(self, args: tuple, kwargs: dict) -> None:
-        """Refuse a step of the optimizer that could not be replayed. args, kwargs: its own."""
-        if any(callable(given) for given in (*args, *kwargs.values())):
-            raise NotSupported(
-                "optimizer.step(closure) computes losses that the recorder does not see. Call "
-                "optimizer.step() without it."
-            )
+    def before_step(self, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Refuse a step of the optimizer that could not be replayed.
+
+        Arguments:
+            args, kwargs: the step's own.
+
+        Returns:
+            None, or other arguments: a closure is checked once it has computed the gradients.
+        """
+        if not any(callable(given) for given in (*args, *kwargs.values())):
+            self._check_step()
+            return None
+
+        def checked(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> Any:
+                if self.stepping:
+                    raise NotSupported(
+                        "The optimizer calls its closure more than once in a step: dross follows "
+                        "optimizers that compute one gradient per step."
+                    )
+                value = closure()
+                self._check_step()
+                return value
+
+            return run
+
+        wrap = lambda given: checked(given) if callable(given) else given
+        return tuple(map(wrap, args)), {key: wrap(given) for key, given in kwargs.items()}
+
+    def _check_step(self) -> None:
+        """The gradients are there, and the optimizer is about to use them."""
         steps = self.tape.steps
-        if not self.inside:
-            raise NotReplayable(
-                f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}."
-            )
-        if self._stepped:
+        if self.inside and self._stepped:
             raise NotReplayable(
                 f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}."
+            )
+        if not self._pending:
+            raise NotReplayable(
+                f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
+                "and no recorded batch waits for a step."
+            )
+        if not self.inside and self._versions != self._read_versions():
+            raise NotReplayable(
+                f"The model's parameters were changed between backward() and optimizer.step() at "
+                f"step {steps}, by something other than the optimizer. Leave them alone while "
+                "recording."
             )
         self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
         self.stepping = True
 
+    def _read_versions(self) -> list[tuple[int, int]]:
+        """Where the parameters lie and how often they were written to."""
+        return [(p.data_ptr(), p._version) for p in self.loop.model.parameters()]
+
     def after_step(self) -> None:
         """Write the step that the optimizer has taken; rehearse it where it opens a segment."""
+        if not self.stepping:
+            raise NotReplayable(
+                f"The optimizer took step {self.tape.steps} without calling its closure, so its "
+                "gradient is not known."
+            )
         opened, ranks, t = self._opened, self.loop.ranks, self.tape.steps
         live, writer = opened.live, opened.writer
         pure = live.optimizer

@@ -69,6 +69,12 @@ def check_optimizer(optimizer: object) -> None:
         )
 
 
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """The optimizer of torch inside that of a trainer (Accelerate's, Lightning's)."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def unwrap_model(model: Any) -> nn.Module:
     """The module that can be differentiated twice: a compiled one gives its original back."""
     if not isinstance(model, nn.Module):

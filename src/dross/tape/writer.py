@@ -110,6 +110,12 @@ class TapeWriter:
         if not self._may_defer_commit():
             self._publish(after)
 
+    def save(self, after: State) -> None:
+        """Write what is open, and let the manifest name it at once."""
+        self.flush(after)
+        if self._unnamed:
+            self._publish(after)
+
     def finish(self, after: State | None = None, complete: bool = True) -> None:
         """Write what is open and mark the tape as complete, or as interrupted."""
         after = self.ends[self.next] if after is None else after
