@@ -15,6 +15,7 @@ from .cleanse.export import export
 from .cleanse.judge import judge
 from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
+from .data.collated import Collated, Keywords
 from .data.dataset import indexed
 from .errors import (
     BadInput,
@@ -50,11 +51,13 @@ __all__ = [
     "Checkpoints",
     "ClipNorm",
     "ClipValue",
+    "Collated",
     "Counterfactual",
     "DataUnavailable",
     "DrossError",
     "DrossWarning",
     "EveryStep",
+    "Keywords",
     "LastEpochs",
     "NotFinite",
     "NotReplayable",

@@ -9,7 +9,7 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ from . import ddp
 from .incoming_batch import take_batch
 from .loop_tape import LoopTape, UserLoop
 from .rehearsal import check_autocast
-from .step_watch import StepWatch
+from .step_watch import Followed, StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
@@ -200,9 +200,7 @@ class Recorder:
             yield losses
 
     @contextmanager
-    def follow(
-        self, ids: Any, x: Any, y: Any, *, epoch: int | None = None
-    ) -> Iterator[Callable[..., None]]:
+    def follow(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Followed]:
         """Follow a loop that computes its own loss, as trainers do.
 
             with recorder.follow(ids, x, y) as watch:

@@ -72,15 +72,11 @@ class StepWatch:
             yield self._forward(batch, weights)
 
     @contextmanager
-    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Callable[..., None]]:
-        """Inside, the loop computes a micro-batch's loss itself.
-
-        Yields a function that is given the loss: a tensor of one number, with the share that each
-        instance's loss has in it, or the losses [B] themselves.
-        """
+    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator["Followed"]:
+        """Inside, the loop computes a micro-batch's loss itself, and tells the one it yields."""
         with self._waiting(ids, batch) as weights:
             with use_seed(self.loop.device, batch.seed):
-                yield lambda loss, share=None: self._watch_loss(loss, share, weights)
+                yield Followed(self, batch, weights)
 
     @contextmanager
     def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
@@ -130,10 +126,10 @@ class StepWatch:
         losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
         if loop.penalty is not None:
             losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
-        self._watch_loss(losses, None, weights)
+        self.watch_loss(losses, None, weights)
         return losses
 
-    def _watch_loss(self, loss: Tensor, share: Any, weights: np.ndarray) -> None:
+    def watch_loss(self, loss: Tensor, share: Any, weights: np.ndarray) -> None:
         """Let backward() leave each instance's weight in `weights`.
 
         share: of each instance's loss in a loss of one number; by default it is their mean.
@@ -158,6 +154,13 @@ class StepWatch:
         loss.register_hook(watch)
         seen = loss.detach().expand(count)
         self._losses = [*self._losses, seen] if accumulating else [seen]
+
+    def compute_losses(self, batch: Batch) -> Tensor:
+        """The losses of a batch [B] as a replay computes them; the model stays as it is."""
+        opened = self._opened
+        with opened.executor.training():
+            theta, buffers = opened.live.layout.read(self.loop.model)
+            return opened.executor.losses(theta, buffers, batch)[0]
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
@@ -302,3 +305,24 @@ class StepWatch:
     def buffers_before_pending(self) -> dict[str, Tensor] | None:
         """The model's buffers before the micro-batches that wait for a step, if there are any."""
         return self._buffers if self._pending else None
+
+
+class Followed:
+    """A micro-batch of a loop that computes its own loss; called with that loss."""
+
+    def __init__(self, watch: StepWatch, batch: Batch, weights: np.ndarray):
+        self._watch, self._batch, self._weights = watch, batch, weights
+
+    def __call__(self, loss: Tensor, share: float | None = None) -> None:
+        """Note the loss, before backward().
+
+        Arguments:
+            loss: one number, or the losses of the instances [B].
+            share: what each instance's loss is multiplied with to add up to that number; 1/B by
+                default, which makes it the mean.
+        """
+        self._watch.watch_loss(loss, share, self._weights)
+
+    def losses(self) -> Tensor:
+        """The losses of the instances [B] as a replay computes them."""
+        return self._watch.compute_losses(self._batch)
