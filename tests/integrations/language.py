@@ -114,9 +114,3 @@ class Exact(Trainer):
         items = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
         loss = each.sum() / items
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
-
-
-def slope(value, h=1e-4):
-    """The derivative of value(offset) at 0, by a five-point stencil."""
-    far, near = value(2 * h) - value(-2 * h), value(h) - value(-h)
-    return (8 * near - far) / (12 * h)

@@ -14,7 +14,8 @@ from dross.data.collated import Collated
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.data import Split
 from dross.integrations.transformers.losses import InstanceLosses
-from integrations.language import Exact, classifier, language_model, pad, settings, slope, texts
+from integrations.language import Exact, classifier, language_model, pad, settings, texts
+from integrations.slopes import slope
 from record.user_loops import close
 
 KINDS = {

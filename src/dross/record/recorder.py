@@ -179,6 +179,11 @@ class Recorder:
         """How many steps are recorded; after a resume, how many of the loop's steps to skip."""
         return self._tape.steps
 
+    @property
+    def pending(self) -> int:
+        """How many micro-batches wait for a step of the optimizer."""
+        return self._watch.pending
+
     @contextmanager
     def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:
         """Yields one loss per instance of the batch [B], ready for backward().
