@@ -161,14 +161,6 @@ class TestRefusals:
         ):
             pass
 
-    def test_autocast(self, loop):
-        with (
-            torch.autocast("cpu"),
-            pytest.raises(NotSupported, match="Autocast"),
-            self.recorder.step(*self.batch),
-        ):
-            pass
-
     def test_a_nan(self, loop):
         ids, x, y = self.batch
         with (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..autodiff.casting import check_autocast
 from ..data.batch import Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, make_batch, move_to
 from ..errors import BadInput, DrossWarning
@@ -37,7 +38,7 @@ from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from . import ddp
 from .loop_tape import LoopTape, UserLoop
-from .rehearsal import check_autocast, check_first_batch
+from .rehearsal import check_first_batch
 from .step_watch import StepWatch
 
 # by the optimizer they listen to
@@ -63,6 +64,10 @@ class Recorder:
 
     Clip with `recorder.clip_grad_norm_(1.0)` or `recorder.clip_grad_value_(0.1)`.
 
+    Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
+    recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
+    same at every step; the losses and outputs that are asked of the run are computed in it, too.
+
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
     steps it with its own batches. The first rank writes one tape of them all. The folder must be
     one that every rank sees.
@@ -85,6 +90,7 @@ class Recorder:
         seed: int = 0,
         overwrite: bool = False,
         resume: bool | str | os.PathLike = False,
+        autocast: torch.dtype | None = None,
     ):
         """Listen to an optimizer from now on.
 
@@ -98,6 +104,8 @@ class Recorder:
             resume: True continues what an interrupted loop left in `tape`: model and optimizer are
                 put where it stopped, and `steps` says how many of the loop's steps to skip. Naming
                 that folder means the same.
+            autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
+                the losses inside `torch.autocast`. See "Mixed precision" above.
 
         Raises:
             BadInput: for arguments that cannot be used.
@@ -120,6 +128,7 @@ class Recorder:
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
+        self.autocast = check_autocast(autocast, self.device, self.dtype)
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
         self._loop = self._describe_loop(ddp.ranks_of(model))
@@ -147,6 +156,7 @@ class Recorder:
             dtype=self.dtype,
             instances=self.instances,
             ranks=ranks,
+            autocast=self.autocast,
         )
 
     def _listen(self) -> None:
@@ -197,7 +207,6 @@ class Recorder:
             raise BadInput("This recorder is closed.")
         if self._watch.inside:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
-        check_autocast(self.device)
         self._watch.set_epoch(epoch)
         batch, ids = self._make_batch(ids, x, y)
         with self._watch.micro_batch(ids, batch) as losses:

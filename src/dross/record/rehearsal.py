@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..data.batch import Batch
 from ..data.dataset import Instances
-from ..errors import BadInput, NotReplayable, NotSupported
+from ..errors import BadInput, NotReplayable
 from ..execution.executor import Executor
 from ..parallel.reducer import Reducer
 from ..replay.take_steps import take_step
@@ -90,11 +90,3 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
             "run."
         )
     return before if epoch is None else epoch
-
-
-def check_autocast(device: torch.device) -> None:
-    """Refuse mixed precision around a recorded step."""
-    if torch.is_autocast_enabled(device.type):
-        raise NotSupported(
-            "Autocast is on: dross replays in the model's own type. Record without autocast."
-        )

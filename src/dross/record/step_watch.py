@@ -5,13 +5,15 @@ own hooks say when a step is taken.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..autodiff import casting
+from ..autodiff.casting import Autocast
 from ..data.batch import Batch, MicroBatch
 from ..data.seeds import use_seed
 from ..errors import BadInput, NotReplayable, NotSupported
@@ -89,7 +91,8 @@ class StepWatch:
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
-        opened = self.tape.open(batch)
+        opened = self.tape.open(batch, cast := self._find_cast())
+        self._check_same_cast(cast)
         live, writer = opened.live, opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
         if self._pending:
@@ -104,15 +107,19 @@ class StepWatch:
     def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
         loop, objective = self.loop, self._opened.executor.objective
-        with use_seed(loop.device, batch.seed):
-            outputs = loop.called(batch.x)
-        losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
-        if loop.penalty is not None:
-            losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
+        own_cast = nullcontext() if loop.autocast is None else loop.autocast.around("loss")
+        torch.clear_autocast_cache()  # of weights as they were before the last step
+        with own_cast:
+            with use_seed(loop.device, batch.seed):
+                outputs = loop.called(batch.x)
+            losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
+            if loop.penalty is not None:
+                losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
         accumulating = len(self._pending) > 1
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
+                self._check_backward()
                 given = (objective.layout, self.tape.steps)
                 self.gradients.check_start(*given, accumulating=accumulating)
                 if ddp.find_ddp(loop.called) is not None:
@@ -122,6 +129,41 @@ class StepWatch:
         losses.register_hook(watch)
         self._losses = [*self._losses, losses.detach()] if accumulating else [losses.detach()]
         return losses
+
+    def _find_cast(self) -> Autocast | None:
+        """The autocast that the next pass is computed in."""
+        around = casting.observe(self.loop.device)
+        if around is not None and self.loop.autocast is not None:
+            raise BadInput(
+                "Autocast is on around recorder.step, and the recorder was given autocast= as "
+                "well: leave one of the two out."
+            )
+        return around or self.loop.autocast
+
+    def _check_same_cast(self, cast: Autocast | None) -> None:
+        """Refuse an autocast that comes, goes or changes within a run."""
+        first = self._opened.executor.objective.precision.autocast
+        now = cast if cast is None or first is None else replace(cast, backward=first.backward)
+        if now != first:
+            raise NotReplayable(
+                f"Step {self.tape.steps} is computed with autocast {now or 'off'}, and the steps "
+                f"before it with {first or 'off'}: a tape has one for the whole run. Close the "
+                "recorder and begin another tape."
+            )
+
+    def _check_backward(self) -> None:
+        """backward() runs inside autocast at every step, or at none."""
+        cast = self._opened.executor.objective.precision.autocast
+        inside = torch.is_autocast_enabled(self.loop.device.type)
+        if cast is None or cast.backward == inside:
+            return
+        if self.tape.steps or self.tape.earlier:
+            words = ("inside", "outside") if inside else ("outside", "inside")
+            raise NotReplayable(
+                f"backward() of step {self.tape.steps} ran {words[0]} autocast, and those before "
+                f"it {words[1]}: run it the same way at every step."
+            )
+        self.tape.settle_backward(inside)
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
