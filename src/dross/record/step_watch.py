@@ -45,6 +45,7 @@ class StepWatch:
         self._losses: list[Tensor] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
+        self._versions: dict[str, int] = {}  # of the buffers, as the last forward pass left them
         self._after: Tensor | None = None  # theta as the last recorded step left it
 
     # --- before and after a forward pass ----------------------------------------------------------
@@ -96,6 +97,7 @@ class StepWatch:
         live, writer = opened.live, opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
         if self._pending:
+            self._check_buffers()
             return buffers
         self.check_untouched()
         if writer.is_full(self._epoch):
@@ -126,6 +128,7 @@ class StepWatch:
                     ddp.after_averaging(self.gradients.accept)
             weights.__iadd__(arrived.detach().double().cpu().numpy())
 
+        self._versions = self._buffer_versions()
         losses.register_hook(watch)
         self._losses = [*self._losses, losses.detach()] if accumulating else [losses.detach()]
         return losses
@@ -164,6 +167,20 @@ class StepWatch:
                 f"it {words[1]}: run it the same way at every step."
             )
         self.tape.settle_backward(inside)
+
+    def _buffer_versions(self) -> dict[str, int]:
+        own = dict(self.loop.model.named_buffers())
+        return {name: own[name]._version for name in self._opened.live.layout.moving_buffers}
+
+    def _check_buffers(self) -> None:
+        """Refuse statistics that move in backward(): a block that is recomputed moves them twice."""
+        for name, version in self._buffer_versions().items():
+            if version != self._versions[name]:
+                raise NotReplayable(
+                    f"The buffer '{name}' moved during backward() of step {self.tape.steps}: "
+                    "gradient checkpointing runs a block twice, and its BatchNorm counts the batch "
+                    "twice. Checkpoint blocks without BatchNorm."
+                )
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
@@ -205,6 +222,7 @@ class StepWatch:
             raise NotReplayable(
                 f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}."
             )
+        self._check_buffers()
         self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
         self.stepping = True
 
