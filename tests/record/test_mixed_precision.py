@@ -19,7 +19,7 @@ from dross.autodiff.casting import Autocast
 from dross.errors import BadInput, NotReplayable
 from dross.execution.pull_plan import PullPlan
 from oracles import literal_leave_one_out, literal_run, unrolled_scores
-from record.user_loops import query
+from record.user_loops import check_bitwise, query, relative
 from zoo import MODELS, problem
 
 NARROW = [torch.bfloat16, torch.float16]
@@ -60,23 +60,6 @@ def recorded(p, folder, *, around=None, **options):
             optimizer.step()
             optimizer.zero_grad()
     return recorder.run((p.X, p.Y)), model
-
-
-def check_bitwise(run):
-    """Every state of a tape of checkpoints, replayed from the first, ends where the loop did."""
-    recording = run.recording
-    assert len(recording.tape.entries) == 1
-    segment = recording.segment(0)
-    with recording.executor.training():
-        end = recording._replay.replay_first_steps(segment, len(segment.steps))
-    expected = recording.tape.end_state().tensors()
-    for name, value in end.tensors().items():
-        assert torch.equal(value, expected[name]), name
-
-
-def relative(found, expected):
-    """The largest difference, as a part of the largest score."""
-    return np.abs(np.asarray(found) - np.asarray(expected)).max() / np.abs(expected).max()
 
 
 WHOLE = dross.Checkpoints(every=1000)

@@ -117,14 +117,19 @@ class LoopTape:
     def settle_backward(self, inside: bool) -> None:
         """Note whether backward() runs inside autocast. It is known when it runs first."""
         assert self.opened is not None
-        objective, writer = self.opened.executor.objective, self.opened.writer
+        objective = self.opened.executor.objective
         assert objective.precision.autocast is not None
         cast = replace(objective.precision.autocast, backward=inside)
         precision = replace(objective.precision, autocast=cast)
         executor = Executor(replace(objective, precision=precision))
         self.opened = replace(self.opened, executor=executor)
-        if isinstance(writer, TapeWriter):
-            writer.manifest |= precision.to_json()
+        self.note(**precision.to_json())
+
+    def note(self, **entries: Any) -> None:
+        """Let the manifest say this from its next commit on."""
+        assert self.opened is not None
+        if isinstance(self.opened.writer, TapeWriter):
+            self.opened.writer.manifest |= entries
 
     def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
         loop = self.loop

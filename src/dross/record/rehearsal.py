@@ -1,5 +1,6 @@
 """Check that a loop can be replayed, while it runs and not when its scores are wanted."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..autodiff.attention import MATH
 from ..data.batch import Batch
 from ..data.dataset import Instances
-from ..errors import BadInput, NotReplayable
+from ..errors import BadInput, DrossWarning, NotReplayable
 from ..execution.executor import Executor
 from ..parallel.reducer import Reducer
 from ..replay.take_steps import take_step
@@ -18,10 +20,11 @@ from ..step.optimizers import Optimizer
 from ..step.state import State
 from ..step.step import Step, advance
 from ..support.arguments import check_count, check_whole
-from ..support.closeness import OTHER_ORDER, is_close, size
+from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
+_ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 
 
 def rehearse(
@@ -63,6 +66,45 @@ def rehearse(
             "that is not linear, draw random numbers outside the model, or change the model by "
             "hand?"
         )
+
+
+def compare_attention(executor: Executor, before: State, batch: Batch) -> float | None:
+    """How far the loop's attention kernels are from the math kernel, in the gradient of a batch.
+
+    A retrace differentiates by the math kernel, at states that the loop's kernels led to.
+
+    Arguments:
+        executor: of the run.
+        before: the state that the loop stepped from.
+        batch: its first micro-batch.
+
+    Returns:
+        The length of the difference by that of the gradient; None where there is one kernel only.
+    """
+    objective = executor.objective
+    if objective.precision.kernels == MATH:
+        return None
+    given = (before.theta, before.buffers, batch)
+    with objective.training():
+        own = objective.gradient(*given)[0]
+        with objective.precision.math_attention():
+            math = objective.gradient(*given)[0]
+    gap = float((own - math).norm() / own.norm().clamp_min(torch.finfo(own.dtype).tiny))
+    narrow = objective.precision.narrow
+    explained = ROUNDING_OF_LENGTH.relative(own.dtype)
+    if narrow is not None:
+        explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps)
+    if gap > explained:
+        warnings.warn(
+            f"The attention kernel of this loop and the math kernel, by which a retrace "
+            f"differentiates, give gradients that differ by {gap:.1%}; rounding explains "
+            f"{explained:.1g}. Scores are off by about as much. Dropout inside fused attention "
+            "draws other numbers than the math kernel: train with "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or with attention dropout 0.",
+            DrossWarning,
+            stacklevel=2,
+        )
+    return gap
 
 
 def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:

@@ -27,7 +27,7 @@ from . import ddp
 from .finite_check import check_finite
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
-from .rehearsal import check_epoch, rehearse
+from .rehearsal import check_epoch, compare_attention, rehearse
 
 
 class StepWatch:
@@ -46,6 +46,7 @@ class StepWatch:
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._versions: dict[str, int] = {}  # of the buffers, as the last forward pass left them
+        self._compared = False  # the kernels of attention
         self._after: Tensor | None = None  # theta as the last recorded step left it
 
     # --- before and after a forward pass ----------------------------------------------------------
@@ -173,7 +174,7 @@ class StepWatch:
         return {name: own[name]._version for name in self._opened.live.layout.moving_buffers}
 
     def _check_buffers(self) -> None:
-        """Refuse statistics that move in backward(): a block that is recomputed moves them twice."""
+        """Refuse statistics that move in backward(), where a block is computed once more."""
         for name, version in self._buffer_versions().items():
             if version != self._versions[name]:
                 raise NotReplayable(
@@ -249,6 +250,9 @@ class StepWatch:
             assert self._before is not None
             given = (opened.executor, pure, self._before, step, batches, after)
             rehearse(*given, ranks, t)
+            if not self._compared:
+                self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
+                self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
         self._pending, self._clip, self._stepped, self.stepping = [], None, True, False

@@ -148,7 +148,7 @@ class Objective:
 
         Under the autocast that it was trained in; arithmetic="bf16" is for training only.
         """
-        with self.precision.cast_in_evaluation():
+        with self.precision.cast_in_evaluation(), self.precision.math_attention():
             return call_model(self.model, {**self.layout.unflatten(theta), **buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------

@@ -150,6 +150,7 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "autocast": _may_be_none(is_saved_autocast),
     "inner_cast": _may_be_none(lambda value: value in list(NARROW_NAMES)),
     "kernels": are_kernels,
+    "attention_gap": _may_be_none(lambda value: isinstance(value, (int, float))),
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
     "hashes": lambda value: isinstance(value, list),
