@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from ..autodiff.casting import check_autocast
 from ..data.batch import Augment, Batch, MicroBatch
@@ -39,6 +40,7 @@ from ..tape.writer import check_resume, prepare_folder
 from . import ddp
 from .loop_tape import LoopTape, UserLoop
 from .rehearsal import check_first_batch
+from .scaler_watch import ScalerWatch, check_scaler
 from .step_watch import StepWatch
 
 # by the optimizer they listen to
@@ -67,6 +69,15 @@ class Recorder:
     Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
     recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
     same at every step; the losses and outputs that are asked of the run are computed in it, too.
+    With float16, give the loop's GradScaler as `scaler=` and use it as ever:
+
+        with recorder.step(ids, x, y) as losses:
+            scaler.scale(losses.mean()).backward()
+            scaler.unscale_(optimizer); recorder.clip_grad_norm_(1.0)           # if you clip
+            scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+
+    The scale of each step is recorded. A step that the scaler skips did nothing and is left out;
+    `skipped` counts them, `steps` does not.
 
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
     steps it with its own batches. The first rank writes one tape of them all. The folder must be
@@ -91,6 +102,7 @@ class Recorder:
         overwrite: bool = False,
         resume: bool | str | os.PathLike = False,
         autocast: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ):
         """Listen to an optimizer from now on.
 
@@ -106,6 +118,7 @@ class Recorder:
                 that folder means the same.
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
                 the losses inside `torch.autocast`. See "Mixed precision" above.
+            scaler: the GradScaler by which the loop scales its losses.
 
         Raises:
             BadInput: for arguments that cannot be used.
@@ -129,6 +142,7 @@ class Recorder:
         self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
         self.autocast = check_autocast(autocast, self.device, self.dtype)
+        self.scaler = check_scaler(scaler)
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
         self._loop = self._describe_loop(ddp.ranks_of(model))
@@ -173,11 +187,16 @@ class Recorder:
             if not self._closed:
                 self._watch.after_step()
 
-        self._handles = [
+        self._handles: list[RemovableHandle | ScalerWatch] = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
             *self._watch.gradients.handles,
         ]
+        if self.scaler is not None:
+            watch = self._watch
+            told = {"unscaling": watch.before_unscaling, "unscaled": watch.after_unscaling}
+            told["stepped"] = watch.after_scaler_step
+            self._handles.append(ScalerWatch(self.scaler, self.optimizer, **told))
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
         atexit.register(self._at_exit)  # Ctrl-C in a loop still leaves every step that was taken
@@ -186,6 +205,11 @@ class Recorder:
     def steps(self) -> int:
         """How many steps are recorded; after a resume, how many of the loop's steps to skip."""
         return self._tape.steps
+
+    @property
+    def skipped(self) -> int:
+        """How many steps a GradScaler has skipped since this recorder was made."""
+        return self._watch.skipped
 
     @contextmanager
     def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from ..parallel.reducer import Reducer
 from ..replay.take_steps import take_step
 from ..step.optimizers import Optimizer
 from ..step.state import State
-from ..step.step import Step, advance
+from ..step.step import Step, advance, prepare_gradient
 from ..support.arguments import check_count, check_whole
 from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep
@@ -34,6 +34,7 @@ def rehearse(
     step: Step,
     batches: Sequence[Batch],
     after: Tensor,
+    seen: Tensor,
     ranks: Reducer,
     t: int,
 ) -> None:
@@ -45,6 +46,7 @@ def rehearse(
         step: what was recorded of the step.
         batches: this rank's micro-batches.
         after: theta after the loop's own step [p].
+        seen: the gradient that the optimizer saw [p].
         ranks: each rank rehearses its own batches.
         t: the number of the step.
 
@@ -55,6 +57,7 @@ def rehearse(
         _, g, _ = take_step(executor, optimizer, before, step, batches)
         (g,) = ranks.sum(g)
         theta = advance(optimizer, before, step, g, {}).theta
+    _check_size(prepare_gradient(step, g), seen, t)
     moved = size(after - before.theta, OTHER_ORDER)
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after, OTHER_ORDER, scale=scale):
@@ -65,6 +68,17 @@ def rehearse(
             "the loss that is not in the losses it was given (use penalty=), weight them in a way "
             "that is not linear, draw random numbers outside the model, or change the model by "
             "hand?"
+        )
+
+
+def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
+    """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
+    own, other = float(g.norm()), float(seen.norm())
+    if max(own, other) > 2 * min(own, other):
+        raise NotReplayable(
+            f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
+            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, let the "
+            "recorder know of it: dross.Recorder(..., scaler=scaler)."
         )
 
 

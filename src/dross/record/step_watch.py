@@ -28,6 +28,7 @@ from .finite_check import check_finite
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
 from .rehearsal import check_epoch, compare_attention, rehearse
+from .scaler_watch import scale_in_step, skips_step
 
 
 class StepWatch:
@@ -41,6 +42,9 @@ class StepWatch:
         self._stepped = False  # in this `with recorder.step(...)`
         self._epoch = tape.epoch_before
         self._clip: Clip | None = None
+        self._scale = 1.0  # by which a GradScaler has divided the gradients
+        self._skipping = False  # a GradScaler lets the optimizer take no step
+        self.skipped = 0  # steps that it left out
         self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
         self._losses: list[Tensor] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
@@ -63,15 +67,15 @@ class StepWatch:
 
     @property
     def pending(self) -> int:
-        """How many micro-batches wait for a step."""
-        return len(self._pending)
+        """How many micro-batches wait for a step, without those of skipped ones."""
+        return sum(bool(micro.weights.any()) for micro, _ in self._pending)
 
     @contextmanager
     def micro_batch(self, ids: np.ndarray, batch: Batch) -> Iterator[Tensor]:
         """Yields the losses of a micro-batch [B]; what fails inside is undone."""
         before = self._begin(batch)
         weights = np.zeros(len(ids))
-        self.inside, self._stepped = True, False
+        self.inside, self._stepped, self._skipping = True, False, False
         self._pending.append((MicroBatch(ids, weights), batch))
         try:
             yield self._forward(batch, weights)
@@ -84,7 +88,7 @@ class StepWatch:
             raise
         finally:
             self.inside = False
-        if not self._stepped and not weights.any():
+        if not (self._stepped or self._skipping or weights.any()):
             self._withdraw(before)
             raise NotReplayable(
                 "backward() was not called on the losses of this batch, so the batch has no part "
@@ -118,7 +122,7 @@ class StepWatch:
             losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
             if loop.penalty is not None:
                 losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
-        accumulating = len(self._pending) > 1
+        accumulating = any(micro.weights.any() for micro, _ in self._pending[:-1])
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
@@ -131,7 +135,8 @@ class StepWatch:
 
         self._versions = self._buffer_versions()
         losses.register_hook(watch)
-        self._losses = [*self._losses, losses.detach()] if accumulating else [losses.detach()]
+        before = self._losses if len(self._pending) > 1 else []
+        self._losses = [*before, losses.detach()]
         return losses
 
     def _find_cast(self) -> Autocast | None:
@@ -225,19 +230,23 @@ class StepWatch:
             )
         self._check_buffers()
         self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
+        self._scale *= scale_in_step(self.loop.optimizer)
         self.stepping = True
 
     def after_step(self) -> None:
         """Write the step that the optimizer has taken; rehearse it where it opens a segment."""
+        if skips_step(self.loop.optimizer):
+            self.stepping = False
+            return self.skip_step()
         opened, ranks, t = self._opened, self.loop.ranks, self.tape.steps
         live, writer = opened.live, opened.writer
         pure = live.optimizer
         check_same_structure(
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
         )
-        own = [micro.simplify() for micro, _ in self._pending]
+        own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         shared = ddp.share_step(ranks, own, writer.opens_segment(), self.tape.notes)
-        step = Step(shared.micros, live.numbers(), self._epoch, self._clip)
+        step = Step(shared.micros, live.numbers(), self._epoch, self._clip, self._scale)
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]
         pairs = zip(micros, self._pending)
@@ -248,14 +257,45 @@ class StepWatch:
         opens = shared.opens_segment
         if opens:
             assert self._before is not None
-            given = (opened.executor, pure, self._before, step, batches, after)
+            given = (opened.executor, pure, self._before, step, batches, after, g)
             rehearse(*given, ranks, t)
             if not self._compared:
                 self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
                 self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
-        self._pending, self._clip, self._stepped, self.stepping = [], None, True, False
+        self._pending, self._stepped, self.stepping = [], True, False
+        self._clip, self._scale = None, 1.0
+
+    # --- a GradScaler -----------------------------------------------------------------------------
+
+    def before_unscaling(self) -> None:
+        """Refuse gradients that something has changed before a GradScaler divides them."""
+        self.gradients.check_unchanged(self.tape.steps)
+
+    def after_unscaling(self, scale: float) -> None:
+        """Note by what a GradScaler has divided the gradients."""
+        self.gradients.accept()
+        self._scale = scale
+
+    def after_scaler_step(self) -> None:
+        """See whether the optimizer has taken the step that its GradScaler was asked for."""
+        if self.inside and not self._stepped and not self._skipping:
+            self.skip_step()
+
+    def skip_step(self) -> None:
+        """Leave out what was computed for a step that was not taken.
+
+        Forward passes have moved BatchNorm's statistics even so: such a model's micro-batches stay,
+        with weights of 0, and are part of the next step, which starts from the same parameters.
+        """
+        if self._opened.live.layout.moving_buffers:
+            for micro, _ in self._pending:
+                micro.weights[:] = 0
+        else:
+            self._pending = []
+        self._clip, self._scale, self._skipping = None, 1.0, True
+        self.skipped += 1
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         return torch.as_tensor(micro.weights, dtype=self.loop.dtype, device=self.loop.device)

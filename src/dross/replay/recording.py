@@ -44,7 +44,7 @@ class TakenStep:
     step: Step
     batches: list[LazyBatch]
     state: State  # before it
-    gradient: Tensor  # [p], before clipping
+    gradient: Tensor  # [p], of the scaled losses
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ..autodiff.forward_rules import ForwardRules
 from ..autodiff.functional import call_model, use_modes
 from ..autodiff.norms import PresentRows
 from ..autodiff.precision import STRICT, Precision, use_arithmetic
-from ..autodiff.vjp import batched_jvp, batched_vjp
+from ..autodiff.vjp import batched_jvp, batched_vjp, times, unit_factor
 from ..data.batch import Batch
 from ..data.seeds import use_seed
 from ..errors import BadInput, NotSupported
@@ -343,7 +343,10 @@ class Objective:
             weighted = losses * batch.c
             with self.precision.cast("backward"):
                 (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
-        (through_theta,) = batched_vjp([g], [theta], [theta_dot])
+        narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
+        factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
+        (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])
+        through_theta = times(through_theta, 1 / factor)
         (through_w,) = batched_vjp([weighted], [theta], [w_dot])
         g_dot = through_theta + through_w
         if not statistics:
