@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dross
 from dross.errors import DrossWarning, NotReplayable
-from oracles import derivative, literal_run, unrolled_scores
+from oracles import cross_entropy, derivative, literal_run, unrolled_scores
 from record.user_loops import check_bitwise, close, query, recorded_loop, relative, take_step
-from zoo import problem
+from zoo import mlp, problem
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}
 
@@ -52,6 +52,36 @@ def test_checkpointed_blocks(record, tmp_path, reentrant):
     np.testing.assert_array_equal(scores, recorded_scores(plain, tmp_path / "plain"))
     close(record(p).influence(query(p)).values, scores)
     assert checkpoint(torch.sin, torch.ones(1), use_reentrant=False).item() > 0  # torch's own again
+
+
+def compiled(what):
+    """By torch.compile's autograd without its code generator: it has no second derivative."""
+    return torch.compile(what, backend="aot_eager")
+
+
+def compiled_inside():
+    model = mlp()
+    model[0] = compiled(model[0])
+    return model
+
+
+def compiled_in_place():
+    model = mlp()
+    model.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile itself
+@pytest.mark.parametrize("make", [compiled_inside, compiled_in_place])
+def test_compiled_modules_and_losses(record, tmp_path, make):
+    plain = problem("mlp", "momentum")
+    p = with_model(make)
+    p.loss = compiled(cross_entropy)
+    recorder, _ = recorded_loop(p, tmp_path / "t")
+    run = recorder.run((p.X, p.Y))
+    close(run.influence(query(p)).values, record(plain).influence(query(plain)).values)
+    again = dross.Run.open(tmp_path / "t", p.model(), (p.X, p.Y), p.loss)
+    assert again.steps == len(p.batches)
 
 
 class Attends(nn.Module):

@@ -88,7 +88,10 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def unwrap_model(model: Any) -> nn.Module:
-    """The module that can be differentiated twice: a compiled one gives its original back."""
+    """The module that can be differentiated twice: a compiled one gives its original back.
+
+    Compiled parts of it run as written in dross's own passes (autodiff/plain_passes.py).
+    """
     if not isinstance(model, nn.Module):
         raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     original = getattr(model, "_orig_mod", None)
@@ -99,20 +102,15 @@ def unwrap_model(model: Any) -> nn.Module:
             "dross.Recorder follows a loop under DistributedDataParallel."
         )
     for name, module in model.named_modules():
-        if _is_compiled(module):
+        if isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
-                f"The module '{name or type(model).__name__}' is compiled and has no second "
-                "derivative. Record the model before compiling it; torch.compile(model) around "
-                "the whole model is fine."
+                f"The module '{name or type(model).__name__}' is a TorchScript module, whose second "
+                "derivative is not known. Record the model before torch.jit.script or trace; "
+                "torch.compile is fine."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
     return model
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
