@@ -4,6 +4,7 @@ Nothing here uses the code that it checks, but for the seeds of random numbers.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Problem:
     rate: Callable[[int], float] | None = None
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
     clip_norm: float | None = None
+    cast: Callable[[], AbstractContextManager] = nullcontext  # around the forward pass and the loss
     seed: int = 0
     epochs: int = 1
     used: list[int] = field(default_factory=lambda: [0, 3])  # whose derivative is checked
@@ -59,7 +61,8 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
         ids = torch.as_tensor(ids)
         torch.manual_seed(mix_seeds(problem.seed, t, 0, 0))
         optimizer.zero_grad()
-        losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
+        with problem.cast():
+            losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
         if problem.penalty is not None:
             losses = losses + problem.penalty(dict(model.named_parameters()))
         ((losses * weights[ids]).sum() / len(ids)).backward()
@@ -71,7 +74,7 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
 
 def validation_loss(problem: Problem, model: nn.Module) -> float:
     """The mean loss on the validation set."""
-    with torch.no_grad():
+    with torch.no_grad(), problem.cast():
         return float(problem.loss(model(problem.X_val), problem.Y_val).mean())
 
 
@@ -108,8 +111,9 @@ def unrolled_scores(problem: Problem, options: dict) -> Tensor:
     memory: dict[str, dict[str, Tensor]] = {name: {} for name in params}
     for t, ids in enumerate(problem.batches):
         ids = torch.as_tensor(ids)
-        outputs = torch.func.functional_call(model, params, (problem.X[ids],))
-        losses = problem.loss(outputs, problem.Y[ids])
+        with problem.cast():
+            outputs = torch.func.functional_call(model, params, (problem.X[ids],))
+            losses = problem.loss(outputs, problem.Y[ids])
         if problem.penalty is not None:
             losses = losses + problem.penalty(params)
         mean = (losses * w[ids]).sum() / len(ids)
@@ -119,8 +123,10 @@ def unrolled_scores(problem: Problem, options: dict) -> Tensor:
         params = {
             n: rule(p, g, memory[n], t, rate, options) for (n, p), g in zip(params.items(), grads)
         }
-    out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
-    return -torch.autograd.grad(problem.loss(out, problem.Y_val).mean(), w)[0]
+    with problem.cast():
+        out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
+        asked = problem.loss(out, problem.Y_val).mean()
+    return -torch.autograd.grad(asked, w)[0]
 
 
 def _sgd(p, g, memory, t, rate, o):

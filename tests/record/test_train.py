@@ -195,7 +195,7 @@ def test_faster_arithmetic_is_recorded_and_used_again(tmp_path):
         query = dross.mean_loss(data)
         found[kind] = run.influence(query).values
         again = dross.Run.open(tmp_path / kind, model, data, "cross_entropy")
-        assert again.recording.objective.arithmetic == kind
+        assert again.recording.objective.precision.arithmetic == kind
         np.testing.assert_array_equal(again.influence(query).values, found[kind])
     assert not np.allclose(found["strict"], found["bf16"], rtol=1e-4)  # it is another arithmetic
     assert np.corrcoef(found["strict"], found["bf16"])[0, 1] > 0.98

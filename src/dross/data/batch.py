@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,10 @@ class Batch:
     def load(self) -> "Batch":
         """Itself: its data are here."""
         return self
+
+    def scaled(self, factor: float) -> "Batch":
+        """The batch with its losses counting `factor` times as much."""
+        return self if factor == 1 else replace(self, c=self.c * factor)
 
     def rows(self, rows: slice) -> "Batch":
         """A part of the batch, as if it were one."""

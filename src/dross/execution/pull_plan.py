@@ -4,6 +4,7 @@ The choice counts operations and does not measure time: it must be the same in e
 because another way rounds differently.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +94,9 @@ def forward_mode_is_right(
 
 def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:
     """Floating point operations of a forward pass."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+        # the counter's hooks see a compiled layer twice, which counts nothing twice
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
         objective.losses(theta, buffers, batch)
     return counter.get_total_flops()
 

@@ -130,9 +130,11 @@ class CounterfactualRuns:
                 if not checked and cut:
                     self._check_cuts(step, batches)
 
-                def gradients(batch: LazyBatch, buffers: Buffers, thetas: Tensor = state.theta):
+                thetas, scale = state.theta, step.scale
+
+                def gradients(batch: LazyBatch, buffers: Buffers, thetas=thetas, scale=scale):
                     w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                    return executor.gradients(thetas, buffers, batch, w, cut)
+                    return executor.gradients(thetas, buffers, batch.scaled(scale), w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
                 checked = checked or self._check_replica(state, g, step, batches)

@@ -86,7 +86,8 @@ def forward_step(
         nonlocal buffers
         micro, batch = item
         present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
-        given = (state.theta, buffers, batch, tangent.theta, buffers_dot, -present)
+        scaled = batch.scaled(taken.step.scale)
+        given = (state.theta, buffers, scaled, tangent.theta, buffers_dot, -present)
         g_dot, buffers_dot = executor.push(*given)
         if buffers_dot:
             _, buffers = executor.losses(state.theta, buffers, batch)

@@ -47,7 +47,7 @@ def reverse_step(
 
     def pull_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         k, _, batch = piece
-        given = (state.theta, buffers[k], batch, a_g, a_buffers, hessian)
+        given = (state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian)
         terms, product, a_buffers = executor.pull(*given)
         found.append((piece, terms))
         return product, a_buffers
@@ -100,7 +100,9 @@ def reverse_steps(
 def _parts(recording: Recording, block: Block) -> list[slice]:
     if not block.steps:
         return []
-    if recording.reducer.size > 1:  # ranks exchange sums in every step
+    # ranks exchange sums in every step, and a pull in float16 looks whether it was finite
+    looks = recording.objective.precision.narrow is torch.float16
+    if recording.reducer.size > 1 or looks:
         return [slice(k, k + 1) for k in range(len(block.steps))]
     given = (recording.executor, recording.optimizer, block.states[0], block.steps, block.batches)
     return group_steps("reverse steps", *given)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..autodiff.attention import allowed_kernels
+from ..autodiff.casting import Autocast
+from ..autodiff.precision import Precision
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
 from ..errors import BadInput, TapeMismatch
@@ -43,6 +46,7 @@ class UserLoop:
     dtype: torch.dtype
     instances: Instances | None  # the training set, where the recorder was given it
     ranks: Reducer
+    autocast: Autocast | None = None  # that the recorder computes in; None: as it finds it
 
     @property
     def given_loss(self) -> Any:
@@ -99,18 +103,44 @@ class LoopTape:
         live = LiveModel(loop.model, loop.optimizer, layout, pure)
         live.write(state, slots=bool(made["steps"]))
 
-    def open(self, batch: Batch) -> OpenTape:
-        """Inspect the model with its first batch, and begin or continue the tape."""
+    def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
+        """Inspect the model with its first batch, and begin or continue the tape.
+
+        Arguments:
+            batch: the first one.
+            cast: the autocast that it is computed in.
+        """
         if self.opened is None:
-            self.opened = self._open(batch)
+            self.opened = self._open(batch, cast)
         return self.opened
 
-    def _open(self, batch: Batch) -> OpenTape:
+    def settle_backward(self, inside: bool) -> None:
+        """Note whether backward() runs inside autocast. It is known when it runs first."""
+        assert self.opened is not None
+        objective = self.opened.executor.objective
+        assert objective.precision.autocast is not None
+        cast = replace(objective.precision.autocast, backward=inside)
+        precision = replace(objective.precision, autocast=cast)
+        executor = Executor(replace(objective, precision=precision))
+        self.opened = replace(self.opened, executor=executor)
+        self.note(**precision.to_json())
+
+    def note(self, **entries: Any) -> None:
+        """Let the manifest say this from its next commit on."""
+        assert self.opened is not None
+        if isinstance(self.opened.writer, TapeWriter):
+            self.opened.writer.manifest |= entries
+
+    def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
         loop = self.loop
+        known = Autocast.from_json(self.earlier.get("autocast")) if self.earlier else None
+        if cast is not None and known is not None:
+            cast = replace(cast, backward=known.backward)
         if not loop.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
         given = (loop.given_loss, loop.penalty, batch.x, batch.y)
-        objective, pure = inspect_run(loop.model, loop.optimizer, *given)
+        precision = Precision(autocast=cast, kernels=allowed_kernels())
+        objective, pure = inspect_run(loop.model, loop.optimizer, *given, precision=precision)
         ddp.check_recordable(objective, loop.ranks)
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from ..autodiff.casting import check_autocast
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
 from ..errors import BadInput, DrossWarning
@@ -37,7 +39,7 @@ from ..tape.writer import check_resume, prepare_folder
 from . import ddp
 from .incoming_batch import take_batch
 from .loop_tape import LoopTape, UserLoop
-from .rehearsal import check_autocast
+from .scaler_watch import ScalerWatch, check_scaler
 from .step_watch import Followed, StepWatch
 
 # by the optimizer they listen to
@@ -64,6 +66,19 @@ class Recorder:
 
     Clip with `recorder.clip_grad_norm_(1.0)` or `recorder.clip_grad_value_(0.1)`.
 
+    Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
+    recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
+    same at every step; the losses and outputs that are asked of the run are computed in it, too.
+    With float16, give the loop's GradScaler as `scaler=` and use it as ever:
+
+        with recorder.step(ids, x, y) as losses:
+            scaler.scale(losses.mean()).backward()
+            scaler.unscale_(optimizer); recorder.clip_grad_norm_(1.0)           # if you clip
+            scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+
+    The scale of each step is recorded. A step that the scaler skips did nothing and is left out;
+    `skipped` counts them, `steps` does not.
+
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
     steps it with its own batches. The first rank writes one tape of them all. The folder must be
     one that every rank sees.
@@ -86,6 +101,8 @@ class Recorder:
         seed: int = 0,
         overwrite: bool = False,
         resume: bool | str | os.PathLike = False,
+        autocast: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ):
         """Listen to an optimizer from now on.
 
@@ -100,6 +117,9 @@ class Recorder:
             resume: True continues what an interrupted loop left in `tape`: model and optimizer are
                 put where it stopped, and `steps` says how many of the loop's steps to skip. Naming
                 that folder means the same.
+            autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
+                the losses inside `torch.autocast`. See "Mixed precision" above.
+            scaler: the GradScaler by which the loop scales its losses.
 
         Raises:
             BadInput: for arguments that cannot be used.
@@ -123,6 +143,8 @@ class Recorder:
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
+        self.autocast = check_autocast(autocast, self.device, self.dtype)
+        self.scaler = check_scaler(scaler)
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
         self._loop = self._describe_loop(ddp.ranks_of(model))
@@ -150,6 +172,7 @@ class Recorder:
             dtype=self.dtype,
             instances=self.instances,
             ranks=ranks,
+            autocast=self.autocast,
         )
 
     def _listen(self) -> None:
@@ -165,11 +188,16 @@ class Recorder:
             if not self._closed:
                 self._watch.after_step()
 
-        self._handles = [
+        self._handles: list[RemovableHandle | ScalerWatch] = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
             *self._watch.gradients.handles,
         ]
+        if self.scaler is not None:
+            watch = self._watch
+            told = {"unscaling": watch.before_unscaling, "unscaled": watch.after_unscaling}
+            told["stepped"] = watch.after_scaler_step
+            self._handles.append(ScalerWatch(self.scaler, self.optimizer, **told))
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
         atexit.register(self._at_exit)  # Ctrl-C in a loop still leaves every step that was taken
@@ -183,6 +211,11 @@ class Recorder:
     def pending(self) -> int:
         """How many micro-batches wait for a step of the optimizer."""
         return self._watch.pending
+
+    @property
+    def skipped(self) -> int:
+        """How many steps a GradScaler has skipped since this recorder was made."""
+        return self._watch.skipped
 
     @contextmanager
     def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:
@@ -233,7 +266,6 @@ class Recorder:
             raise BadInput("This recorder is closed.")
         if self._watch.inside:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
-        check_autocast(self.device)
         self._watch.set_epoch(epoch)
         return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
 

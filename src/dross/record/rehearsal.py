@@ -1,5 +1,6 @@
 """Check that a loop can be replayed, while it runs and not when its scores are wanted."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,20 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..autodiff.attention import MATH
 from ..data.batch import Batch
 from ..data.dataset import Instances
-from ..errors import BadInput, NotReplayable, NotSupported
+from ..errors import BadInput, DrossWarning, NotReplayable
 from ..execution.executor import Executor
 from ..parallel.reducer import Reducer
 from ..replay.take_steps import take_step
 from ..step.optimizers import Optimizer
 from ..step.state import State
-from ..step.step import Step, advance
+from ..step.step import Step, advance, prepare_gradient
 from ..support.arguments import check_count, check_whole
-from ..support.closeness import OTHER_ORDER, is_close, size
+from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
+_ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 
 
 def rehearse(
@@ -31,6 +34,7 @@ def rehearse(
     step: Step,
     batches: Sequence[Batch],
     after: Tensor,
+    seen: Tensor,
     ranks: Reducer,
     t: int,
 ) -> None:
@@ -42,6 +46,7 @@ def rehearse(
         step: what was recorded of the step.
         batches: this rank's micro-batches.
         after: theta after the loop's own step [p].
+        seen: the gradient that the optimizer saw [p].
         ranks: each rank rehearses its own batches.
         t: the number of the step.
 
@@ -52,6 +57,7 @@ def rehearse(
         _, g, _ = take_step(executor, optimizer, before, step, batches)
         (g,) = ranks.sum(g)
         theta = advance(optimizer, before, step, g, {}).theta
+    _check_size(prepare_gradient(step, g), seen, t)
     moved = size(after - before.theta, OTHER_ORDER)
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after, OTHER_ORDER, scale=scale):
@@ -63,6 +69,56 @@ def rehearse(
             "that is not linear, draw random numbers outside the model, or change the model by "
             "hand?"
         )
+
+
+def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
+    """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
+    own, other = float(g.norm()), float(seen.norm())
+    if max(own, other) > 2 * min(own, other):
+        raise NotReplayable(
+            f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
+            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, let the "
+            "recorder know of it: dross.Recorder(..., scaler=scaler)."
+        )
+
+
+def compare_attention(executor: Executor, before: State, batch: Batch) -> float | None:
+    """How far the loop's attention kernels are from the math kernel, in the gradient of a batch.
+
+    A retrace differentiates by the math kernel, at states that the loop's kernels led to.
+
+    Arguments:
+        executor: of the run.
+        before: the state that the loop stepped from.
+        batch: its first micro-batch.
+
+    Returns:
+        The length of the difference by that of the gradient; None where there is one kernel only.
+    """
+    objective = executor.objective
+    if objective.precision.kernels == MATH:
+        return None
+    given = (before.theta, before.buffers, batch)
+    with objective.training():
+        own = objective.gradient(*given)[0]
+        with objective.precision.math_attention():
+            math = objective.gradient(*given)[0]
+    gap = float((own - math).norm() / own.norm().clamp_min(torch.finfo(own.dtype).tiny))
+    narrow = objective.precision.narrow
+    explained = ROUNDING_OF_LENGTH.relative(own.dtype)
+    if narrow is not None:
+        explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps)
+    if gap > explained:
+        warnings.warn(
+            f"The attention kernel of this loop and the math kernel, by which a retrace "
+            f"differentiates, give gradients that differ by {gap:.1%}; rounding explains "
+            f"{explained:.1g}. Scores are off by about as much. Dropout inside fused attention "
+            "draws other numbers than the math kernel: train with "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or with attention dropout 0.",
+            DrossWarning,
+            stacklevel=2,
+        )
+    return gap
 
 
 def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
@@ -90,11 +146,3 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
             "run."
         )
     return before if epoch is None else epoch
-
-
-def check_autocast(device: torch.device) -> None:
-    """Refuse mixed precision around a recorded step."""
-    if torch.is_autocast_enabled(device.type):
-        raise NotSupported(
-            "Autocast is on: dross replays in the model's own type. Record without autocast."
-        )

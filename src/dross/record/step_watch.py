@@ -5,7 +5,7 @@ own hooks say when a step is taken.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,12 @@ from ..step.optimizers import check_same_structure, read_optimizer
 from ..step.state import State
 from ..step.step import Step
 from . import ddp
+from .cast_watch import check_backward, check_same_cast, find_cast
 from .finite_check import check_finite
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
-from .rehearsal import check_epoch, rehearse
+from .rehearsal import check_epoch, compare_attention, rehearse
+from .scaler_watch import scale_in_step, skips_step
 
 
 class StepWatch:
@@ -41,10 +43,15 @@ class StepWatch:
         self._stepped = False  # in this `with recorder.step(...)`
         self._epoch = tape.epoch_before
         self._clip: Clip | None = None
+        self._scale = 1.0  # by which a GradScaler has divided the gradients
+        self._skipping = False  # a GradScaler lets the optimizer take no step
+        self.skipped = 0  # steps that it left out
         self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
         self._losses: list[Tensor] = []  # of the pending micro-batches
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
+        self._buffer_counts: dict[str, int] = {}  # of writes, as the last forward pass left them
+        self._compared = False  # the kernels of attention
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self._versions: list[tuple[int, int]] = []  # of the parameters after the last micro-batch
 
@@ -62,8 +69,8 @@ class StepWatch:
 
     @property
     def pending(self) -> int:
-        """How many micro-batches wait for a step."""
-        return len(self._pending)
+        """How many micro-batches wait for a step, without those of skipped ones."""
+        return sum(bool(micro.weights.any()) for micro, _ in self._pending)
 
     @contextmanager
     def micro_batch(self, ids: np.ndarray, batch: Batch) -> Iterator[Tensor]:
@@ -83,7 +90,7 @@ class StepWatch:
         """A micro-batch whose gradient waits for a step. Yields where its weights are put."""
         before = self._begin(batch)
         weights = np.zeros(len(ids))
-        self.inside, self._stepped = True, False
+        self.inside, self._stepped, self._skipping = True, False, False
         self._pending.append((MicroBatch(ids, weights), batch))
         try:
             yield weights
@@ -96,7 +103,7 @@ class StepWatch:
             raise
         finally:
             self.inside = False
-        if not self._stepped and not weights.any():
+        if not (self._stepped or self._skipping or weights.any()):
             self._withdraw(before)
             raise NotReplayable(
                 "backward() was not called on the losses of this batch, so the batch has no part "
@@ -106,10 +113,13 @@ class StepWatch:
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
-        opened = self.tape.open(batch)
+        torch.clear_autocast_cache()  # of weights as they were before the last step
+        opened = self.tape.open(batch, cast := find_cast(self.loop))
+        check_same_cast(self.tape, cast)
         live, writer = opened.live, opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
         if self._pending:
+            self._check_buffers()
             return buffers
         self.check_untouched()
         if writer.is_full(self._epoch):
@@ -121,11 +131,13 @@ class StepWatch:
     def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
         """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
         loop, objective = self.loop, self._opened.executor.objective
-        with use_seed(loop.device, batch.seed):
-            outputs = apply_model(loop.called, batch.x)
-        losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
-        if loop.penalty is not None:
-            losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
+        own_cast = nullcontext() if loop.autocast is None else loop.autocast.around("loss")
+        with own_cast:
+            with use_seed(loop.device, batch.seed):
+                outputs = apply_model(loop.called, batch.x)
+            losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
+            if loop.penalty is not None:
+                losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
         self.watch_loss(losses, None, weights)
         return losses
 
@@ -142,18 +154,20 @@ class StepWatch:
                 "one number, or one loss per instance."
             )
         shares = np.full(count, 1 / count if share is None else share) if single else 1.0
-        accumulating = len(self._pending) > 1
+        accumulating = any(micro.weights.any() for micro, _ in self._pending[:-1])
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
+                check_backward(self.tape, self.loop.device)
                 self.gradients.check_start(layout, self.tape.steps, accumulating=accumulating)
                 if ddp.find_ddp(self.loop.called) is not None:
                     ddp.after_averaging(self.gradients.accept)
             weights.__iadd__(arrived.detach().double().cpu().numpy() * shares)
 
+        self._buffer_counts = self._count_buffer_writes()
         loss.register_hook(watch)
-        seen = loss.detach().expand(count)
-        self._losses = [*self._losses, seen] if accumulating else [seen]
+        before = self._losses if len(self._pending) > 1 else []
+        self._losses = [*before, loss.detach().expand(count)]
 
     def compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
@@ -161,6 +175,20 @@ class StepWatch:
         with opened.executor.training():
             theta, buffers = opened.live.layout.read(self.loop.model)
             return opened.executor.losses(theta, buffers, batch)[0]
+
+    def _count_buffer_writes(self) -> dict[str, int]:
+        own = dict(self.loop.model.named_buffers())
+        return {name: own[name]._version for name in self._opened.live.layout.moving_buffers}
+
+    def _check_buffers(self) -> None:
+        """Refuse statistics that move in backward(), where a block is computed once more."""
+        for name, version in self._count_buffer_writes().items():
+            if version != self._buffer_counts[name]:
+                raise NotReplayable(
+                    f"The buffer '{name}' moved during backward() of step {self.tape.steps}: "
+                    "gradient checkpointing runs a block twice, and its BatchNorm counts the batch "
+                    "twice. Checkpoint blocks without BatchNorm."
+                )
 
     def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
         """Forget the last batch (or all that wait), and what its forward pass did to the model."""
@@ -236,7 +264,9 @@ class StepWatch:
                 f"step {steps}, by something other than the optimizer. Leave them alone while "
                 "recording."
             )
+        self._check_buffers()
         self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
+        self._scale *= scale_in_step(self.loop.optimizer)
         self.stepping = True
 
     def _read_versions(self) -> list[tuple[int, int]]:
@@ -250,15 +280,18 @@ class StepWatch:
                 f"The optimizer took step {self.tape.steps} without calling its closure, so its "
                 "gradient is not known."
             )
+        if skips_step(self.loop.optimizer):
+            self.stepping = False
+            return self.skip_step()
         opened, ranks, t = self._opened, self.loop.ranks, self.tape.steps
         live, writer = opened.live, opened.writer
         pure = live.optimizer
         check_same_structure(
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
         )
-        own = [micro.simplify() for micro, _ in self._pending]
+        own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
         shared = ddp.share_step(ranks, own, writer.opens_segment(), self.tape.notes)
-        step = Step(shared.micros, live.numbers(), self._epoch, self._clip)
+        step = Step(shared.micros, live.numbers(), self._epoch, self._clip, self._scale)
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]
         pairs = zip(micros, self._pending)
@@ -269,11 +302,45 @@ class StepWatch:
         opens = shared.opens_segment
         if opens:
             assert self._before is not None
-            given = (opened.executor, pure, self._before, step, batches, after)
+            given = (opened.executor, pure, self._before, step, batches, after, g)
             rehearse(*given, ranks, t)
+            if not self._compared:
+                self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
+                self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
-        self._pending, self._clip, self._stepped, self.stepping = [], None, True, False
+        self._pending, self._stepped, self.stepping = [], True, False
+        self._clip, self._scale = None, 1.0
+
+    # --- a GradScaler -----------------------------------------------------------------------------
+
+    def before_unscaling(self) -> None:
+        """Refuse gradients that something has changed before a GradScaler divides them."""
+        self.gradients.check_unchanged(self.tape.steps)
+
+    def after_unscaling(self, scale: float) -> None:
+        """Note by what a GradScaler has divided the gradients."""
+        self.gradients.accept()
+        self._scale = scale
+
+    def after_scaler_step(self) -> None:
+        """See whether the optimizer has taken the step that its GradScaler was asked for."""
+        if self._pending and not self._stepped and not self._skipping:
+            self.skip_step()
+
+    def skip_step(self) -> None:
+        """Leave out what was computed for a step that was not taken.
+
+        Forward passes have moved BatchNorm's statistics even so: such a model's micro-batches stay,
+        with weights of 0, and are part of the next step, which starts from the same parameters.
+        """
+        if self._opened.live.layout.moving_buffers:
+            for micro, _ in self._pending:
+                micro.weights[:] = 0
+        else:
+            self._pending = []
+        self._clip, self._scale, self._skipping = None, 1.0, True
+        self.skipped += 1
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         return torch.as_tensor(micro.weights, dtype=self.loop.dtype, device=self.loop.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..autodiff.precision import check_arithmetic
+from ..autodiff.precision import Precision
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
@@ -44,7 +44,7 @@ class TakenStep:
     step: Step
     batches: list[LazyBatch]
     state: State  # before it
-    gradient: Tensor  # [p], before clipping
+    gradient: Tensor  # [p], of the scaled losses
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Recording:
             stochastic=made["stochastic"],
             evaluated=tuple(made["evaluated"]),
             unused=tuple(made["unused"]),
-            arithmetic=check_arithmetic(made.get("arithmetic", "strict"), device, dtype),
+            precision=Precision.from_json(made, device, dtype),
         )
         optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
         compiles = bool(tape.entries) and compiled.is_requested()

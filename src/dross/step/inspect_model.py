@@ -1,7 +1,7 @@
 """Find out from a model, its optimizer and a batch what a run consists of, or refuse it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..autodiff.attention import MATH
 from ..autodiff.batchnorm import statistics_of
+from ..autodiff.casting import PassNotes
 from ..autodiff.functional import call_model
-from ..autodiff.precision import use_arithmetic
+from ..autodiff.precision import STRICT, Precision, use_arithmetic
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import BadInput, DrossError, NotSupported, first_line
@@ -28,16 +30,25 @@ def inspect_run(
     penalty: Penalty | None,
     x: Any,
     y: Any,
+    *,
+    precision: Precision = STRICT,
 ) -> tuple[Objective, Optimizer]:
     """The objective and the pure optimizer of a run whose first batch is (x, y).
 
     The model is left as it was.
+
+    Arguments:
+        model, optimizer, loss, penalty: of the run.
+        x, y: its first batch.
+        precision: in which the loop computes, as far as it is known.
     """
     check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
     candidates = _names_by_group(parameters, optimizer)
-    seen = _run_first_batch(model, loss_function, loss_name, penalty, x, y)
+    empty = Layout((), (), (), ())
+    bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
+    seen = _run_first_batch(bare, x, y)
 
     groups = [[name for name in names if name in seen.used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
@@ -55,10 +66,17 @@ def inspect_run(
         stochastic=seen.stochastic,
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
+        precision=_complete(precision, seen.notes),
     )
     pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
     _check_second_derivative(objective, x, y)
     return objective, pure
+
+
+def _complete(known: Precision, notes: PassNotes) -> Precision:
+    """With what the model does by itself. A model without attention needs no choice of kernels."""
+    inner = notes.cast if known.autocast is None else None
+    return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -76,7 +94,10 @@ def unwrap_optimizer(optimizer: Any) -> Any:
 
 
 def unwrap_model(model: Any) -> nn.Module:
-    """The module that can be differentiated twice: a compiled one gives its original back."""
+    """The module that can be differentiated twice: a compiled one gives its original back.
+
+    Compiled parts of it run as written in dross's own passes (autodiff/plain_passes.py).
+    """
     if not isinstance(model, nn.Module):
         raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     original = getattr(model, "_orig_mod", None)
@@ -87,20 +108,15 @@ def unwrap_model(model: Any) -> nn.Module:
             "dross.Recorder follows a loop under DistributedDataParallel."
         )
     for name, module in model.named_modules():
-        if _is_compiled(module):
+        if isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
-                f"The module '{name or type(model).__name__}' is compiled and has no second "
-                "derivative. Record the model before compiling it; torch.compile(model) around "
-                "the whole model is fine."
+                f"The module '{name or type(model).__name__}' is a TorchScript module, whose "
+                "second derivative is not known. Record the model before torch.jit.script or trace; "
+                "torch.compile is fine."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
     return model
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -159,11 +175,12 @@ class _FirstBatch:
     used: set[str]  # parameters that get a gradient
     moving: tuple[str, ...]  # buffers that the forward pass changes
     stochastic: bool  # whether it draws random numbers
+    notes: PassNotes
 
 
-def _run_first_batch(
-    model: nn.Module, loss: Loss, loss_name: str, penalty: Penalty | None, x: Any, y: Any
-) -> _FirstBatch:
+def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
+    """bare: an objective that does not know yet which parameters train."""
+    model = bare.model
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = {name: p.detach().requires_grad_() for name, p in learnt}
     named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -171,11 +188,11 @@ def _run_first_batch(
     with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
-        outputs = _call(model, named, x)
+        with PassNotes(device) as notes, bare.precision.cast("model"):
+            outputs = _call(model, named, x)
         after = [g.get_state() for g in generators]
-        losses = _compute_losses(loss, loss_name, outputs, y)
-        if penalty is not None:
-            bare = Objective(model, Layout((), (), (), ()), loss, penalty=penalty)
+        losses = _compute_losses(bare, outputs, y)
+        if bare.penalty is not None:
             losses = losses + bare.penalty_at(parameters)
         check_differentiable(losses)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
@@ -183,6 +200,7 @@ def _run_first_batch(
         {name for name, g in zip(parameters, grads) if g is not None},
         _find_moving_buffers(model, named),
         any(not torch.equal(one, other) for one, other in zip(before, after)),
+        notes,
     )
 
 
@@ -203,11 +221,11 @@ def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     return outputs
 
 
-def _compute_losses(loss: Loss, loss_name: str, outputs: Any, y: Any) -> Tensor:
+def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
     if isinstance(y, Tensor):
-        check_labels(outputs, y, loss_name)
+        check_labels(outputs, y, bare.loss_name)
     try:
-        return check_per_instance(loss(outputs, y), count_instances(y))
+        return check_per_instance(bare.apply_loss(outputs, y), count_instances(y))
     except DrossError:
         raise
     except Exception as error:  # the loss is the user's code

@@ -1,10 +1,12 @@
 """A training step as a record, and as a pure function of the state with adjoint and tangent.
 
-    g       = clip( sum_i w_i c_i grad l(z_i; theta) )       over the i of all its micro-batches
+    g       = clip( 1/S sum_i w_i S c_i grad l(z_i; theta) ) over the i of all its micro-batches
     s_{t+1} = update(s_t, g)
 
-objective.py knows the sum over the instances; this file knows the rest. `advance` takes the step,
-`pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent from s_t on to s_{t+1}.
+S is a GradScaler's scale, 1 without one. It keeps gradients in the range of float16, where a pass
+computes in that, and changes nothing else. objective.py knows the sum; this file knows the rest.
+`advance` takes the step, `pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent
+from s_t on to s_{t+1}.
 For plain SGD with rate eta, `pull` turns the adjoint u into a_g = -eta u and leaves u as it is;
 the objective's pull then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
 
@@ -32,6 +34,12 @@ class Step:
     numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
     epoch: int = 0
     clip: Clip | None = None
+    scale: float = 1.0  # a GradScaler's: the losses were multiplied by it, and the gradient divided
+
+    @property
+    def unscale(self) -> float:
+        """1/S, rounded as a GradScaler rounds it."""
+        return float(np.float32(1 / self.scale))
 
     @property
     def ids(self) -> np.ndarray:
@@ -42,8 +50,8 @@ class Step:
 def advance(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
 ) -> State:
-    """s_{t+1} from s_t, the gradient g [p] before clipping, and the buffers after the pass."""
-    g = step.clip(g) if step.clip else g
+    """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
+    g = prepare_gradient(step, g)
     theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
     return State(theta, slots, buffers, clock)
 
@@ -57,7 +65,7 @@ def pull(
         optimizer: the update.
         state: s_t.
         step: what was recorded of the step.
-        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
         after: d query / d s_{t+1}.
 
     Returns:
@@ -74,7 +82,8 @@ def pull(
 
     a_g = read_column("g")
     if step.clip:
-        a_g = step.clip.derivative(g, a_g)
+        a_g = step.clip.derivative(_unscale(step, g), a_g)
+    a_g = _unscale(step, a_g)
     slots = {name: read_column(name) for name in state.slots}
     return a_g, Derivative(read_column("theta"), slots, after.buffers)
 
@@ -88,15 +97,16 @@ def push(
         optimizer: the update.
         state: s_t.
         step: what was recorded of the step.
-        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
         before: how s_t moves.
-        g_dot: how the gradient before clipping moves, [Q, p].
+        g_dot: how g moves, [Q, p].
 
     Returns:
         How s_{t+1} moves; its buffers are still those of `before`.
     """
     table = _table(optimizer, state, step, g)
-    g_dot = step.clip.derivative(g, g_dot) if step.clip else g_dot
+    g_dot = _unscale(step, g_dot)
+    g_dot = step.clip.derivative(_unscale(step, g), g_dot) if step.clip else g_dot
     dot = {"g": g_dot, "theta": before.theta, **_sort(before.slots)}
 
     def read_row(output: str) -> Tensor:
@@ -114,8 +124,19 @@ def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
 
 
 def _table(optimizer: Optimizer, state: State, step: Step, g: Tensor) -> Table:
-    clipped = step.clip(g) if step.clip else g
-    return optimizer.table(state.theta, state.slots, state.clock, clipped, step.numbers)
+    given = (state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers)
+    return optimizer.table(*given)
+
+
+def _unscale(step: Step, g: Tensor) -> Tensor:
+    """g / S, which is its own adjoint."""
+    return g if step.scale == 1 else g * step.unscale
+
+
+def prepare_gradient(step: Step, g: Tensor) -> Tensor:
+    """What the optimizer sees of a gradient: unscaled, then clipped."""
+    g = _unscale(step, g)
+    return step.clip(g) if step.clip else g
 
 
 def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
         "seed": run.seed,
         "keep": repr(run.keep),
         "memory": run.keep.memory,
-        "arithmetic": objective.arithmetic,
+        **objective.precision.to_json(),
         "planned": run.planned,
         "schedule": run.schedule,
         "steps": 0,
@@ -79,6 +79,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
 
 _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 _MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory", "data_digest"}
+_MISSING_IN_OLD_TAPES |= {"autocast", "inner_cast", "kernels"}
 
 
 def check_same_run(earlier: dict, now: dict) -> None:
