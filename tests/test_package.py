@@ -53,6 +53,7 @@ PUBLIC = [
     "judge",
     "losses",
     "mean_loss",
+    "optimizers",
     "outputs",
     "query",
     "train",

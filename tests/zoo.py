@@ -93,6 +93,31 @@ def dropout():
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 3))
 
 
+class Lion(torch.optim.Optimizer):
+    """As the common packages have it."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - lr * group["weight_decay"])
+                p.sub_(torch.sign(b1 * m + (1 - b1) * p.grad), alpha=lr)
+                m.lerp_(p.grad, 1 - b2)
+
+
+def matrices(given) -> list:
+    """The matrices among parameters or groups of them: Muon takes no others."""
+    given = list(given)
+    if isinstance(given[0], dict):
+        return [group | {"params": matrices(group["params"])} for group in given]
+    return [p for p in given if p.ndim == 2]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
@@ -130,7 +155,30 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamax": partial(torch.optim.Adamax, lr=0.02),
     "asgd": partial(torch.optim.ASGD, lr=0.1),
     "rprop": partial(torch.optim.Rprop, lr=0.01),
+    "adamw_fused": partial(AdamW, lr=0.02, weight_decay=0.1, eps=1e-4, fused=True),
+    "sgd_foreach": partial(SGD, lr=0.05, momentum=0.9, nesterov=True, foreach=True),
+    "adafactor": partial(torch.optim.Adafactor, lr=0.05, weight_decay=0.1),
+    "adafactor_maximize": partial(torch.optim.Adafactor, lr=0.02, d=1.5, maximize=True),
+    "muon": lambda given: torch.optim.Muon(matrices(given), lr=0.05),
+    "muon_rms": lambda given: torch.optim.Muon(
+        matrices(given), lr=0.1, nesterov=False, momentum=0.5, adjust_lr_fn="match_rms_adamw"
+    ),
+    "lion": partial(Lion, lr=0.01, weight_decay=0.1),
 }
+try:
+    from transformers.optimization import Adafactor as OfTransformers
+except ImportError:  # an extra
+    pass
+else:
+    OPTIMIZERS["transformers_adafactor"] = partial(OfTransformers, weight_decay=0.1)
+    OPTIMIZERS["transformers_adafactor_rate"] = partial(
+        OfTransformers,
+        lr=0.05,
+        beta1=0.9,
+        scale_parameter=False,
+        relative_step=False,
+    )
+JUMPS = {"rprop", "lion"}  # by the sign of a gradient: their scores are 0
 
 
 def inputs(model: str, count: int, generator: torch.Generator) -> Tensor:

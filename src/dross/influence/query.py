@@ -130,7 +130,7 @@ class Query:
                 rows.append(_derivatives(value.reshape(-1), [theta, *leaves.values()]))
         combine = (lambda parts: torch.stack(parts).sum(0)) if self.added else torch.cat
         a_theta, *a_buffers = [combine(parts) for parts in zip(*rows)]
-        slots = {name: torch.zeros_like(a_theta) for name in state.slots}
+        slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:

@@ -88,7 +88,7 @@ class LoopTape:
         loop, made = self.loop, self.earlier
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], loop.model, layout)
-        pure = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        pure = Optimizer.from_json(made["optimizer"], layout)
         own_optimizer = type(loop.optimizer).__name__
         if made["loss"] != loop.loss_name or own_optimizer != pure.name:
             raise TapeMismatch(

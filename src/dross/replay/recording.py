@@ -93,7 +93,7 @@ class Recording:
             unused=tuple(made["unused"]),
             arithmetic=check_arithmetic(made.get("arithmetic", "strict"), device, dtype),
         )
-        optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        optimizer = Optimizer.from_json(made["optimizer"], layout)
         compiles = bool(tape.entries) and compiled.is_requested()
         usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
         executor = Executor(objective, usual_batch=usual_batch)

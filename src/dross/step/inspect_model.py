@@ -56,7 +56,12 @@ def inspect_run(
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
     )
-    pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    pure = read_optimizer(
+        optimizer,
+        sizes,
+        [optimizer.param_groups[k] for k in kept],
+        objective.layout.shapes_by_group,
+    )
     _check_second_derivative(objective, x, y)
     return objective, pure
 
