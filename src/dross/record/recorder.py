@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
 
 from ..data.batch import Augment, Batch, MicroBatch
 from ..data.dataset import Instances, check_ids, make_batch, move_to
-from ..errors import BadInput, DrossWarning
+from ..errors import BadInput, DrossWarning, NotSupported
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
 from ..step.clipping import ClipNorm, ClipValue
@@ -33,9 +34,11 @@ from ..step.inspect_model import (
 from ..step.loss import find_loss
 from ..step.objective import Penalty
 from ..support.arguments import check_folder, check_function, check_number, check_whole
+from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from . import ddp
+from .average_watch import AverageWatch
 from .loop_tape import LoopTape, UserLoop
 from .rehearsal import check_autocast, check_first_batch
 from .step_watch import StepWatch
@@ -253,6 +256,31 @@ class Recorder:
         torch.nn.utils.clip_grad_value_(parameters, limit)
         self._watch.gradients.accept()
 
+    def average(self, averaged: AveragedModel) -> None:
+        """Watch averaged weights, so that they can be asked: run.influence(query, of="average").
+
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            recorder.average(averaged)          # then train, and call averaged.update_parameters
+
+        Arguments:
+            averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
+                average or an exponential one. Call it before the average is first updated. After a
+                resume, it is put where the tape has it.
+
+        Raises:
+            BadInput: where it is no AveragedModel.
+            NotSupported: where it has been updated already, and the tape does not know how.
+        """
+        earlier = None if self._tape.earlier is None else Tape(self.folder).average()
+        watch = AverageWatch(averaged, earlier)
+        if watch.count and earlier is None:
+            raise NotSupported(
+                f"The averaged model has been updated {watch.count} times before it was watched, "
+                "and the tape does not know with what. Call recorder.average before training, or "
+                "begin a new average."
+            )
+        self._watch.average = watch
+
     def close(self) -> None:
         """Write what is still open and mark the tape complete.
 
@@ -271,6 +299,7 @@ class Recorder:
                 stacklevel=2,
             )
         self._watch.check_untouched()
+        self._watch.poll_average()
         self._finish(complete=True)
         self._loop.ranks.from_first(None)  # the tape is there before anyone opens it
 
@@ -319,4 +348,7 @@ class Recorder:
         atexit.unregister(self._at_exit)
         whole = not self._watch.stepping and (complete or self._watch.is_untouched)
         buffers = self._watch.buffers_before_pending
-        self._tape.finish(whole=whole, complete=complete, buffers=buffers)
+        average = self._watch.average
+        if average is not None and not average.is_current:
+            average = None  # what it took up since the last step is not known
+        self._tape.finish(whole=whole, complete=complete, buffers=buffers, average=average)

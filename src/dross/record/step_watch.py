@@ -22,6 +22,7 @@ from ..step.optimizers import check_same_structure, read_optimizer
 from ..step.state import State
 from ..step.step import Step
 from . import ddp
+from .average_watch import AverageWatch
 from .finite_check import check_finite
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
@@ -44,6 +45,7 @@ class StepWatch:
         self._before: State | None = None  # the state they were computed from, where it is needed
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._after: Tensor | None = None  # theta as the last recorded step left it
+        self.average: AverageWatch | None = None
 
     # --- before and after a forward pass ----------------------------------------------------------
 
@@ -92,6 +94,7 @@ class StepWatch:
         opened = self.tape.open(batch)
         live, writer = opened.live, opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
+        self.poll_average()
         if self._pending:
             return buffers
         self.check_untouched()
@@ -155,6 +158,7 @@ class StepWatch:
                 "optimizer.step() without it."
             )
         steps = self.tape.steps
+        self.poll_average(halfway=True)
         if not self.inside:
             raise NotReplayable(
                 f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}."
@@ -209,6 +213,12 @@ class StepWatch:
         if self._after is None:
             return True
         return torch.equal(self._opened.live.read_theta(), self._after)
+
+    def poll_average(self, *, halfway: bool = False) -> None:
+        """Note what an averaged model has taken up of the parameters as they are now."""
+        if self.average is not None and self.tape.opened is not None:
+            halfway = halfway or bool(self._pending)
+            self.average.poll(self.tape.steps, self.tape.opened.live, halfway=halfway)
 
     def check_untouched(self) -> None:
         """Refuse parameters that something other than the optimizer has changed."""

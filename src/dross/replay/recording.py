@@ -32,6 +32,7 @@ from ..step.step import Step
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
+from .average import Average
 from .segment_replay import Block, SegmentReplay
 from .take_steps import take_step
 
@@ -237,6 +238,24 @@ class Recording:
             return segment.states[t - segment.first]
         with self.executor.training():
             return self._replay.replay_first_steps(segment, t - segment.first)
+
+    def average(self) -> Average:
+        """The averaged weights that were watched while the run was recorded.
+
+        Raises:
+            BadInput: where there were none.
+        """
+        record = self.tape.average()
+        if record is None or not len(record.steps):
+            raise BadInput(
+                "The tape has no averaged weights: call recorder.average(averaged) before "
+                "training, and averaged.update_parameters(model) between steps."
+            )
+        layout, end = self.objective.layout, self.state_at(self.tape.steps)
+        named = {name: self._move(t) for name, t in record.tensors.items()}
+        theta = layout.flatten({name: named[name] for name in layout.names})
+        buffers = {name: named[name] for name in layout.moving_buffers}
+        return Average(replace(end, theta=theta, buffers=buffers), record)
 
     def _move_and_check(self, segment: Segment) -> Segment:
         """The segment on the device. Its first batch must be what the run was trained on."""
