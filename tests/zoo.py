@@ -56,6 +56,49 @@ class Words(nn.Module):
         return self.head(self.norm(self.block(self.embed(x))).mean(1))
 
 
+class Centred(nn.Module):
+    """Keeps a running mean of its activations, without BatchNorm, and subtracts it."""
+
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.inner, self.head, self.in_place = nn.Linear(6, 5), nn.Linear(5, 3), in_place
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x))
+        if self.training and self.in_place:
+            with torch.no_grad():
+                self.mean.mul_(0.8).add_(h.mean(0), alpha=0.2)
+                self.count += 1
+        elif self.training:
+            self.mean = 0.8 * self.mean + 0.2 * h.detach().mean(0)
+        return self.head(h - self.mean)
+
+
+class Queue(nn.Module):
+    """Compares its activations with those of the last eight instances, as MoCo does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.norm = nn.Linear(6, 5), nn.Linear(13, 3), nn.BatchNorm1d(6)
+        self.register_buffer("queue", torch.linspace(-1, 1, 40).view(8, 5))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(self.norm(x)))
+        near = h @ self.queue.clone().detach().T
+        if self.training:
+            self.put(h)
+        return self.head(torch.cat([h, torch.tanh(near)], 1))
+
+    @torch.no_grad()
+    def put(self, h):
+        places = (int(self.place) + torch.arange(len(h))) % 8
+        self.queue[places] = h
+        self.place[0] = (int(self.place) + len(h)) % 8
+
+
 def mlp():
     return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
 
@@ -131,6 +174,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "partly_used": PartlyUsed,
     "embedding": lambda: Words(False),
     "attention": lambda: Words(True),
+    "centred": lambda: Centred(in_place=True),
+    "centred_anew": lambda: Centred(in_place=False),
+    "queue": Queue,
 }
 
 # eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is

@@ -97,7 +97,7 @@ def retrace(
         progress_bar("retracing", position - window.first, show=show) as advance,
     ):
         for block in recording.walk_backward(window.first, window.stop, position):
-            adjoint = _drop_vanished_buffers(adjoint)
+            adjoint = _drop_vanished_buffers(adjoint, recording)
             adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance, enter)
             totals.add(block, terms, adjoint, executor.plans.to_json())
             if recording.memory_limit is not None:
@@ -139,12 +139,12 @@ def _progress_file(
     return ProgressFile(Path(resume), question)
 
 
-def _drop_vanished_buffers(adjoint: Derivative) -> Derivative:
+def _drop_vanished_buffers(adjoint: Derivative, recording: Recording) -> Derivative:
     """Leave out the adjoint of running statistics once it is smaller than rounding.
 
-    It shrinks by 1 - momentum per step.
+    It shrinks by 1 - momentum per step. Buffers of the model's own may have a part in every step.
     """
-    if not adjoint.buffers:
+    if not adjoint.buffers or recording.objective.followed:
         return adjoint
     floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())

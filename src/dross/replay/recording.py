@@ -93,6 +93,7 @@ class Recording:
             evaluated=tuple(made["evaluated"]),
             unused=tuple(made["unused"]),
             arithmetic=check_arithmetic(made.get("arithmetic", "strict"), device, dtype),
+            held=tuple(made.get("held", ())),
         )
         optimizer = Optimizer.from_json(made["optimizer"], layout)
         compiles = bool(tape.entries) and compiled.is_requested()

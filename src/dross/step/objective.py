@@ -18,6 +18,7 @@ Shapes: B instances, p parameters, Q adjoints, J directions, K models.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
 from ..autodiff import precision
-from ..autodiff.batchnorm import watch_statistics
+from ..autodiff.batchnorm import statistics_of, watch_statistics
 from ..autodiff.forward_rules import ForwardRules
 from ..autodiff.functional import call_model, use_modes
+from ..autodiff.moving_buffers import Gates, open_gates
 from ..autodiff.norms import ElementaryNorms, PresentRows
 from ..autodiff.vjp import batched_jvp, batched_vjp
 from ..data.batch import Batch
@@ -54,6 +56,20 @@ class Objective:
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
     arithmetic: str = "strict"  # see autodiff/precision.py
+    held: tuple[str, ...] = ()  # moving buffers that derivatives take as constants
+
+    @cached_property
+    def own_moving(self) -> tuple[str, ...]:
+        """The buffers that the model moves by code of its own, and not by BatchNorm."""
+        known = set(statistics_of(self.model))
+        return tuple(name for name in self.layout.moving_buffers if name not in known)
+
+    @cached_property
+    def followed(self) -> tuple[str, ...]:
+        """Those of them that have a derivative."""
+        buffers = dict(self.model.named_buffers())
+        floating = (name for name in self.own_moving if buffers[name].is_floating_point())
+        return tuple(name for name in floating if name not in self.held)
 
     # --- the losses -------------------------------------------------------------------------------
 
@@ -83,10 +99,13 @@ class Objective:
         if not track_buffers:
             moved = {name: buffer.clone() for name, buffer in buffers.items()}
             return self._forward(parameters, moved, batch, rules), moved
+        followed = set(self.followed)
+        copies = {n: b.clone() if n in followed else b.detach().clone() for n, b in buffers.items()}
+        gates = Gates(copies[name] for name in followed) if followed else nullcontext()
         with watch_statistics(self.model) as move:
-            copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-            losses = self._forward(parameters, copies, batch, rules)
-            return losses, move(buffers)
+            with gates:
+                losses = self._forward(parameters, copies, batch, rules)
+            return losses, move(buffers) | {name: copies[name] for name in self.own_moving}
 
     def _forward(
         self,
@@ -100,7 +119,9 @@ class Objective:
         random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
         with rules or nullcontext():
             with random, precision.autocast(self.arithmetic, device):
-                outputs = call_model(self.model, {**parameters, **buffers}, batch.x)
+                named = {**parameters, **buffers}
+                outputs = call_model(self.model, named, batch.x)
+                buffers.update((name, named[name]) for name in buffers)  # those that it assigned
             outputs = precision.widen(outputs)
             try:
                 losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
@@ -230,7 +251,8 @@ class Objective:
             return terms, torch.zeros_like(a_g), a_buffers
         outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
         inputs = [w, theta, *statistics.values()]
-        terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        with open_gates():
+            terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
         return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
@@ -311,14 +333,18 @@ class Objective:
             losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
             weighted = losses * batch.c
             (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
-        (through_theta,) = batched_vjp([g], [theta], [theta_dot])
         (through_w,) = batched_vjp([weighted], [theta], [w_dot])
+        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
+        outputs = [moved[name] for name in statistics]
+        if self.followed:  # what is behind gates, and in buffers, makes it unsymmetric
+            with open_gates():
+                through_theta, *moved_dot = batched_jvp([g, *outputs], inputs, tangents)
+            return through_theta + through_w, dict(zip(statistics, moved_dot))
+        (through_theta,) = batched_vjp([g], [theta], [theta_dot])
         g_dot = through_theta + through_w
         if not statistics:
             return g_dot, {}
-        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
-        moved_dot = batched_jvp([moved[name] for name in statistics], inputs, tangents)
-        return g_dot, dict(zip(statistics, moved_dot))
+        return g_dot, dict(zip(statistics, batched_jvp(outputs, inputs, tangents)))
 
     # --- contexts ---------------------------------------------------------------------------------
 

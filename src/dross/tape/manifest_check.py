@@ -148,6 +148,7 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
     "hashes": lambda value: isinstance(value, list),
+    "held": _TEXTS,
     "average": lambda value: isinstance(value, dict),
 }
 
