@@ -55,6 +55,7 @@ PUBLIC = [
     "judge",
     "losses",
     "mean_loss",
+    "optimizers",
     "outputs",
     "query",
     "train",

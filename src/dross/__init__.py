@@ -43,6 +43,7 @@ from .influence.verification import Verification
 from .record.recorder import Recorder
 from .record.train import train
 from .step.clipping import ClipNorm, ClipValue
+from .step.formulas import registry as optimizers
 from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "judge",
     "losses",
     "mean_loss",
+    "optimizers",
     "outputs",
     "query",
     "train",

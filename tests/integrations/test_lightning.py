@@ -165,7 +165,7 @@ class TestRefusals:
             def training_step(self, batch, batch_idx):
                 return super().training_step(batch, batch_idx) * 3
 
-        with pytest.raises(NotReplayable, match="Step 0 cannot be reproduced"):
+        with pytest.raises(NotReplayable, match="the optimizer saw a gradient of length"):
             fit(Summed("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
 
     def test_two_optimizers(self, tmp_path):

@@ -162,7 +162,7 @@ class TestRefusals:
 
     def test_a_loss_that_is_not_the_mean(self, loop):
         ids, x, y = self.batch
-        with pytest.raises(NotReplayable, match="Step 0 cannot be reproduced"):
+        with pytest.raises(NotReplayable, match="the optimizer saw a gradient of length"):
             with self.recorder.follow(ids, x, y) as watch:
                 loss = self.p.loss(self.model(x), y).sum()
                 watch(loss)
@@ -229,7 +229,7 @@ class TestRefusals:
         ):
             pass
 
-    @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam", "Adafactor"])
+    @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
     def test_unsupported_optimizers(self, tmp_path, name):
         p = problem("mlp", "sgd")
         model, _ = p.start()
@@ -237,7 +237,7 @@ class TestRefusals:
         recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
         ids = p.batches[0]
         with (
-            pytest.raises(NotSupported, match=f"{name} is not supported yet.*AdamW"),
+            pytest.raises(NotSupported, match=f"{name} cannot be retraced: .*Use .*Adam"),
             recorder.step(ids, p.X[ids], p.Y[ids]),
         ):
             pass

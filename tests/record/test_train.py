@@ -17,7 +17,8 @@ from zoo import OPTIMIZERS, problem
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_model_and_optimizer_end_up_as_after_the_loop(record, tmp_path, optimizer):
     """One more literal step from either place leads to the same parameters."""
-    p = problem("batchnorm", optimizer)
+    # a bias before BatchNorm has a gradient of rounding, which Adafactor makes as large as any
+    p = problem("mlp" if "adafactor" in optimizer else "batchnorm", optimizer)
     model, torch_optimizer = p.start()
     options = {"tape": tmp_path / "t", "batches": p.batches[:-1], "progress": False}
     dross.train(model, (p.X, p.Y), p.loss, torch_optimizer, **options)

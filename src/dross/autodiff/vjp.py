@@ -87,3 +87,9 @@ def unit_factor(rows: Tensor) -> Tensor:
 def times(rows: Tensor, factor: Tensor) -> Tensor:
     """Each row of [Q, ...] times its factor [Q]."""
     return rows * factor.reshape([-1] + [1] * (rows.dim() - 1))
+
+
+def probe_direction(theta: Tensor) -> Tensor:
+    """A direction to try a pull with: [1, p], the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)

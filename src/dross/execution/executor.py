@@ -202,9 +202,13 @@ class Executor:
 
     @property
     def cannot_reuse_passes(self) -> bool:
-        """Whether no pass may be reused: random numbers, hooks, parameters that come and go."""
+        """Whether no pass may be reused: random numbers, hooks, parameters that come and go.
+
+        Nor may that of a model with buffers of its own, which may look at their values.
+        """
         objective = self.objective
-        return objective.stochastic or self._hooked or bool(objective.unused)
+        comes_and_goes = bool(objective.unused) or bool(objective.own_moving)
+        return objective.stochastic or self._hooked or comes_and_goes
 
     def would_capture(self, name: str, theta: Tensor) -> bool:
         """Whether a pass of this name would be captured as a CUDA graph."""

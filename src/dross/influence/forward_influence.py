@@ -51,7 +51,7 @@ def parameter_influence(
 ) -> ParameterInfluence:
     """How the parameters would differ without each of these instances, to first order."""
     tape, objective = recording.tape, recording.objective
-    tangent = Derivative.zeros(recording.state_at(tape.first), len(instances))
+    tangent = Derivative.zeros(recording.state_at(tape.first), len(instances), objective.held)
     chosen = torch.as_tensor(instances)
     recording.check_unchanged()
     total = tape.steps - tape.first

@@ -30,8 +30,8 @@ from ..errors import BadInput, NotSupported
 from ..influence.query import Query
 from ..influence.query_makers import mean_loss
 from ..influence.run import Run
+from ..record.followed import Followed
 from ..record.recorder import Recorder
-from ..record.step_watch import Followed
 from ..tape.retention import Keep
 from ..tape.rewind import rewind
 from .drawn_ids import DrawnIds, note_ids

@@ -22,6 +22,7 @@ from ..parallel.reducer import ALONE, Reducer
 from ..step.objective import Objective
 from ..step.state import State
 from ..step.step import Step
+from ..tape.average_record import AverageRecord
 
 
 def find_ddp(model: Any) -> DistributedDataParallel | None:
@@ -144,6 +145,11 @@ class NoTape:
         """Begin a new segment."""
         self.first = self.next
 
-    def finish(self, after: State | None = None, complete: bool = True) -> None:
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
         """End the last segment."""
         self.first = self.next

@@ -52,4 +52,4 @@ class LiveModel:
         self.layout.write(state, self.model)
         if slots:
             given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
-            write_slots(*given, state.slots, state.clock)
+            write_slots(*given, state.slots, state.clock, self.numbers())

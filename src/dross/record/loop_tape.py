@@ -26,6 +26,7 @@ from ..tape.reader import Tape
 from ..tape.retention import Keep
 from ..tape.writer import TapeWriter, begin_notes
 from . import ddp
+from .average_watch import AverageWatch
 from .live_model import LiveModel
 
 
@@ -92,7 +93,7 @@ class LoopTape:
         loop, made = self.loop, self.earlier
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], loop.model, layout)
-        pure = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        pure = Optimizer.from_json(made["optimizer"], layout)
         own_optimizer = type(loop.optimizer).__name__
         if made["loss"] != loop.loss_name or own_optimizer != pure.name:
             raise TapeMismatch(
@@ -174,17 +175,26 @@ class LoopTape:
         if self.opened is not None:
             self.opened.writer.save(self.opened.live.read())
 
-    def finish(self, *, whole: bool, complete: bool, buffers: dict[str, Tensor] | None) -> None:
+    def finish(
+        self,
+        *,
+        whole: bool,
+        complete: bool,
+        buffers: dict[str, Tensor] | None,
+        average: AverageWatch | None = None,
+    ) -> None:
         """Write what is still open.
 
         Arguments:
             whole: whether the last step is known from its beginning to its end.
             complete: whether the loop came to its end.
             buffers: of the model before micro-batches that no step followed, where there are any.
+            average: the averaged model that is watched, if there is one.
         """
         if self.opened is not None and whole:
             state = self.opened.live.read()
             state = state if buffers is None else replace(state, buffers=buffers)
-            self.opened.writer.finish(state, complete=complete)
+            record = None if average is None else average.record(self.opened.live)
+            self.opened.writer.finish(state, complete=complete, average=record)
         elif complete and self.earlier is None:
             raise BadInput("Nothing was recorded.")

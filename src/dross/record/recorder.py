@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from ..autodiff.casting import check_autocast
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
-from ..errors import BadInput, DrossWarning
+from ..errors import BadInput, DrossWarning, NotSupported
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
-from ..step.clipping import ClipNorm, ClipValue
 from ..step.inspect_model import (
     check_optimizer,
     device_and_dtype,
@@ -33,20 +33,24 @@ from ..step.inspect_model import (
 )
 from ..step.loss import find_loss
 from ..step.objective import Penalty
-from ..support.arguments import check_folder, check_function, check_number, check_whole
+from ..support.arguments import check_folder, check_function, check_whole
+from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
 from . import ddp
+from .average_watch import AverageWatch
+from .clip_methods import ClipMethods
+from .followed import Followed
 from .incoming_batch import take_batch
 from .loop_tape import LoopTape, UserLoop
 from .scaler_watch import ScalerWatch, check_scaler
-from .step_watch import Followed, StepWatch
+from .step_watch import StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
 
 
-class Recorder:
+class Recorder(ClipMethods):
     """Writes a tape of your own loop.
 
         recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
@@ -269,68 +273,6 @@ class Recorder:
         self._watch.set_epoch(epoch)
         return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded.
-
-        Call it between backward() and optimizer.step().
-
-        Arguments:
-            max_norm: the largest norm that the gradient may have.
-
-        Returns:
-            The norm of the gradient before clipping.
-
-        Raises:
-            NotSupported: where this step has been clipped already.
-        """
-        max_norm = check_number(max_norm, "max_norm")
-        with self.clipping(max_norm=max_norm) as parameters:
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def clip_grad_value_(self, limit: float) -> None:
-        """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded.
-
-        Call it between backward() and optimizer.step().
-
-        Arguments:
-            limit: the largest absolute value that a number of the gradient may have.
-
-        Raises:
-            NotSupported: where this step has been clipped already.
-        """
-        limit = check_number(limit, "limit")
-        with self.clipping(value=limit) as parameters:
-            torch.nn.utils.clip_grad_value_(parameters, limit)
-
-    @contextmanager
-    def clipping(
-        self, *, max_norm: float | None = None, value: float | None = None
-    ) -> Iterator[list[Tensor]]:
-        """Around a clip of somebody else's, such as a trainer's own: it is recorded.
-
-            with recorder.clipping(max_norm=1.0):
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-
-        Arguments:
-            max_norm: the largest norm that the gradient may have; infinity clips nothing.
-            value: or the largest absolute value that a number of it may have.
-
-        Yields:
-            The parameters in training.
-
-        Raises:
-            NotSupported: where this step has been clipped already.
-        """
-        if (max_norm is None) == (value is None):
-            raise BadInput("Give clipping either max_norm or value.")
-        if max_norm is not None:
-            limit = check_number(max_norm, "max_norm")
-            clip = None if limit == float("inf") else ClipNorm(limit)
-        else:
-            clip = ClipValue(check_number(value, "value"))
-        yield self._watch.declare_clip(clip)
-        self._watch.gradients.accept()
-
     def save(self) -> None:
         """Write every step so far to the disk, and begin a new segment with the next one.
 
@@ -342,6 +284,31 @@ class Recorder:
             raise BadInput("A tape is saved between two steps, not while micro-batches wait.")
         self._watch.check_untouched()
         self._tape.save()
+
+    def average(self, averaged: AveragedModel) -> None:
+        """Watch averaged weights, so that they can be asked: run.influence(query, of="average").
+
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            recorder.average(averaged)          # then train, and call averaged.update_parameters
+
+        Arguments:
+            averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
+                average or an exponential one. Call it before the average is first updated. After a
+                resume, it is put where the tape has it.
+
+        Raises:
+            BadInput: where it is no AveragedModel.
+            NotSupported: where it has been updated already, and the tape does not know how.
+        """
+        earlier = None if self._tape.earlier is None else Tape(self.folder).average()
+        watch = AverageWatch(averaged, earlier)
+        if watch.count and earlier is None:
+            raise NotSupported(
+                f"The averaged model has been updated {watch.count} times before it was watched, "
+                "and the tape does not know with what. Call recorder.average before training, or "
+                "begin a new average."
+            )
+        self._watch.average = watch
 
     def close(self) -> None:
         """Write what is still open and mark the tape complete.
@@ -361,6 +328,7 @@ class Recorder:
                 stacklevel=2,
             )
         self._watch.check_untouched()
+        self._watch.poll_average()
         self._finish(complete=True)
         self._loop.ranks.from_first(None)  # the tape is there before anyone opens it
 
@@ -409,4 +377,7 @@ class Recorder:
         atexit.unregister(self._at_exit)
         whole = not self._watch.stepping and (complete or self._watch.is_untouched)
         buffers = self._watch.buffers_before_pending
-        self._tape.finish(whole=whole, complete=complete, buffers=buffers)
+        average = self._watch.average
+        if average is not None and not average.is_current:
+            average = None  # what it took up since the last step is not known
+        self._tape.finish(whole=whole, complete=complete, buffers=buffers, average=average)

@@ -24,8 +24,10 @@ from ..step.optimizers import check_same_structure, read_optimizer
 from ..step.state import State
 from ..step.step import Step
 from . import ddp
+from .average_watch import AverageWatch
 from .cast_watch import check_backward, check_same_cast, find_cast
 from .finite_check import check_finite
+from .followed import Followed
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
 from .rehearsal import check_epoch, compare_attention, rehearse
@@ -54,6 +56,7 @@ class StepWatch:
         self._compared = False  # the kernels of attention
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self._versions: list[tuple[int, int]] = []  # of the parameters after the last micro-batch
+        self.average: AverageWatch | None = None
 
     # --- before and after a forward pass ----------------------------------------------------------
 
@@ -79,11 +82,14 @@ class StepWatch:
             yield self._forward(batch, weights)
 
     @contextmanager
-    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator["Followed"]:
+    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Followed]:
         """Inside, the loop computes a micro-batch's loss itself, and tells the one it yields."""
         with self._waiting(ids, batch) as weights:
             with use_seed(self.loop.device, batch.seed):
-                yield Followed(self, batch, weights)
+                yield Followed(
+                    lambda loss, share: self.watch_loss(loss, share, weights),
+                    lambda: self._compute_losses(batch),
+                )
 
     @contextmanager
     def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
@@ -118,6 +124,7 @@ class StepWatch:
         check_same_cast(self.tape, cast)
         live, writer = opened.live, opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
+        self.poll_average()
         if self._pending:
             self._check_buffers()
             return buffers
@@ -169,7 +176,7 @@ class StepWatch:
         before = self._losses if len(self._pending) > 1 else []
         self._losses = [*before, loss.detach().expand(count)]
 
-    def compute_losses(self, batch: Batch) -> Tensor:
+    def _compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
         opened = self._opened
         with opened.executor.training():
@@ -249,6 +256,7 @@ class StepWatch:
     def _check_step(self) -> None:
         """The gradients are there, and the optimizer is about to use them."""
         steps = self.tape.steps
+        self.poll_average(halfway=True)
         if self.inside and self._stepped:
             raise NotReplayable(
                 f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}."
@@ -359,6 +367,12 @@ class StepWatch:
             return True
         return torch.equal(self._opened.live.read_theta(), self._after)
 
+    def poll_average(self, *, halfway: bool = False) -> None:
+        """Note what an averaged model has taken up of the parameters as they are now."""
+        if self.average is not None and self.tape.opened is not None:
+            halfway = halfway or bool(self._pending)
+            self.average.poll(self.tape.steps, self.tape.opened.live, halfway=halfway)
+
     def check_untouched(self) -> None:
         """Refuse parameters that something other than the optimizer has changed."""
         if not self.is_untouched:
@@ -372,24 +386,3 @@ class StepWatch:
     def buffers_before_pending(self) -> dict[str, Tensor] | None:
         """The model's buffers before the micro-batches that wait for a step, if there are any."""
         return self._buffers if self._pending else None
-
-
-class Followed:
-    """A micro-batch of a loop that computes its own loss; called with that loss."""
-
-    def __init__(self, watch: StepWatch, batch: Batch, weights: np.ndarray):
-        self._watch, self._batch, self._weights = watch, batch, weights
-
-    def __call__(self, loss: Tensor, share: float | None = None) -> None:
-        """Note the loss, before backward().
-
-        Arguments:
-            loss: one number, or the losses of the instances [B].
-            share: what each instance's loss is multiplied with to add up to that number; 1/B by
-                default, which makes it the mean.
-        """
-        self._watch.watch_loss(loss, share, self._weights)
-
-    def losses(self) -> Tensor:
-        """The losses of the instances [B] as a replay computes them."""
-        return self._watch.compute_losses(self._batch)

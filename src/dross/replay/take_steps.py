@@ -149,10 +149,11 @@ def group_steps(
         executor.would_capture(name, start.theta)
         and start.theta.numel() <= _MAX_PARAMETERS
         and len(optimizer.group_sizes) == 1
+        and optimizer.blocks is None
         and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
     )
     kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
-    if kinds and start.clock and start.clock[0]["step"] == 0:
+    if kinds and start.clock and start.clock[0].get("step") == 0:
         kinds[0] = None  # the first step of momentum is another formula
     parts, at = [], 0
     while at < len(steps):

@@ -14,12 +14,14 @@ from ..autodiff.batchnorm import statistics_of
 from ..autodiff.casting import PassNotes
 from ..autodiff.functional import call_model
 from ..autodiff.precision import STRICT, Precision, use_arithmetic
+from ..autodiff.vjp import probe_direction
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import BadInput, DrossError, NotSupported, first_line
+from .buffer_check import hold_what_has_no_derivative
 from .layout import Layout
 from .loss import Loss, check_differentiable, check_labels, check_per_instance, find_loss
-from .objective import Objective, Penalty, probe_direction
+from .objective import Objective, Penalty
 from .optimizers import Optimizer, read_optimizer
 
 
@@ -68,9 +70,14 @@ def inspect_run(
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
         precision=_complete(precision, seen.notes),
     )
-    pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    pure = read_optimizer(
+        optimizer,
+        sizes,
+        [optimizer.param_groups[k] for k in kept],
+        objective.layout.shapes_by_group,
+    )
     _check_second_derivative(objective, x, y)
-    return objective, pure
+    return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
 
 
 def _complete(known: Precision, notes: PassNotes) -> Precision:
@@ -111,8 +118,8 @@ def unwrap_model(model: Any) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
                 f"The module '{name or type(model).__name__}' is a TorchScript module, whose "
-                "second derivative is not known. Record the model before torch.jit.script or trace; "
-                "torch.compile is fine."
+                "second derivative is not known. Record the model before torch.jit.script or "
+                "trace; torch.compile is fine."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
@@ -188,8 +195,12 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
     with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
+        frozen = {
+            name: (p, p._version) for name, p in model.named_parameters() if name not in named
+        }
         with PassNotes(device) as notes, bare.precision.cast("model"):
             outputs = _call(model, named, x)
+        _check_frozen(frozen)
         after = [g.get_state() for g in generators]
         losses = _compute_losses(bare, outputs, y)
         if bare.penalty is not None:
@@ -202,6 +213,16 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
         any(not torch.equal(one, other) for one, other in zip(before, after)),
         notes,
     )
+
+
+def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
+    for name, (parameter, version) in frozen.items():
+        if parameter._version != version:
+            raise NotSupported(
+                f"The forward pass changes the frozen parameter '{name}'. dross follows buffers "
+                "that a forward pass moves: make it a buffer (register_buffer), or move it outside "
+                "of the model, as an AveragedModel (recorder.average)."
+            )
 
 
 def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
@@ -239,15 +260,13 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
 
 def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[str, ...]:
     """The buffers that training moves. after: the tensors as a forward pass left them."""
-    moved = {name for name, buffer in model.named_buffers() if not torch.equal(after[name], buffer)}
-    strangers = moved - set(statistics_of(model))
-    if strangers:
-        raise NotSupported(
-            f"The forward pass changes the buffer '{sorted(strangers)[0]}'. dross knows "
-            "BatchNorm's running statistics and no other moving buffer yet."
-        )
-    # a statistic may by chance not have moved in this batch; a layer's three move together
-    return tuple(statistics_of(model, training=True))
+    buffers = dict(model.named_buffers())
+    moved = {name for name, buffer in buffers.items() if not torch.equal(after[name], buffer)}
+    known = statistics_of(model)
+    # one may by chance not have moved in this batch; those of one module move together
+    modules = {name.rpartition(".")[0] for name in moved - set(known)}
+    own = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
+    return (*statistics_of(model, training=True), *own)
 
 
 def _names_by_group(
@@ -270,11 +289,15 @@ def _names_by_group(
     ]
 
 
+def _as_batch(objective: Objective, x: Any, y: Any) -> Batch:
+    theta, count = objective.layout.read(objective.model)[0], count_instances(y)
+    return Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+
+
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """Find an operator that can be trained but not retraced now, and not after a long run."""
     theta, buffers = objective.layout.read(objective.model)
-    count = count_instances(y)
-    batch = Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+    batch = _as_batch(objective, x, y)
     try:
         with objective.training():
             objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})

@@ -18,16 +18,18 @@ Shapes: B instances, p parameters, Q adjoints, J directions, K models.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
-from ..autodiff.batchnorm import watch_statistics
+from ..autodiff.batchnorm import statistics_of, watch_statistics
 from ..autodiff.casting import widen
 from ..autodiff.forward_rules import ForwardRules
 from ..autodiff.functional import call_model, use_modes
+from ..autodiff.moving_buffers import Gates, open_gates
 from ..autodiff.norms import PresentRows
 from ..autodiff.precision import STRICT, Precision, use_arithmetic
 from ..autodiff.vjp import batched_jvp, batched_vjp, times, unit_factor
@@ -55,6 +57,20 @@ class Objective:
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
     precision: Precision = STRICT  # the types and kernels that it computes in
+    held: tuple[str, ...] = ()  # moving buffers that derivatives take as constants
+
+    @cached_property
+    def own_moving(self) -> tuple[str, ...]:
+        """The buffers that the model moves by code of its own, and not by BatchNorm."""
+        known = set(statistics_of(self.model))
+        return tuple(name for name in self.layout.moving_buffers if name not in known)
+
+    @cached_property
+    def followed(self) -> tuple[str, ...]:
+        """Those of them that have a derivative."""
+        buffers = dict(self.model.named_buffers())
+        floating = (name for name in self.own_moving if buffers[name].is_floating_point())
+        return tuple(name for name in floating if name not in self.held)
 
     # --- the losses -------------------------------------------------------------------------------
 
@@ -86,10 +102,13 @@ class Objective:
         if not track_buffers:
             moved = {name: buffer.clone() for name, buffer in buffers.items()}
             return self._forward(parameters, moved, batch, rules), moved
+        followed = set(self.followed)
+        copies = {n: b.clone() if n in followed else b.detach().clone() for n, b in buffers.items()}
+        gates = Gates(copies[name] for name in followed) if followed else nullcontext()
         with watch_statistics(self.model) as move:
-            copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-            losses = self._forward(parameters, copies, batch, rules)
-            return losses, move(buffers)
+            with gates:
+                losses = self._forward(parameters, copies, batch, rules)
+            return losses, move(buffers) | {name: copies[name] for name in self.own_moving}
 
     def _forward(
         self,
@@ -103,7 +122,9 @@ class Objective:
         random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
         with rules or nullcontext():
             with random, self.precision.cast("model"):
-                outputs = call_model(self.model, {**parameters, **buffers}, batch.x)
+                named = {**parameters, **buffers}
+                outputs = call_model(self.model, named, batch.x)
+                buffers.update((name, named[name]) for name in buffers)  # those that it assigned
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
@@ -260,7 +281,8 @@ class Objective:
             return terms, torch.zeros_like(a_g), a_buffers
         outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
         inputs = [w, theta, *statistics.values()]
-        terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        with open_gates():
+            terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
         return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
@@ -343,17 +365,20 @@ class Objective:
             weighted = losses * batch.c
             with self.precision.cast("backward"):
                 (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
+        (through_w,) = batched_vjp([weighted], [theta], [w_dot])
+        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
+        outputs = [moved[name] for name in statistics]
+        if self.followed:  # what is behind gates, and in buffers, makes it unsymmetric
+            with open_gates():
+                through_theta, *moved_dot = batched_jvp([g, *outputs], inputs, tangents)
+            return through_theta + through_w, dict(zip(statistics, moved_dot))
         narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
         factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
         (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])
-        through_theta = times(through_theta, 1 / factor)
-        (through_w,) = batched_vjp([weighted], [theta], [w_dot])
-        g_dot = through_theta + through_w
+        g_dot = times(through_theta, 1 / factor) + through_w
         if not statistics:
             return g_dot, {}
-        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
-        moved_dot = batched_jvp([moved[name] for name in statistics], inputs, tangents)
-        return g_dot, dict(zip(statistics, moved_dot))
+        return g_dot, dict(zip(statistics, batched_jvp(outputs, inputs, tangents)))
 
     # --- contexts ---------------------------------------------------------------------------------
 
@@ -372,9 +397,3 @@ class Objective:
         wanted = dict.fromkeys(self.model.modules(), False)
         with use_modes(wanted), use_arithmetic(self.model):
             yield
-
-
-def probe_direction(theta: Tensor) -> Tensor:
-    """A direction to try a pull with: [1, p], the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)

@@ -16,14 +16,12 @@ Shapes: p parameters, Q adjoints or tangents at once.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..data.batch import MicroBatch
 from .clipping import Clip
 from .optimizers import Optimizer
-from .state import Derivative, State
-from .update_rules import Table
+from .state import Clock, Derivative, Named, State
 
 
 @dataclass(frozen=True)
@@ -71,21 +69,13 @@ def pull(
     Returns:
         d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
     """
-    table = _table(optimizer, state, step, g)
     a = {"theta": after.theta, **_sort(after.slots)}
-    zero = torch.zeros_like(after.theta)
-
-    def read_column(source: str) -> Tensor:
-        """d query / d source = sum over outputs of (d query / d output) (d output / d source)."""
-        total = _weighted_sum(table, [((output, source), a[output]) for output in a])
-        return zero if total is None else total
-
-    a_g = read_column("g")
+    back = optimizer.pull(*_given(state, step, g), a)
+    a_g = back["g"]
     if step.clip:
         a_g = step.clip.derivative(_unscale(step, g), a_g)
-    a_g = _unscale(step, a_g)
-    slots = {name: read_column(name) for name in state.slots}
-    return a_g, Derivative(read_column("theta"), slots, after.buffers)
+    slots = {name: back[name] for name in state.slots}
+    return _unscale(step, a_g), Derivative(back["theta"], slots, after.buffers)
 
 
 def push(
@@ -104,28 +94,22 @@ def push(
     Returns:
         How s_{t+1} moves; its buffers are still those of `before`.
     """
-    table = _table(optimizer, state, step, g)
     g_dot = _unscale(step, g_dot)
     g_dot = step.clip.derivative(_unscale(step, g), g_dot) if step.clip else g_dot
     dot = {"g": g_dot, "theta": before.theta, **_sort(before.slots)}
-
-    def read_row(output: str) -> Tensor:
-        """output_dot = sum over sources of (d output / d source) source_dot."""
-        total = _weighted_sum(table, [((output, source), dot[source]) for source in dot])
-        return torch.zeros_like(before.theta) if total is None else total
-
-    slots = {name: read_row(name) for name in state.slots}
-    return replace(before, theta=read_row("theta"), slots=slots)
+    moved = optimizer.push(*_given(state, step, g), dot)
+    slots = {name: moved[name] for name in state.slots}
+    return replace(before, theta=moved["theta"], slots=slots)
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
     """Whether `pull` and `push` depend on the gradient of the step."""
-    return optimizer.rule.needs_gradient or step.clip is not None
+    return optimizer.needs_gradient or step.clip is not None
 
 
-def _table(optimizer: Optimizer, state: State, step: Step, g: Tensor) -> Table:
-    given = (state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers)
-    return optimizer.table(*given)
+def _given(state: State, step: Step, g: Tensor) -> tuple[Tensor, Named, Clock, Tensor, np.ndarray]:
+    """What the optimizer's derivative depends on."""
+    return state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers
 
 
 def _unscale(step: Step, g: Tensor) -> Tensor:
@@ -142,16 +126,3 @@ def prepare_gradient(step: Step, g: Tensor) -> Tensor:
 def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sums round by their order, and a file does not keep the order of its tensors."""
     return dict(sorted(slots.items()))
-
-
-def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
-    """The sum of table[key] * vector. None where every coefficient is 0."""
-    total = None
-    for key, vector in terms:
-        coefficient = table.get(key, 0.0)
-        constant = coefficient if isinstance(coefficient, float) else None
-        if constant == 0.0:
-            continue
-        term = vector if constant == 1.0 else vector * coefficient
-        total = term if total is None else total + term
-    return total

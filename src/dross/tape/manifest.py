@@ -45,7 +45,8 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
     kind = None if instances is None else instances.digest_kind
     kind = kind if earlier is None else earlier.get("data_digest")
     layout = objective.layout
-    return {
+    held = {"held": list(objective.held)} if objective.held else {}
+    return held | {
         "made_by": "dross",
         "format": FORMAT,
         "id": uuid.uuid4().hex,

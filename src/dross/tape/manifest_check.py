@@ -154,6 +154,8 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
     "hashes": lambda value: isinstance(value, list),
+    "held": _TEXTS,
+    "average": lambda value: isinstance(value, dict),
 }
 
 
@@ -169,6 +171,7 @@ def _find_fault(manifest: dict) -> str | None:
     files = [(f"segment {k}", _SEGMENT, each) for k, each in enumerate(manifest["segments"])]
     noted = manifest.get("hashes", [])
     files += [(f"file {k} of hashes", _HASHES, each) for k, each in enumerate(noted)]
+    files += [("average", _FILE, manifest["average"])] if "average" in manifest else []
     for what, checks, entry in [*files, ("end", _FILE, manifest["end"])]:
         if fault := _find_fault_of_file(what, checks, entry):
             return fault
