@@ -30,6 +30,7 @@ KINDS = {
     "cli": "people",
     "demo": "people",
     "review": "people",
+    "integrations": "people",
     "cleanse": "people",
     "reproduce": "people",
     "estimators": "questions",

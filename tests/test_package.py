@@ -58,6 +58,7 @@ PUBLIC = [
     "optimizers",
     "outputs",
     "query",
+    "track",
     "train",
 ]
 

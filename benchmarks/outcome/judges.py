@@ -32,12 +32,15 @@ def encode(data: DataSet, train: np.ndarray):
     return transformer.fit(columns.iloc[train]).transform(columns).astype(np.float32)
 
 
-def models(data: DataSet) -> dict:
-    """Two models that somebody would use for such data."""
+_WIDE = 200  # columns, from which on a forest is used: boosting would take minutes
+
+
+def models(data: DataSet, columns: int) -> dict:
+    """Two models that somebody would use for such data, encoded in so many columns."""
     if data.task == "regression":
         return {"linear": Ridge(), "trees": HistGradientBoostingRegressor(random_state=0)}
     linear = LogisticRegression(max_iter=300)
-    if data.kind == "text":
+    if columns > _WIDE:
         return {"linear": linear, "trees": RandomForestClassifier(100, random_state=0)}
     return {"linear": linear, "trees": HistGradientBoostingClassifier(random_state=0)}
 

@@ -111,6 +111,7 @@ def use_dross(case: Case) -> Found:
             task=case.data.task,
             out=folder / "run",
             seed=case.seed,
+            device=os.environ.get("DROSS_OUTCOME_DEVICE", "cpu"),
             progress=False,
             **options,
         )
@@ -130,7 +131,7 @@ folder, options = sys.argv[1], json.loads(sys.argv[2])
 project = dross.clean(folder + "/train.csv", "label", validation=folder + "/validation.csv",
                       test=folder + "/test.csv", out=folder + "/run", progress=False, **options)
 harm = project.instances.sort_values("harm_rank")["source"].tolist()
-json.dump(harm[: project.about["suggested"]["remove"]], open(folder + "/found.json", "w"))
+json.dump(harm[: project.about["suggested"]["m"]], open(folder + "/found.json", "w"))
 """
 
 

@@ -48,7 +48,7 @@ def measure(case: Case, method: str) -> dict | None:
     truth = case.data.y if case.is_regression else case.data.y.astype(str)
     errors = {
         name: judges.error(model, case.x, truth, kept, learnt, case.test)
-        for name, model in judges.models(case.data).items()
+        for name, model in judges.models(case.data, case.x.shape[1]).items()
     }
     errors["network"] = case.network_error(kept, labels)
     touched = np.union1d(np.asarray(removed, dtype=int), np.array(list(relabelled), dtype=int))
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="then stop; go on later"
     )
+    parser.add_argument("--device", default="cpu", help="where dross trains")
     parser.add_argument("--out", type=Path, default=Path("runs/outcome.jsonl"))
     options = parser.parse_args()
     names = options.sets or (sets.HELD_OUT if options.held_out else sets.DEVELOP)
@@ -108,6 +109,7 @@ def main() -> None:
             missing.append((about, methods))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # cases run side by side
+    os.environ["DROSS_OUTCOME_DEVICE"] = options.device
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=8) as pool, options.out.open("a") as file:
         for found in pool.imap_unordered(run_case, missing):

@@ -142,21 +142,23 @@ _VEHICLES = ("airplane", "automobile", "ship", "truck")
 
 def _cifar10(name: str) -> DataSet:
     """Photographs by the features that dross computes of them, as a table: once for all cases."""
-    found = dross.datasets.load("cifar10")
-    names = np.array(found.classes, dtype=object)
-    chosen = np.isin(names[found.train[1]], _VEHICLES) == (name == "vehicles")
-    ids = np.flatnonzero(chosen)[:_PHOTOGRAPHS]
-    x, y = np.asarray(found.train[0])[ids], names[found.train[1][ids]]
-    x = x if x.shape[-1] == 3 else x.transpose(0, 2, 3, 1)
-    features = _keep_features(FOLDER / f"{name}-features.npy", x)
+    kept = FOLDER / f"{name}.npz"
+    if not kept.exists():
+        found = dross.datasets.load("cifar10")
+        names = np.array(found.classes)
+        chosen = np.isin(names[found.train[1]], _VEHICLES) == (name == "vehicles")
+        ids = np.flatnonzero(chosen)[:_PHOTOGRAPHS]
+        x = np.asarray(found.train[0])[ids]
+        x = x if x.shape[-1] == 3 else x.transpose(0, 2, 3, 1)
+        np.savez(kept, features=_compute_features(x), labels=names[found.train[1][ids]])
+    with np.load(kept) as file:
+        features, y = file["features"].astype(np.float32), file["labels"].astype(object)
     columns = [f"f{k}" for k in range(features.shape[1])]
     return DataSet(name, "table", "classification", pd.DataFrame(features, columns=columns), y)
 
 
-def _keep_features(path: Path, pictures: np.ndarray) -> np.ndarray:
-    """Features of a pretrained model, [N, features]; read where they were computed before."""
-    if path.exists():
-        return np.load(path)
+def _compute_features(pictures: np.ndarray) -> np.ndarray:
+    """Features of a pretrained model, float16 [N, features]."""
     import torch
     from PIL import Image
 
@@ -165,8 +167,7 @@ def _keep_features(path: Path, pictures: np.ndarray) -> np.ndarray:
     compute = load_backbone(PICTURE_BACKBONE, torch.device("cpu"))
     parts = np.array_split(pictures, max(1, len(pictures) // 64))
     features = [compute([Image.fromarray(picture) for picture in part]) for part in parts]
-    np.save(path, torch.cat(features).numpy())
-    return np.load(path)
+    return torch.cat(features).half().numpy()
 
 
 def _picture_set(name: str, x: np.ndarray, places: np.ndarray, classes: tuple) -> DataSet:

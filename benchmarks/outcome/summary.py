@@ -1,15 +1,19 @@
 """Pooled shares of the possible gain, by method, kind of noise and judging model.
 
-python benchmarks/outcome/summary.py runs/outcome.jsonl
+    python benchmarks/outcome/summary.py runs/outcome.jsonl [--into docs/results]
+
+With --into, the table of every case goes to outcome.csv and the picture to outcome.svg there.
 """
 
+import argparse
+import csv
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 BEST = "exactly the wrong ones"
 WORSE = 0.005  # of the error, which counts as harm on clean data
+TOLD = ("random", "training loss")  # methods that know how many labels are wrong
 JUDGES = ("linear", "trees", "network")
 
 
@@ -60,12 +64,16 @@ def worse_on_clean(cases: dict, method: str) -> tuple[int, int]:
     return sum(worse), len(worse)
 
 
+def list_methods(cases: dict) -> list[str]:
+    """The methods that have results, without those that they are compared with."""
+    found = dict.fromkeys(method for results in cases.values() for method in results)
+    return [method for method in found if method not in ("nothing", BEST)]
+
+
 def show(lines: list[dict]) -> None:
     """Print everything as tables in Markdown."""
     cases = by_case(lines)
-    methods = [
-        m for m in dict.fromkeys(line["method"] for line in lines) if m not in ("nothing", BEST)
-    ]
+    methods = list_methods(cases)
     kinds = [k for k in dict.fromkeys(case[1] for case in cases) if k != "none"]
     for noisy in (False, True):
         chosen = {case: found for case, found in cases.items() if case[2] == noisy}
@@ -86,5 +94,64 @@ def show(lines: list[dict]) -> None:
         print(f"| {method} | {worse} of {of} | {middle:.0f} |")
 
 
+def write_rows(cases: dict, path: Path) -> None:
+    """Every error of every case, one row for each method and judge."""
+    head = ("set", "noise", "validation", "seed", "method", "judge", "error", "touched", "seconds")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        for (name, kind, noisy, seed), found in sorted(cases.items()):
+            about = (name, kind, "noisy" if noisy else "right", seed)
+            for method, result in found.items():
+                touched = result["removed"] + result["relabelled"]
+                for judge, error in result["errors"].items():
+                    row = (f"{error:.5f}", touched, result["seconds"])
+                    writer.writerow((*about, method, judge, *row))
+
+
+def draw(cases: dict, path: Path) -> None:
+    """Bars: the share of the possible gain, and how often clean data became worse."""
+    from dross.support import charts
+
+    plt = charts.load_pyplot()
+    names = sorted(list_methods(cases), key=lambda m: share(cases, m) or 0.0)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 0.42 * len(names) + 1.1), sharey=True)
+    left.set_title("share of the possible gain")
+    right.set_title("clean data made worse, %")
+    for place, name in enumerate(names):
+        own = name == "dross"
+        for shift, noisy in ((0.2, False), (-0.2, True)):
+            chosen = {case: found for case, found in cases.items() if case[2] == noisy}
+            value = share(chosen, name) or 0.0
+            colour = (charts.BLUE if own else charts.GREY) + ("" if not noisy else "99")
+            left.barh(place + shift, value, 0.36, color=colour)
+            text = f"{value:.2f} (validation labels {'noisy' if noisy else 'right'})"
+            left.text(max(value, 0) + 0.02, place + shift, text, va="center", fontsize=6)
+        worse, of = worse_on_clean(cases, name)
+        value = 100 * worse / of if of else 0.0
+        right.barh(place, value, 0.6, color=charts.BLUE if own else charts.GREY)
+        right.text(value + 1, place, f"{worse} of {of}", va="center", fontsize=6)
+    left.axvline(1, color="black", linewidth=0.6, linestyle=":")
+    left.axvline(0, color="black", linewidth=0.6)
+    left.set_xlim(-0.25, 1.6)
+    known = lambda name: name + (" (told how many)" if name in TOLD else "")
+    left.set_yticks(range(len(names)), [known(name) for name in names])
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Print the tables; write rows and the picture where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--into", type=Path, help="a folder for outcome.csv and outcome.svg")
+    options = parser.parse_args()
+    lines = [line for path in options.results for line in read(path)]
+    show(lines)
+    if options.into is not None:
+        cases = by_case(lines)
+        write_rows(cases, options.into / "outcome.csv")
+        draw(cases, options.into / "outcome.svg")
+
+
 if __name__ == "__main__":
-    show(read(Path(sys.argv[1])))
+    main()

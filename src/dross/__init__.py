@@ -44,6 +44,7 @@ from .record.recorder import Recorder
 from .record.train import train
 from .step.clipping import ClipNorm, ClipValue
 from .step.formulas import registry as optimizers
+from .support.progress import track
 from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
@@ -88,5 +89,6 @@ __all__ = [
     "optimizers",
     "outputs",
     "query",
+    "track",
     "train",
 ]

@@ -12,7 +12,8 @@ import pytest
 from torch import nn
 
 from dross.cleanse.plans.candidates import Plan
-from dross.cleanse.plans.compete import Trial, compete
+from dross.cleanse.plans.compete import compete
+from dross.cleanse.plans.trials import Trial
 from dross.cleanse.project import Project
 from dross.datasets import load
 from dross.errors import DataUnavailable

@@ -50,7 +50,7 @@ def choose_edits(
     if plan is not None:
         if remove is not None or relabel is not None or decisions:
             raise BadInput("--plan says what to do; leave out --remove, --relabel and --decisions.")
-        return _from_plan(_find_plan(project, plan))
+        return _from_plan(find_plan(project, plan))
     for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
             raise BadInput(f"--{option} must lie between 1 and {count - 1}, not {value}.")
@@ -118,7 +118,7 @@ def _from_suggestion(project: Project) -> Edits:
     return _from_plan(project.recommended)
 
 
-def _find_plan(project: Project, name: str) -> KnownPlan:
+def find_plan(project: Project, name: str) -> KnownPlan:
     """The plan of this name, or the best of this kind."""
     if name == "recommended" and project.recommended is not None:
         return project.recommended

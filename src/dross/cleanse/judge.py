@@ -38,6 +38,7 @@ from .judging.edited_data import EncodedEdits, SeedOfThree, find_vanished
 from .judging.estimators import JudgingModel, find_model
 from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
 from .judging.recorded_run import find_loss_unit, replay_recorded_run
+from .judging.told import report_verdict
 from .judging.train_seeds import TrainSeeds
 from .learning.recipe import Recipe
 from .project import Project
@@ -136,6 +137,7 @@ def judge(
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs, model)
     verdict = judgement.run(skip_recorded=quick)
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
+    report_verdict(verdict, len(project.verdicts()))
     write_report(project)
     judgement.delete_results()
     return verdict

@@ -17,6 +17,7 @@ from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..step.state import State
 from ..support.arguments import check_folder
+from ..support.progress import report
 from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
@@ -177,7 +178,7 @@ class Run:
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
         self._check_at(of, at)
-        return retrace(
+        scores = retrace(
             self.recording,
             as_query(query),
             epochs=epochs,
@@ -187,6 +188,8 @@ class Run:
             progress=self.progress,
             of=of,
         )
+        report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
+        return scores
 
     def _asked(self, of: str, at: int | None) -> State:
         """The state that is asked."""

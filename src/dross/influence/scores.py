@@ -96,6 +96,22 @@ class Scores:
         """
         return self._order(query)[::-1][: _check_count(m)]
 
+    def summary(self) -> dict[str, float]:
+        """A few numbers that describe the scores, of all queries together.
+
+        Returns:
+            `lowest`, `mean` and `highest`, and `harmful`: the share that is below 0. Nothing where
+            there are no instances.
+        """
+        if not self.values.size:
+            return {}
+        return {
+            "lowest": float(self.values.min()),
+            "mean": float(self.values.mean()),
+            "highest": float(self.values.max()),
+            "harmful": float((self.values < 0).mean()),
+        }
+
     def last_epochs(self, epochs: int) -> "Scores":
         """The scores that a retrace of only the last epochs would have given.
 

@@ -1,1 +1,1 @@
-"""dross inside other people's trainers: one module per library, imported only when asked for."""
+"""dross inside of other libraries: one thin module each, imported only when asked for."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import BadInput, DrossWarning, WorkerLost, first_line
 from ..support.arguments import shorten
-from ..support.progress import hide_progress, progress_bar
+from ..support.progress import hide_progress, no_bar, progress_bar
 from .result_store import ResultStore
 
 Work = Callable[[Any], Any]
@@ -111,7 +111,8 @@ def sweep(
         store.begin()
         found = {k: result for k in range(len(pieces)) if (result := store.get(k)) is not None}
     missing = {k: piece for k, piece in enumerate(pieces) if k not in found}
-    with progress_bar(what, len(pieces), show=progress and spread, unit="pieces") as advance:
+    bar = progress_bar(what, len(pieces), show=progress, unit="pieces") if spread else no_bar()
+    with bar as advance:
         advance(len(found))
         yield from found.items()
         results = (

@@ -1,10 +1,19 @@
-"""A progress bar with rate and time left on a terminal; nothing where stderr is no terminal."""
+"""What is told while something runs: a bar on a terminal, and numbers to a tracker if there is one.
 
+The bar has rate and time left. Nothing is shown where stderr is no terminal.
+"""
+
+import re
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from ..errors import BadInput, DrossWarning, first_line
 from .printable import printable
 
 Advance = Callable[[int], None]
@@ -13,8 +22,101 @@ Advance = Callable[[int], None]
 _HIDDEN: ContextVar[bool] = ContextVar("hidden", default=False)
 
 
+class Tracker(Protocol):
+    """Anything that keeps numbers of an experiment: this one method."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Keep these values, by name, as those of a step."""
+        ...
+
+
+@dataclass
+class _Tracking:
+    tracker: Tracker
+    counts: Counter[str] = field(default_factory=Counter)  # of each kind of work, what is done
+    failed: bool = False
+
+
+_TRACKING: ContextVar[_Tracking | None] = ContextVar("tracking", default=None)
+
+
+@contextmanager
+def track(tracker: Tracker) -> Iterator[None]:
+    """Report what dross does inside the block to a tracker.
+
+    - `progress/WORK`: the share that is done, once for each percent, beside how much was done of
+      that kind of work so far;
+    - `scores/lowest`, `mean`, `highest`, and `harmful`, the share below 0, of `Run.influence`,
+      beside the number of steps that the run had taken;
+    - `clean/removed`, `relabelled` and `change`, of `dross.clean`;
+    - `verdict/improved` (1, -1 if it is worse, 0 if nobody can tell) and for each metric `before`,
+      `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`,
+      beside the number of verdicts in the project.
+
+    A tracker that fails is warned of, and not asked again. Work in other processes is counted by
+    its pieces.
+
+    Arguments:
+        tracker: has a method `log(values, step)`, such as `TensorBoard` and `MLflow` of
+            `dross.integrations.trackers`.
+
+    Raises:
+        BadInput: it has no such method.
+
+    Example:
+        with SummaryWriter() as writer, dross.track(TensorBoard(writer)):
+            scores = run.influence(query)
+    """
+    if not callable(getattr(tracker, "log", None)):
+        raise BadInput(
+            f"A {type(tracker).__name__} cannot track: it needs a method log(values, step), as "
+            "dross.integrations.trackers.TensorBoard and MLflow have it."
+        )
+    before = _TRACKING.set(_Tracking(tracker))
+    try:
+        yield
+    finally:
+        _TRACKING.reset(before)
+
+
+def report(values: Mapping[str, float], step: int) -> None:
+    """Tell the tracker, if there is one. Names keep letters, digits, `_`, `-`, `.` and `/`."""
+    tracking = _TRACKING.get()
+    if tracking is None or tracking.failed:
+        return
+    named = {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in values.items()}
+    try:
+        tracking.tracker.log(named, step)
+    except Exception as error:  # whatever it is, the work is worth more
+        tracking.failed = True
+        warnings.warn(
+            f"{type(tracking.tracker).__name__} cannot keep numbers any more ("
+            f"{type(error).__name__}: {first_line(error)}). dross goes on without it.",
+            DrossWarning,
+            stacklevel=2,
+        )
+
+
 def _ignore(amount: int) -> None:
     return None
+
+
+def _report_progress(title: str, total: int) -> Advance:
+    tracking = _TRACKING.get()
+    if tracking is None or _HIDDEN.get():
+        return _ignore
+    name, done, told = f"progress/{title}", 0, 0
+
+    def advance(amount: int) -> None:
+        nonlocal done, told
+        done += amount
+        tracking.counts[name] += amount
+        percent = min(100, 100 * done // max(total, 1))
+        if percent > told:
+            told = percent
+            report({name: percent / 100}, tracking.counts[name])
+
+    return advance
 
 
 @contextmanager
@@ -33,12 +135,32 @@ def progress_bar(
 ) -> Iterator[Advance]:
     """Show a bar while the block runs, and yield the function that moves it forward.
 
+    A tracker is told as well, whether the bar is shown or not.
+
     Arguments:
         title: What is being done, such as "training".
         total: How much there is to do, in units.
         show: Whether to show it; it needs a terminal and rich in any case.
         unit: What is counted, for the rate.
     """
+    report_progress = _report_progress(title, total)
+    with _bar(title, total, show, unit) as move:
+
+        def advance(amount: int) -> None:
+            move(amount)
+            report_progress(amount)
+
+        yield advance
+
+
+@contextmanager
+def no_bar() -> Iterator[Advance]:
+    """The same where neither a person nor a tracker shall know of it."""
+    yield _ignore
+
+
+@contextmanager
+def _bar(title: str, total: int, show: bool, unit: str) -> Iterator[Advance]:
     if not show or _HIDDEN.get() or not sys.stderr.isatty():
         yield _ignore
         return

@@ -98,7 +98,7 @@ def test_other_models_suit_the_features():
     words = np.zeros((50, 200))
     words[np.arange(50), np.arange(50)] = 1
     names = lambda x, classes: [
-        type(make()).__name__ for make in list_other_models(x, classes=classes)
+        type(make()).__name__ for make in list_other_models(x, classes=classes).values()
     ]
     assert names(words, True) == ["LogisticRegression", "ComplementNB"]
     dense = np.random.default_rng(0).normal(size=(50, 4))

@@ -9,7 +9,8 @@ from dross.cleanse.learning.score import InstanceScores, cross_fit
 from dross.cleanse.opinions.ask import ask_models
 from dross.cleanse.plans import compete as competing
 from dross.cleanse.plans.candidates import Plan
-from dross.cleanse.plans.compete import Competition, compete, standard_error
+from dross.cleanse.plans.compete import compete
+from dross.cleanse.plans.trials import Competition, Entry, compare, standard_error
 
 RECIPE = Recipe("linear", (5,), 3, rate=0.1, epochs=5, batch_size=16)
 
@@ -38,7 +39,7 @@ def scores_of(data, validation, harm):
 def compete_with(data, validation, harm):
     scored = scores_of(data, validation, harm)
     answers = ask_models(RECIPE, data, validation, scored, seed=0, progress=False)
-    return compete(RECIPE, data, validation, scored, answers, seed=0, progress=False)
+    return compete(RECIPE, data, validation, scored, answers.training, seed=0, progress=False)
 
 
 @pytest.mark.parametrize("noisy_validation", [False, True])
@@ -67,7 +68,7 @@ def entry(kind: str, change: float):
     """A plan of one instance that changes the measure by this, give or take 0.01."""
     plan = Plan(kind, np.array([0]), np.zeros(0, dtype=np.int64))
     noise = np.random.default_rng(len(kind)).normal(0, 0.1, (4, 400))
-    return competing._Entry(plan, None, list(noise - noise.mean() + change))
+    return Entry(plan, None, list(noise - noise.mean() + change))
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,28 @@ def test_a_plan_must_be_better_than_the_usual_one_and_than_nothing(usual, other,
     finalists = [entry("both", other)]
     if usual is not None:
         finalists.append(entry("likely-wrong", usual))
-    for clearly in (0.5, 2.0):
-        found = competing._choose(finalists, clearly)
-        assert (None if found is None else found.plan.kind) == chosen
+    found = competing._choose(finalists)
+    assert (None if found is None else found.plan.kind) == chosen
+
+
+def test_what_helps_the_network_alone_does_not_win():
+    """Other kinds of models count as much as the network."""
+    usual, other = entry("likely-wrong", -0.05), entry("both", -0.2)
+    assert competing._choose([usual, other]) is other
+    for kind in ("a linear model", "trees"):
+        usual.by_kind[kind] = [change - 0.05 for change in entry("harmful", 0.0).changes]
+        other.by_kind[kind] = [change + 0.15 for change in entry("mislabelled", 0.0).changes]
+    assert competing._choose([usual, other]) is usual
+    worse, error = compare(other, None)
+    assert np.isclose(worse, (-0.2 + 0.15 + 0.15) / 3) and 0 < error < 0.01
+
+
+def test_finalists_were_tried_with_models_of_other_kinds():
+    x, y, flipped = make_data(300, 0.3, 6)
+    found = compete_with((x, y), make_data(300, 0.0, 7)[:2], -1.0 * flipped)
+    assert all(set(trial.by_kind) == {"a linear model", "trees"} for trial in found.finalists)
+    assert found.finalists[0].by_kind["trees"] < 0
+    assert "fewer with a linear model and " in found.reason
 
 
 def test_a_standard_error_covers_instances_and_seeds():

@@ -15,7 +15,7 @@ from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, cross_fit, cross_fit_folds
 from ..learning.train_many import can_train_together
 from .beliefs import LIKELY, Beliefs, mean_chances
-from .other_models import Maker, fit_other_model, list_other_models, say_of
+from .other_models import Maker, fit_other_model, flatten, list_other_models, say_of
 
 _MOST_ROUNDS = 4
 _SETTLED = 0.005  # of the instances: when fewer change sides, the list has settled
@@ -72,7 +72,7 @@ class _Kinds:
     def __init__(self, recipe: Recipe, data: Pair, asked: Tensor, folds: list[np.ndarray]):
         x, y = data
         self.classes = recipe.outputs if recipe.loss == "cross_entropy" else 0
-        self.x, self.asked = _flatten(x), _flatten(asked)
+        self.x, self.asked = flatten(x), flatten(asked)
         self.y = (y if self.classes else y[:, 0]).cpu().numpy()
         self.folds = folds
         self.others = list_other_models(self.x, classes=bool(self.classes))
@@ -92,7 +92,7 @@ class _Kinds:
         read = mean_chances if self.classes else lambda found: found.mean(0).astype(np.float64)
         said, also = [read(outputs)], [read(on_asked)]
         with progress_bar(title, len(self.others), show=progress) as advance:
-            for make in self.others:
+            for make in self.others.values():
                 of_kind, of_asked = self._ask_one_kind(make, left, said[0], also[0])
                 said.append(of_kind)
                 also.append(of_asked)
@@ -119,7 +119,3 @@ class _Kinds:
     def read(self, said: np.ndarray, y: Tensor) -> Beliefs:
         """What it means for the labels."""
         return Beliefs.of_chances(said, y) if self.classes else Beliefs.of_numbers(said[:, 0], y)
-
-
-def _flatten(x: Tensor) -> np.ndarray:
-    return x.reshape(len(x), -1).float().cpu().numpy()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _TREES = 100
 _MOST_TREES_LEARN = 10_000  # instances; of more, each tree learns a sample
@@ -20,8 +21,8 @@ _SMOOTHING = 0.3  # of counts of words
 Maker = Callable[[], Any]
 
 
-def list_other_models(x: np.ndarray, *, classes: bool) -> list[Maker]:
-    """Makers of scikit-learn models that suit the features.
+def list_other_models(x: np.ndarray, *, classes: bool) -> dict[str, Maker]:
+    """Makers of scikit-learn models that suit the features, by the name of their kind.
 
     Arguments:
         x: [N, features].
@@ -32,24 +33,29 @@ def list_other_models(x: np.ndarray, *, classes: bool) -> list[Maker]:
     from sklearn.naive_bayes import ComplementNB
 
     words = _are_counts_of_words(x)
-    chosen: list[Maker] = []
+    chosen: dict[str, Maker] = {}
     if x.size <= _LARGEST_FOR_LINEAR:
         strength = 1.0 if words else 0.1
         linear = lambda: LogisticRegression(max_iter=200, C=strength)
-        chosen.append(linear if classes else Ridge)
+        chosen["a linear model"] = linear if classes else Ridge
     if words and classes:
-        chosen.append(lambda: ComplementNB(alpha=_SMOOTHING))
+        chosen["naive Bayes"] = lambda: ComplementNB(alpha=_SMOOTHING)
     elif x.shape[1] <= _WIDEST_FOR_TREES:
         kind = ExtraTreesClassifier if classes else ExtraTreesRegressor
         many = len(x) > _MOST_TREES_LEARN
         sample = {"bootstrap": True, "max_samples": _MOST_TREES_LEARN} if many else {}
         cores = torch.get_num_threads()
-        chosen.append(lambda: kind(_TREES, random_state=0, n_jobs=cores, **sample))
+        chosen["trees"] = lambda: kind(_TREES, random_state=0, n_jobs=cores, **sample)
     return chosen
 
 
 def _are_counts_of_words(x: np.ndarray) -> bool:
     return bool(x.min() >= 0) and float((x == 0).mean()) > _SPARSE
+
+
+def flatten(x: Tensor) -> np.ndarray:
+    """Inputs as these models learn them: float32 [N, features]."""
+    return x.reshape(len(x), -1).float().cpu().numpy()
 
 
 def fit_other_model(make: Maker, x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> Any:

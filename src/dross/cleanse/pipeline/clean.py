@@ -21,6 +21,7 @@ from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
 from ..inputs.source import ENCODER_VERSION, PARTS, Frame
 from ..inputs.user_code import source_digest
+from ..judging.told import report_plan
 from ..project import FORMAT, Project
 from ..reopen import names_code
 from .candidates import choose_backbone
@@ -224,7 +225,9 @@ def _clean(
         labels = _question_validation(job, outcome, checked)
         copies = find_copies(job.prepared, device=job.device, progress=job.progress)
         about, seconds = (searched, outcome, why, copies, labels), time.monotonic() - started
-        return check_answer(write_project(job, *about, begun, seconds), begun)
+        project = check_answer(write_project(job, *about, begun, seconds), begun)
+        report_plan(project.recommended)
+        return project
 
 
 def _question_validation(job: Job, outcome: Outcome, checked: CheckedLabels) -> Frame:

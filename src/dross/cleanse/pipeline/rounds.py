@@ -21,7 +21,8 @@ from ..opinions.ask import Answers, ask_models
 from ..opinions.table import instance_table
 from ..plans.actions import KEEP, RELABEL, REMOVE
 from ..plans.candidates import Plan
-from ..plans.compete import Competition, compete
+from ..plans.compete import compete
+from ..plans.trials import Competition
 from ..project_files import delete_written, read_intact, write_sealed
 from .job import Job
 from .search import lower_rate, use_lowered_rate
@@ -214,8 +215,7 @@ def _find_plan(
         data,
         job.prepared.pair("validation"),
         scored,
-        answers,
-        trusted=job.options.trusted_validation,
+        answers.training,
         seed=job.request.seed + number - 1,
         progress=job.progress,
     )

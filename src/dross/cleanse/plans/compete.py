@@ -13,39 +13,42 @@ more often; sharpened, both are sure already. The share of mistakes itself would
 either, and is coarser.
 
 All plans are tried with one seed, the better ones with more, the best with many: seldom can one
-seed tell the best from the second best, but it can tell both from the worst. The plan that touches
-what is likely wrong is tried to the end, and stands unless another is clearly better: on sets with
-noisy validation labels the best of many plans is often only the luckiest, and where validation
-labels seem right it more often is the best. Where no label is likely wrong, "do nothing" stands in
-its place, and gives way only to a plan that is better by more than chance.
+seed tell the best from the second best, but it can tell both from the worst. With the last ones,
+models of other kinds are trained as well and count as much: whoever uses the cleaned data may train
+another model, and what helps one network only is often luck. The plan that touches what is likely
+wrong is tried to the end, and stands unless another is better by more than chance. Where no label
+is likely wrong, "do nothing" stands in its place.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...data.seeds import mix_seeds
 from ...step.loss import bound_losses
+from ...support.progress import progress_bar
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, validation_halves
-from ..learning.train_many import ModelSpec, TrainedModels, can_train_together, train_many
-from ..opinions.ask import Answers
+from ..learning.train_many import ModelSpec, can_train_together, train_many
 from ..opinions.beliefs import Beliefs
+from ..opinions.other_models import Maker, fit_other_model, flatten, list_other_models, say_of
 from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
+from .trials import Competition, Entry, compare
 
 SHARPER = 3.0  # times the logits
-_CLEARLY = 2.0  # standard errors, by which a plan must be better than the usual one ...
-_CLEARLY_IF_TRUSTED = 0.5  # ... and where the validation labels seem right
-_FEW_WRONG = 0.03  # of the validation labels, ...
-_FEWER_THAN = 0.25  # ... or of the share of wrong training labels: then they seem right
+_LEAST_CHANCE = 1e-6  # that a model of another kind gives to a class
+_CLEARLY = 2.0  # standard errors, by which a plan must be better than the usual one
+_WORSE = 1.0  # standard errors, by which it is worse than doing nothing: then nothing is done
 _ALIKE = 0.5  # standard errors of the difference
 _USUAL = "likely-wrong"
 _TRIED_TO_THE_END = (_USUAL, "confused")
 FOLDS = 4  # of the training part, one of which each seed leaves out
 _RELABELLING = ("relabel", "relabel-or-remove")
+_OTHER_KINDS_TRY = 2  # of the folds
+_LARGEST_FOR_OTHER_KINDS = 2e7  # instances x features: with more it takes too long
 
 
 @dataclass(frozen=True)
@@ -61,80 +64,13 @@ ONE_BY_ONE = (Stage(14, 1), Stage(4, 2), Stage(2, 2))  # models that cannot shar
 _SIZES_ONE_BY_ONE = 4
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What the models that were trained by a plan say, compared with "do nothing"."""
-
-    plan: Plan
-    change: float  # of the mean measure; below 0 is better
-    error: float  # its standard error
-    seeds: int
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether it is worse than doing nothing by more than one standard error."""
-        return self.change > self.error
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan and its figures as a project keeps them."""
-        return {
-            "name": self.plan.name,
-            "kind": self.plan.kind,
-            "removed": self.plan.removed.tolist(),
-            "relabelled": self.plan.relabelled.tolist(),
-            "change": self.change,
-            "error": self.error,
-            "seeds": self.seeds,
-        }
-
-    @staticmethod
-    def from_json(about: dict[str, Any]) -> "Trial":
-        """Read what `to_json` wrote."""
-        removed, relabelled = (
-            np.array(about[key], dtype=np.int64) for key in ("removed", "relabelled")
-        )
-        plan = Plan(about["kind"], removed, relabelled)
-        return Trial(plan, about["change"], about["error"], about["seeds"])
-
-
-@dataclass(frozen=True)
-class Competition:
-    """Every plan that was tried, and the one that is recommended."""
-
-    finalists: list[Trial]  # those of the last stage, the best first
-    tried: list[dict[str, Any]]  # every plan: kind, size, change, error, seeds
-    recommended: Plan | None  # None: do nothing
-    reason: str
-    on_validation: list[float] | None = None  # what that plan, or the nearest, changes for each
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as a project keeps it."""
-        return {
-            "finalists": [trial.to_json() for trial in self.finalists],
-            "tried": self.tried,
-            "recommended": None if self.recommended is None else self.recommended.name,
-            "reason": self.reason,
-            "on_validation": self.on_validation,
-        }
-
-    @staticmethod
-    def from_json(about: dict[str, Any]) -> "Competition":
-        """Read what `to_json` wrote."""
-        finalists = [Trial.from_json(trial) for trial in about["finalists"]]
-        by_name = {trial.plan.name: trial.plan for trial in finalists}
-        chosen = None if about["recommended"] is None else by_name[about["recommended"]]
-        on_validation = about.get("on_validation")  # earlier versions did not keep it
-        return Competition(finalists, about["tried"], chosen, about["reason"], on_validation)
-
-
 def compete(
     recipe: Recipe,
     data: Pair,
     validation: Pair,
     scored: InstanceScores,
-    answers: Answers,
+    beliefs: Beliefs,
     *,
-    trusted: bool = False,
     seed: int,
     progress: bool,
 ) -> Competition:
@@ -145,12 +81,10 @@ def compete(
         data: The inputs and targets of the training part.
         validation: Those of the validation part.
         scored: The scores that rank the training instances.
-        answers: What models that did not learn them think of training and validation labels.
-        trusted: Whether all validation labels are known to be right.
+        beliefs: What models that did not learn them think of the training labels.
         seed: Must be the one that the scores were computed with: it decides the halves.
         progress: Whether to show a progress bar.
     """
-    beliefs, clearly = answers.training, _clear_difference(answers, trusted)
     sizes, stages = plan_sizes(len(data[1]), beliefs), SIDE_BY_SIDE
     if not can_train_together(recipe):
         sizes, stages = sizes[1 :: max(1, len(sizes) // _SIZES_ONE_BY_ONE)], ONE_BY_ONE
@@ -161,44 +95,15 @@ def compete(
         ranked = sorted(entries, key=_rank_entry)
         entries = ranked[: stage.plans]
         contest.try_entries(entries, stage.seeds)
-    return contest.conclude(entries, [entry for entry in everyone if entry.changes], clearly)
+    contest.try_other_kinds(entries)
+    return contest.conclude(entries, [entry for entry in everyone if entry.changes])
 
 
-def _clear_difference(answers: Answers, trusted: bool) -> float:
-    """By how many standard errors a plan must be better than the usual one."""
-    wrong, of_training = (b.wrong.mean() for b in (answers.validation, answers.training))
-    seem_right = wrong < max(_FEW_WRONG, _FEWER_THAN * of_training)
-    return _CLEARLY_IF_TRUSTED if trusted or seem_right else _CLEARLY
-
-
-@dataclass
-class _Entry:
-    """A plan, its two forms that each know one half of the validation part, and its results."""
-
-    plan: Plan
-    forms: tuple[Plan, Plan] | None  # None: the ranking does not look at the validation part
-    # one [validation + training] for each seed; nan where an instance was not asked about
-    changes: list[np.ndarray] = field(default_factory=list)
-
-    @property
-    def mean(self) -> float:
-        return mean_change(np.stack(self.changes)) if self.changes else 0.0
-
-    def to_trial(self) -> Trial:
-        error = standard_error(np.stack(self.changes))
-        return Trial(self.plan, self.mean, error, len(self.changes))
-
-    def describe(self) -> dict[str, Any]:
-        trial = self.to_trial()
-        about = {"kind": self.plan.kind, "size": self.plan.size}
-        return about | {"change": trial.change, "error": trial.error, "seeds": trial.seeds}
-
-
-def _rank_entry(entry: _Entry) -> tuple[bool, float]:
+def _rank_entry(entry: Entry) -> tuple[bool, float]:
     return entry.plan.kind not in _TRIED_TO_THE_END, entry.mean
 
 
-def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) -> list[_Entry]:
+def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) -> list[Entry]:
     by_half = [
         {plan.name: plan for plan in list_plans(scored.by_half(half), beliefs, sizes)}
         for half in range(2)
@@ -206,48 +111,31 @@ def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) ->
     entries = []
     for plan in list_plans(scored.scores, beliefs, sizes):
         if plan.kind not in KINDS_BY_SCORES:
-            entries.append(_Entry(plan, None))
+            entries.append(Entry(plan, None))
         elif all(plan.name in plans for plans in by_half):
-            entries.append(_Entry(plan, (by_half[0][plan.name], by_half[1][plan.name])))
+            entries.append(Entry(plan, (by_half[0][plan.name], by_half[1][plan.name])))
     return entries
 
 
-def mean_change(changes: np.ndarray) -> float:
-    """The mean over instances of their mean over seeds, of [seeds, instances]; nan: not asked."""
-    return float(_by_instance(changes).mean())
-
-
-def standard_error(changes: np.ndarray) -> float:
-    """The standard error of `mean_change`, over the choice of instances and of seeds."""
-    by_instance = _by_instance(changes)
-    over_instances = by_instance.std(ddof=1) / np.sqrt(len(by_instance))
-    if len(changes) == 1:
-        return float(over_instances)
-    by_seed = np.nanmean(changes, axis=1)
-    return float(np.hypot(over_instances, by_seed.std(ddof=1) / np.sqrt(len(changes))))
-
-
-def _by_instance(changes: np.ndarray) -> np.ndarray:
-    asked = ~np.isnan(changes).all(0)
-    return np.nanmean(changes[:, asked], axis=0)
-
-
-def _is_close(entry: _Entry | None, best: _Entry, errors: float) -> bool:
+def _is_close(entry: Entry | None, best: Entry, errors: float) -> bool:
     """Whether it is behind the best by no more than so many standard errors; None: do nothing."""
-    behind = (0.0 if entry is None else np.stack(entry.changes)) - np.stack(best.changes)
-    return mean_change(behind) <= errors * standard_error(behind)
+    behind, error = compare(entry, best)
+    return behind <= errors * error
 
 
-def _choose(finalists: list[_Entry], clearly: float) -> _Entry | None:
+def _choose(finalists: list[Entry]) -> Entry | None:
     """The usual plan, unless another is clearly better; then the mildest of the best.
 
-    clearly: the standard errors by which another must be better than the usual plan. Whatever
-    that one is like, another must be better than doing nothing, too, by more than chance.
+    Whatever the usual plan is like, another must be better than doing nothing, too, by more than
+    chance.
     """
-    best = min(finalists, key=lambda entry: entry.mean)
+    best = min(finalists, key=lambda entry: compare(entry, None)[0])
     usual = next((entry for entry in finalists if entry.plan.kind == _USUAL), None)
-    if _is_close(None, best, _CLEARLY) or (usual and _is_close(usual, best, clearly)):
-        return None if usual is None or usual.to_trial().is_worse else usual
+    if _is_close(None, best, _CLEARLY) or (usual and _is_close(usual, best, _CLEARLY)):
+        if usual is None:
+            return None
+        worse, error = compare(usual, None)
+        return None if worse > _WORSE * error else usual
     alike = [entry for entry in finalists if _is_close(entry, best, _ALIKE)]
     return min(alike, key=lambda e: (e.plan.kind not in _RELABELLING, e.plan.size))
 
@@ -270,41 +158,100 @@ class _Contest:
         self.scale, self.halves, self.seed, self.progress = scale, halves, seed, progress
         self.tried, self.seeds = 0, 0
 
-    def try_entries(self, entries: list[_Entry], seeds: int) -> None:
+    def try_entries(self, entries: list[Entry], seeds: int) -> None:
         """Train with the next seeds, the same ones for all entries and for "do nothing"."""
         self.tried = max(self.tried, len(entries))
-        plans = [plan for entry in entries for plan in (entry.forms or (entry.plan,))]
         for _ in range(seeds):
-            changes = iter(self._train(plans, f"trying {len(entries)} plans"))
-            for entry in entries:
-                change = next(changes)
-                if entry.forms is not None:  # each half is asked about what the other blames
-                    first, second = self.halves
-                    by_second = next(changes)
-                    mixed = (change + by_second) / 2  # the training part: about both
-                    mixed[second], mixed[first] = change[second], by_second[first]
-                    change = mixed
+            left_out = self._leave_out(self.seeds)
+            changes = self._train(_plans_of(entries), left_out, f"trying {len(entries)} plans")
+            for entry, change in zip(entries, self._join_forms(entries, changes)):
                 entry.changes.append(change)
             self.seeds += 1
 
-    def _train(self, plans: list[Plan], what: str) -> np.ndarray:
+    def try_other_kinds(self, entries: list[Entry]) -> None:
+        """Train models of other kinds, where they are quick; what each kind says is kept apart."""
+        x, asked = (flatten(part[0]) for part in (self.data, self.validation))
+        if x.size > _LARGEST_FOR_OTHER_KINDS:
+            return
+        makers = list_other_models(x, classes=self._classes > 0)
+        plans = _plans_of(entries)
+        count = len(makers) * _OTHER_KINDS_TRY * (1 + len(plans))
+        title = f"trying {len(entries)} plans with other models"
+        with progress_bar(title, count, show=self.progress) as advance:
+            for name, make in makers.items():
+                for turn in range(_OTHER_KINDS_TRY):
+                    left_out = self._leave_out(turn)
+                    measured = []
+                    for plan in (None, *plans):
+                        said = self._ask_other(make, x, plan, left_out, asked)
+                        measured.append(self._spread(*said, left_out))
+                        advance(1)
+                    changes = np.stack(measured[1:]) - measured[0]
+                    for entry, change in zip(entries, self._join_forms(entries, changes)):
+                        entry.by_kind.setdefault(name, []).append(change)
+
+    def _ask_other(
+        self, make: Maker, x: np.ndarray, plan: Plan | None, left_out: np.ndarray, asked: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How wrong a model of another kind is about validation and left out instances.
+
+        Nothing is said of either where a plan leaves one class only.
+        """
+        spec, y = self._specify(plan, 0, left_out), self.data[1]
+        labels = y if spec.labels is None else spec.labels
+        learnt = (labels if self._classes else labels[:, 0]).cpu().numpy()
+        model = fit_other_model(make, x, learnt, spec.ids)
+        if model is None:
+            return np.ones(len(asked)), np.ones(len(left_out))
+        of = lambda x, y: self._measure_said(say_of(model, x, self._classes), y)
+        return of(asked, self.validation[1]), of(x[left_out], y[left_out])
+
+    def _measure_said(self, said: np.ndarray, y: Tensor) -> np.ndarray:
+        """As `_measure`, of what a model of another kind says: chances or numbers."""
+        if self._classes:
+            said = np.log(np.clip(said, _LEAST_CHANCE, None))
+        return self._measure(torch.from_numpy(said).float()[None].to(y.device), y)[0]
+
+    def _leave_out(self, turn: int) -> np.ndarray:
+        """The training instances that nobody learns in a turn, and that are asked about."""
+        shuffled = np.random.default_rng(mix_seeds(self.seed, 9, turn // FOLDS))
+        return np.array_split(shuffled.permutation(len(self.data[1])), FOLDS)[turn % FOLDS]
+
+    def _join_forms(self, entries: list[Entry], changes: np.ndarray) -> Iterator[np.ndarray]:
+        """What each entry changes: each half is asked about what the other blames."""
+        found, (first, second) = iter(changes), self.halves
+        for entry in entries:
+            change = next(found)
+            if entry.forms is not None:
+                by_second = next(found)
+                mixed = (change + by_second) / 2  # the training part: about both
+                mixed[second], mixed[first] = change[second], by_second[first]
+                change = mixed
+            yield change
+
+    def _spread(
+        self, on_validation: np.ndarray, on_training: np.ndarray, left_out: np.ndarray
+    ) -> np.ndarray:
+        """[..., validation + training], nan for training instances that were not left out."""
+        everyone = np.full((*on_training.shape[:-1], len(self.data[1])), np.nan)
+        everyone[..., left_out] = on_training
+        return np.concatenate([on_validation, everyone], axis=-1)
+
+    def _train(self, plans: list[Plan], left_out: np.ndarray, what: str) -> np.ndarray:
         """What each plan changes for one more seed, [plans, validation + training]."""
-        own, count = mix_seeds(self.seed, 5, self.seeds), len(self.data[1])
-        shuffled = np.random.default_rng(mix_seeds(self.seed, 9, self.seeds // FOLDS))
-        left_out = np.array_split(shuffled.permutation(count), FOLDS)[self.seeds % FOLDS]
+        own = mix_seeds(self.seed, 5, self.seeds)
         specs = [self._specify(plan, own, left_out) for plan in (None, *plans)]
         trained = train_many(self.recipe, *self.data, specs, what=what, progress=self.progress)
-        on_validation = self._measure(trained, *self.validation)
-        on_training = np.full((len(specs), count), np.nan)
-        on_training[:, left_out] = self._measure(trained, *(t[left_out] for t in self.data))
-        measured = np.concatenate([on_validation, on_training], axis=1)
+        (x, y), rest = self.validation, tuple(t[left_out] for t in self.data)
+        of = lambda x, y: self._measure(trained.outputs(x), y)
+        measured = self._spread(of(x, y), of(*rest), left_out)
         return measured[1:] - measured[0]
 
-    def conclude(self, finalists: list[_Entry], tried: list[_Entry], clearly: float) -> Competition:
-        """Choose among those of the last stage; clearly: see `_choose`."""
+    def conclude(self, finalists: list[Entry], tried: list[Entry]) -> Competition:
+        """Choose among those of the last stage."""
         trials = [entry.to_trial() for entry in sorted(finalists, key=lambda entry: entry.mean)]
         figures = [entry.describe() for entry in tried]
-        chosen = _choose(finalists, clearly)
+        chosen = _choose(finalists)
         nearest = chosen or min(finalists, key=lambda entry: entry.mean)
         changes = np.stack(nearest.changes)[:, : len(self.validation[1])]
         on_validation = changes.mean(0).tolist()
@@ -314,9 +261,12 @@ class _Contest:
             return Competition(trials, figures, None, reason, on_validation)
         found = chosen.to_trial()
         measured = (
-            f"{abs(100 * found.change):.2f} % {'fewer' if found.change < 0 else 'more'} mistakes "
-            f"(standard error {100 * found.error:.2f}) with {found.seeds} new seeds, on {data}"
+            f"{_say_change(found.change)} mistakes (standard error {100 * found.error:.2f}) with "
+            f"{found.seeds} new seeds, on {data}"
         )
+        if found.by_kind:
+            others = [f"{_say_change(v)} with {name}" for name, v in found.by_kind.items()]
+            measured += f"; {' and '.join(others)}"
         if chosen.plan.kind == _USUAL:
             reason = f"about {round(self.beliefs.wrong.sum()):,} labels are wrong; {measured}"
         else:
@@ -335,8 +285,22 @@ class _Contest:
         labels[plan.relabelled] = self.beliefs.predicted[plan.relabelled]
         return ModelSpec(seed, left, rate, labels)
 
-    def _measure(self, trained: TrainedModels, x: Tensor, y: Tensor) -> np.ndarray:
+    @property
+    def _classes(self) -> int:
+        """How many there are; 0 where labels are numbers."""
+        return self.recipe.outputs if self.recipe.loss == "cross_entropy" else 0
+
+    def _measure(self, outputs: Tensor, y: Tensor) -> np.ndarray:
         """How wrong each of K models is about each of V instances, [K, V]."""
-        sharper = SHARPER if self.recipe.loss == "cross_entropy" else 1.0
-        losses = self.recipe.losses(sharper * trained.outputs(x), y).double()
+        sharper = SHARPER if self._classes else 1.0
+        losses = self.recipe.losses(sharper * outputs, y).double()
         return bound_losses(losses, self.scale).numpy()
+
+
+def _plans_of(entries: list[Entry]) -> list[Plan]:
+    """Every form of every entry, in their order."""
+    return [plan for entry in entries for plan in (entry.forms or (entry.plan,))]
+
+
+def _say_change(change: float) -> str:
+    return f"{abs(100 * change):.2f} % {'fewer' if change < 0 else 'more'}"

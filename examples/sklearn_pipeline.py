@@ -1,0 +1,46 @@
+"""A scikit-learn pipeline that cleans its training data, of whose labels a fifth are wrong.
+
+    python examples/sklearn_pipeline.py
+
+prints, after about half a minute:
+
+    the plan: relabel 170 and remove 30 whose labels are likely wrong
+    removed or relabelled: 255 rows; of 252 wrong labels it found 238
+    accuracy on right labels, as it came: 0.857
+    accuracy on right labels, cleaned:    0.946
+"""
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from dross.integrations.sklearn import CleaningClassifier
+
+X, y = load_digits(return_X_y=True)
+X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
+
+rng = np.random.default_rng(0)
+wrong = rng.random(len(y)) < 0.2  # in training; the test labels are right
+noisy = np.where(wrong, (y + rng.integers(1, 10, len(y))) % 10, y)
+
+learner = LogisticRegression(max_iter=1000)
+plain = make_pipeline(StandardScaler(), learner)
+# dross holds a fifth of the rows out to find what is harmful; of those, too, it shall remove
+# what is likely wrong
+cleaning = CleaningClassifier(learner, remove_doubted=True)
+cleaned = make_pipeline(StandardScaler(), cleaning)
+
+plain.fit(X, noisy)
+cleaned.fit(X, noisy)
+
+touched = [*cleaning.removed_, *cleaning.relabelled_]
+print(f"the plan: {cleaning.plan_.what}")
+print(
+    f"removed or relabelled: {len(touched)} rows; "
+    f"of {wrong.sum()} wrong labels it found {wrong[touched].sum()}"
+)
+print(f"accuracy on right labels, as it came: {plain.score(X_test, y_test):.3f}")
+print(f"accuracy on right labels, cleaned:    {cleaned.score(X_test, y_test):.3f}")

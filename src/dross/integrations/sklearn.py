@@ -1,0 +1,321 @@
+"""scikit-learn estimators that clean their training data before they learn them.
+
+model = make_pipeline(StandardScaler(), CleaningClassifier(LogisticRegression()))
+model.fit(X, y)
+model[-1].plan_, model[-1].removed_, model[-1].relabelled_
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    MetaEstimatorMixin,
+    RegressorMixin,
+    clone,
+)
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
+
+from ..errors import BadInput, DrossWarning
+from .cleaned_rows import CleanedRows, HowToClean, clean_rows, hold_out, take
+
+_COPIED = ("n_features_in_", "feature_names_in_")  # from the estimator that was fitted
+_SEEDS = 2**31 - 1
+
+
+def _wrapped_has(name: str):
+    """Whether the wrapped estimator has a method, or this one has not."""
+
+    def check(self: "_Cleaning") -> bool:
+        getattr(self.estimator_ if hasattr(self, "estimator_") else self._unfitted(), name)
+        return True
+
+    return check
+
+
+class _Cleaning:
+    """What both estimators share."""
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        validation: Any = 0.2,
+        plan: str | None = None,
+        judge: bool | str = False,
+        trusted_validation: bool = False,
+        remove_doubted: bool = False,
+        min_rows: int = 200,
+        out: str | os.PathLike | None = None,
+        random_state: Any = 0,
+        device: str | None = None,
+        progress: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ):
+        self.estimator = estimator
+        self.validation = validation
+        self.plan = plan
+        self.judge = judge
+        self.trusted_validation = trusted_validation
+        self.remove_doubted = remove_doubted
+        self.min_rows = min_rows
+        self.out = out
+        self.random_state = random_state
+        self.device = device
+        self.progress = progress
+        self.options = options
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Clean the data, and fit the estimator on what is left.
+
+        The estimator is fitted on everything first: what it refuses is said before the cleaning
+        begins, and where nothing is to be done that is the result.
+
+        Arguments:
+            X: a DataFrame, an array or a sparse matrix [N, features], or a list of N texts.
+            y: one label for each row.
+            sample_weight: weights [N] for the estimator; the cleaning takes no notice of them.
+
+        Returns:
+            Itself.
+
+        Raises:
+            BadInput: the data or a parameter cannot be used, or there is no such plan.
+            NotFinite: training diverges at every rate that was tried.
+            StorageFailed: the folder `out` cannot be written.
+        """
+        y = _check_column(y)
+        fitted = self._fit_estimator(X, y, sample_weight, None)
+        if not hasattr(X, "shape") and not isinstance(X, (list, tuple)):
+            X = np.asarray(X)
+        cleaned = self._clean(X, self._learn_labels(y))
+        self.plan_, self.verdict_ = cleaned.plan, cleaned.verdict
+        self.scores_, self.doubted_ = cleaned.scores, cleaned.doubted
+        self.removed_ = cleaned.removed
+        self.relabelled_ = {row: self._read(label) for row, label in cleaned.relabelled.items()}
+        if len(self.removed_) or self.relabelled_:
+            y = y.copy()
+            y[list(self.relabelled_)] = list(self.relabelled_.values())
+            left = np.delete(np.arange(len(y)), self.removed_)
+            fitted = self._fit_estimator(X, y, sample_weight, left)
+        self.estimator_ = fitted
+        for name in _COPIED:
+            self.__dict__.pop(name, None)
+            if hasattr(fitted, name):
+                setattr(self, name, getattr(fitted, name))
+        return self
+
+    def _unfitted(self) -> Any:
+        return self._default() if self.estimator is None else self.estimator
+
+    def _fit_estimator(self, X: Any, y: Any, weights: Any, rows: np.ndarray | None) -> Any:
+        """A copy of the estimator that has learnt these rows; by default all."""
+        estimator: Any = clone(self._unfitted())
+        options: dict[str, Any] = {}
+        if weights is not None:
+            if not has_fit_parameter(estimator, "sample_weight"):
+                raise BadInput(f"{type(estimator).__name__} takes no sample_weight. Leave it out.")
+            options["sample_weight"] = weights if rows is None else take(weights, rows)
+        if rows is not None:
+            X, y = take(X, rows), y[rows]
+        return estimator.fit(X, y, **options)
+
+    def _clean(self, X: Any, labels: np.ndarray) -> CleanedRows:
+        count, how = len(labels), self._how()
+        held = None if count < self.min_rows else hold_out(X, labels, how)
+        if held is not None:
+            return clean_rows(X, labels, held, how)
+        warnings.warn(
+            f"The {count:,} rows are too few to clean, so {type(self).__name__} has learnt all of "
+            f"them as they are. It cleans from min_rows={self.min_rows} on, if 40 rows are left "
+            "beside those that it holds out.",
+            DrossWarning,
+            stacklevel=3,
+        )
+        none = np.zeros(0, dtype=np.int64)
+        return CleanedRows(None, np.full(count, np.nan), none, {}, none)
+
+    def _how(self) -> HowToClean:
+        if not isinstance(self.judge, bool) and self.judge != "estimator":
+            raise BadInput(f"judge is True, False or 'estimator', not {self.judge!r}.")
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(_SEEDS)
+        validation = self.validation
+        if isinstance(validation, tuple) and len(validation) == 2:
+            validation = (validation[0], self._name_labels(validation[1]))
+        return HowToClean(
+            validation=validation,
+            plan=self.plan,
+            judge=bool(self.judge),
+            judge_with=clone(self._unfitted()) if self.judge == "estimator" else None,
+            trusted_validation=self.trusted_validation,
+            remove_doubted=self.remove_doubted,
+            out=self.out,
+            seed=int(seed),
+            device=self.device,
+            progress=self.progress,
+            options=dict(self.options or {}),
+        )
+
+    # --- what depends on the task ---
+
+    def _default(self) -> Any:
+        raise NotImplementedError
+
+    def _learn_labels(self, y: np.ndarray) -> np.ndarray:
+        """Labels as dross takes them, after the kinds that there are have been noted."""
+        return self._name_labels(y)
+
+    def _name_labels(self, y: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def _read(self, label: str) -> Any:
+        """A label of dross as y has it."""
+        raise NotImplementedError
+
+    # --- what the fitted estimator does ---
+
+    @available_if(_wrapped_has("predict"))
+    def predict(self, X: Any) -> Any:
+        """What the fitted estimator predicts."""
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict(X)
+
+    @available_if(_wrapped_has("predict_proba"))
+    def predict_proba(self, X: Any) -> Any:
+        """The fitted estimator's probabilities of the classes, in the order of `classes_`."""
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict_proba(X)
+
+    @available_if(_wrapped_has("predict_log_proba"))
+    def predict_log_proba(self, X: Any) -> Any:
+        """Their logarithms."""
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict_log_proba(X)
+
+    @available_if(_wrapped_has("decision_function"))
+    def decision_function(self, X: Any) -> Any:
+        """The fitted estimator's decision function."""
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.decision_function(X)
+
+    @available_if(_wrapped_has("score"))
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The fitted estimator's score: for most of them accuracy, or R^2."""
+        check_is_fitted(self, "estimator_")
+        options = {} if sample_weight is None else {"sample_weight": sample_weight}
+        return self.estimator_.score(X, y, **options)
+
+    def __sklearn_tags__(self) -> Any:
+        """scikit-learn's tags: what the wrapped estimator takes, but one label for each row."""
+        from sklearn.utils import get_tags
+
+        tags, wrapped = super().__sklearn_tags__(), get_tags(self._unfitted())  # type: ignore[misc]
+        tags.input_tags, tags.non_deterministic = wrapped.input_tags, wrapped.non_deterministic
+        tags.target_tags.positive_only = wrapped.target_tags.positive_only
+        tags.classifier_tags = wrapped.classifier_tags or tags.classifier_tags
+        tags.regressor_tags = wrapped.regressor_tags or tags.regressor_tags
+        return tags
+
+
+class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+    """Any classifier of scikit-learn, fitted on data that dross has cleaned.
+
+    `fit(X, y)` holds a part of the rows out, finds among the others those that make models worse,
+    removes or relabels them as the recommended plan says, and fits the estimator on what is left.
+    The rows that were held out are learnt as they are, too. Where no plan is better than doing
+    nothing, nothing is done.
+
+    Arguments:
+        estimator: what learns the cleaned data; LogisticRegression(max_iter=1000) by default.
+        validation: the share of the rows that is held out to find what is harmful, or a pair
+            (X, y) of other data whose labels were checked, which is worth more. It is not learnt.
+        plan: another plan than the recommended one: a kind, such as `harmful`, or a name.
+        judge: whether to retrain with and without the changes on another such part, which is held
+            out for that alone; the answer is `verdict_`. With "estimator" the wrapped
+            estimator is retrained, on the numbers that dross makes of X, instead of dross' model.
+        trusted_validation: all labels of the validation part are right.
+        remove_doubted: where a plan is followed, also remove those of the rows that were held out
+            whose labels are likely wrong by models that have not learnt them (`doubted_`). No
+            plan is tried with them, but wrong labels that stay can cost most of what was gained.
+        min_rows: with fewer rows nothing is cleaned, and a warning says so.
+        out: a folder for the project, for `dross review` and the report. It takes one data set:
+            leave it out in a cross-validation. What was decided on the page is followed by the next
+            fit. By default everything is in a temporary folder.
+        random_state: decides what is held out, and dross' models. None draws another each time.
+        device: where dross' models are trained: `cpu`, `cuda` or `mps`.
+        progress: show progress bars where stderr is a terminal.
+        options: further arguments of `dross.clean`, such as {"runs": 2, "model": "linear"}.
+
+    Attributes:
+        estimator_: the fitted estimator.
+        plan_: the plan, in rows of X; None if nothing is recommended, or there are too few rows.
+        scores_: float64 [N]: the estimated change of the validation error without each row, below
+            0 if it does harm; nan for rows that were held out.
+        removed_: the rows that were removed.
+        doubted_: the rows that were held out and whose labels are likely wrong. They are learnt as
+            they are, unless `remove_doubted`.
+        relabelled_: {row: its new label}.
+        verdict_: the verdict if `judge` and something was changed, else None.
+        classes_: the classes.
+        n_features_in_, feature_names_in_: as the estimator has them, if it has.
+
+    Example:
+        model = CleaningClassifier(HistGradientBoostingClassifier()).fit(X, y)
+        print(model.plan_, len(model.removed_), model.score(X_test, y_test))
+    """
+
+    def _default(self) -> Any:
+        return LogisticRegression(max_iter=1000)
+
+    def _learn_labels(self, y: np.ndarray) -> np.ndarray:
+        self.classes_ = np.unique(y)
+        names = [str(kind).strip() for kind in self.classes_]  # dross calls classes by texts
+        if "" in names or len(set(names)) < len(names):
+            names = [f"class {number}" for number in range(len(names))]
+        self._names = np.array(names, dtype=object)
+        return self._name_labels(y)
+
+    def _name_labels(self, y: Any) -> np.ndarray:
+        column = _check_column(y)
+        unknown = sorted(set(column.tolist()) - set(self.classes_.tolist()))
+        if unknown:
+            raise BadInput(f"The validation labels have the class {unknown[0]!r}; y has it not.")
+        return self._names[np.searchsorted(self.classes_, column)]
+
+    def _read(self, label: str) -> Any:
+        return self.classes_[list(self._names).index(label)]
+
+
+class CleaningRegressor(_Cleaning, RegressorMixin, MetaEstimatorMixin, BaseEstimator):
+    """Any regressor of scikit-learn, fitted on data that dross has cleaned.
+
+    Everything is as in `CleaningClassifier`, but `classes_`; the default estimator is Ridge().
+    """
+
+    def _default(self) -> Any:
+        return Ridge()
+
+    def _name_labels(self, y: Any) -> np.ndarray:
+        return _check_column(y).astype(np.float64)
+
+    def _read(self, label: str) -> Any:
+        return float(label)
+
+
+def _check_column(y: Any) -> np.ndarray:
+    array = np.asarray(y)
+    if array.ndim > 1 and array.shape[1] != 1:
+        raise BadInput(
+            f"y has the shape {array.shape}, and dross cleans one label for each row. Wrap it: "
+            "MultiOutputClassifier or MultiOutputRegressor takes one Cleaning... per column."
+        )
+    return column_or_1d(array, warn=True)
