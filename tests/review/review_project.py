@@ -91,7 +91,9 @@ def _plan(instances: pd.DataFrame) -> dict:
     name, size = f"relabel-or-remove-{len(suspects)}", len(suspects)
     best = {"name": name, "kind": "relabel-or-remove", "removed": removed, "change": -0.0113}
     other = {"name": f"harmful-{size}", "kind": "harmful", "relabelled": [], "change": 0.004}
-    finalists = [best | {"relabelled": relabelled}, other | {"removed": suspects.tolist()}]
+    best |= {"relabelled": relabelled, "by_kind": {"a linear model": -0.0123, "trees": 0.0321}}
+    other |= {"removed": suspects.tolist(), "by_kind": {"a linear model": 0.0, "trees": 0.0044}}
+    finalists = [best, other]
     tried = [
         {"kind": kind, "size": size // part, "change": change / part} | figures
         for kind, change in (("relabel-or-remove", -0.0113), ("harmful", 0.004))

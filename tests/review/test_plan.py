@@ -30,6 +30,8 @@ def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(pla
         assert "agree poorly" in plan["disagreement"] and plan["count"] == 10
         assert [other["recommended"] for other in plan["others"]] == [True, False]
         assert plan["others"][0]["change"] == -0.0113
+        assert plan["kinds"] == ["a linear model", "trees"]
+        assert [other["by_kind"] for other in plan["others"]] == [[-0.0123, 0.0321], [0.0, 0.0044]]
         picture = client.get(plan["picture"])
         assert picture.headers["content-type"] == "image/svg+xml"
         assert picture.text.startswith("<svg") and picture.text.count("harmful") > 1
@@ -83,6 +85,7 @@ def test_a_project_of_an_earlier_version_has_its_removals_as_the_plan(fresh):
         plan = client.get("/api/project").json()["plan"]
         assert plan["what"] == "Recommended: remove the 4 most harmful."
         assert plan["picture"] is None and plan["others"] == [] and plan["disagreement"] is None
+        assert plan["kinds"] == []
         assert client.get("/picture/plans").status_code == 404
         assert client.post("/api/plan", json={"revision": 0}).json()["taken"] == 4
     assert {action for action, _ in fresh.decisions.current().values()} == {"remove"}

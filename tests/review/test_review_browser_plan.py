@@ -98,6 +98,7 @@ def test_the_other_plans_are_a_picture_and_a_table(browser, tmp_path):
         table = page.text_content("#plans-body table")
         assert "relabel-or-remove-10 (recommended)" in table and "\u22121.13" in table
         assert "remove the 10 most harmful" in table and "+0.40" in table
+        assert "Change with trees, %" in table and "\u22121.23+3.21" in table and "+0.44" in table
         page.keyboard.press("Escape")
         page.click("#plan summary")
         assert not page.is_visible("#plan-why") and page.is_visible("#take-plan")

@@ -1,8 +1,10 @@
 """The list of validation labels to check first: what the server answers."""
 
+import pandas
 import pytest
 
 from dross.cleanse.decisions import Decisions
+from dross.cleanse.project import Project
 from review.doubtful_project import add_doubts
 from review.review_client import client_of, decide
 from review.review_project import make_project
@@ -69,6 +71,20 @@ def test_what_is_not_there_is_refused_and_changes_nothing(doubtful):
         assert preview.json() == {"count": 2, "changed": 0, "warnings": []}
         assert client.get("/api/why", params={"id": 72}).status_code == 400
     assert doubtful.decisions.revision == 0
+
+
+def test_what_was_left_out_says_that_no_model_was_asked(doubtful):
+    path = doubtful.folder / "doubts.parquet"
+    table = pandas.read_parquet(path)
+    table.loc[7, ["prediction", "checked"]] = ["", "wrong"]
+    table.loc[7, ["wrong", "probability", "label_probability", "change"]] = float("nan")
+    table.to_parquet(path)
+    with client_of(Project.open(doubtful.folder)) as client:
+        assert listed(client)[-1] == 67 and 67 not in listed(client, prediction="differs")
+        why = client.get("/api/why", params={"id": 67}).json()
+        said = {entry["about"]: entry["text"] for entry in why["sentences"]}
+        assert said["Label"].endswith("so no model was asked about it.")
+        assert "nan" not in str(said) and "a person had said" in said["Checked"]
 
 
 def test_a_project_without_the_list_is_as_before(fresh):

@@ -1,16 +1,19 @@
 """What was found, in a few sentences: for the terminal, the report, the page and a notebook."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from .confidence.agreement import warn_of_disagreement
 from .copies.words import describe_copies
 from .inputs.source import Frame
 from .plans.actions import REMOVE
+from .plans.known import find_vanished, read_recommended
 
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8
 _CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
+_NAMED = 5  # classes in a sentence
 TOO_MANY = 0.5  # of held-out labels: then it is not clear who is wrong, they or the models
 
 
@@ -83,8 +86,10 @@ def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[st
     if not suggested["m"]:
         return "Recommended: change nothing.", why
     what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
-    warning = _warn_of_one_class(instances) if about["classes"] else ""
-    return f"Recommended: {what}.", f"{why}{warning}"
+    if not about["classes"]:
+        return f"Recommended: {what}.", why
+    warnings = _warn_of_one_class(instances) + _warn_of_vanished(about, instances)
+    return f"Recommended: {what}.", f"{why}{warnings}"
 
 
 def describe_doubts(about: dict[str, Any]) -> str:
@@ -105,6 +110,12 @@ def describe_doubts(about: dict[str, Any]) -> str:
         "again, or give a validation part that was checked: --validation; if they are right, "
         "--trusted-validation says so."
     )
+
+
+def name_some(classes: Sequence[str]) -> str:
+    """The first names of classes, and how many more there are."""
+    named = ", ".join(f"'{name}'" for name in classes[:_NAMED])
+    return named if len(classes) <= _NAMED else f"{named} and {len(classes) - _NAMED} more"
 
 
 def _harmful(about: dict[str, Any], instances: Frame) -> str:
@@ -131,6 +142,22 @@ def _suspected(about: dict[str, Any], instances: Frame) -> str:
     return (
         f"{suspects:,} instances are far from what the models predict for them; "
         "the report lists them."
+    )
+
+
+def _warn_of_vanished(about: dict[str, Any], instances: Frame) -> str:
+    """A plan may take the last instances of a class."""
+    plan = read_recommended(about, instances)
+    if plan is None:
+        return ""
+    gone = find_vanished(instances["label"], plan.removed, plan.relabelled, about["classes"])
+    if not gone:
+        return ""
+    it = "it" if len(gone) == 1 else "them"
+    return (
+        f" But it leaves no training instance of {name_some(gone)}, and no model can predict {it} "
+        f"then. If {it} should be predicted, look at those instances and keep the right ones: "
+        "dross review."
     )
 
 

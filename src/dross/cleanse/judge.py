@@ -34,18 +34,21 @@ from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
 from .judging.doubted_labels import doubt_test_labels
-from .judging.edited_data import EncodedEdits, SeedOfThree, find_vanished
 from .judging.estimators import JudgingModel, find_model
 from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
 from .judging.recorded_run import find_loss_unit, replay_recorded_run
+from .judging.seeds import SeedOfThree
 from .judging.told import report_verdict
 from .judging.train_seeds import TrainSeeds
+from .learning.edited_data import EncodedEdits
 from .learning.recipe import Recipe
+from .plans.known import find_vanished
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
 from .reopen import reopen_inputs
 from .report import write_report
 from .verdict import (
+    WITHOUT_CHANCES,
     Verdict,
     advise,
     compare_metric,
@@ -266,8 +269,8 @@ class _Judgement:
 
     @cached_property
     def _vanished(self) -> list[str]:
-        classes = self.prepared.source.classes
-        return find_vanished(self._encoded_edits, self.prepared.y["train"], classes)
+        labels, classes = self.project.instances["label"], self.prepared.source.classes
+        return find_vanished(labels, self.edits.removed, self.edits.relabelled, classes)
 
     @cached_property
     def _results(self) -> ResultStore:
@@ -342,6 +345,8 @@ class _Judgement:
         reuse = warn_of_reuse(len(self.project.verdicts()))
         warned = [f"It warns: {line}" for line in self._tried[1][:1]]
         judge = None if self.model is None else self.model.name
+        if "outputs" not in said:
+            warned.append(f"{judge} has no predict_proba: {WITHOUT_CHANCES}.")
         return Verdict(
             made=time.strftime("%Y-%m-%d %H:%M"),
             what=self.edits.what,

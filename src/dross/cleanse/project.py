@@ -242,7 +242,10 @@ class Project:
 
     @cached_property
     def validation_labels(self) -> Frame:
-        """The same of all validation instances, in their order; `rank` is -1 of the others."""
+        """The same of all validation instances, in their order; `rank` is -1 of the others.
+
+        Those that a person said are wrong had no part in the scores, and no model was asked.
+        """
         return self._table(DOUBTS) if self._has(DOUBTS) else no_doubts()
 
     @cached_property

@@ -19,6 +19,7 @@ from .findings import describe_change, describe_doubts, is_share, list_findings,
 from .inputs.source import Frame
 from .plans.actions import KEEP
 from .plans.candidates import KINDS
+from .plans.known import tabulate_plans
 from .project import Project
 
 _KIND_COLOURS = (
@@ -59,7 +60,7 @@ def write_report(project: Project) -> Path:
         in_percent=is_share(about),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=_list_plans(project),
+        plans=tabulate_plans(project.plans, about.get("plans", {}).get("recommended")),
         curve=safe(draw_competition(about)),
         scatter=safe(_draw_verification(about["verification"])),
         training=safe(_draw_rate_search(about)),
@@ -101,21 +102,6 @@ def _count_by_class(project: Project) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _list_plans(project: Project) -> list[dict[str, Any]]:
-    """The finalists for a table, the best first."""
-    recommended = project.about.get("plans", {}).get("recommended")
-    return [
-        {
-            "name": plan.name,
-            "what": plan.what,
-            "change": 100 * (plan.change or 0.0),
-            "error": 100 * (plan.error or 0.0),
-            "recommended": plan.name == recommended,
-        }
-        for plan in project.plans
-    ]
 
 
 def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .edits import Edits
-from .findings import TOO_MANY
+from .findings import TOO_MANY, name_some
 
+WITHOUT_CHANCES = "only its errors are compared, and no test label is doubted"
 _SIGNIFICANT = 0.05
 _MAX_SEEDS_FOR_ALL_SIGNS = 12
 _SAMPLED_SIGNS = 20_000
@@ -366,11 +367,15 @@ def warn_of_vanished(gone: Sequence[str], tested: np.ndarray) -> str:
     """
     if not gone:
         return ""
-    named = ", ".join(f"'{name}'" for name in gone[:5])
-    count = int(np.isin(tested, list(gone)).sum())
+    count, it = int(np.isin(tested, list(gone)).sum()), "it" if len(gone) == 1 else "them"
+    tests = (
+        f"the {count:,} test instances of {it} count as wrong"
+        if count
+        else f"the test part has none of {it}, so that no figure here shows it"
+    )
     return (
-        f"After these edits no training instance of {named} is left: no model can predict it, and "
-        f"the {count:,} test instances of it count as wrong."
+        f"After these edits no training instance of {name_some(gone)} is left: no model can "
+        f"predict {it}, and {tests}."
     )
 
 

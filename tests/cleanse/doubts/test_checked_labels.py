@@ -52,6 +52,7 @@ def test_decisions_enter_the_next_scoring(cleaned, again):
     ]
     assert not set(project.doubted_validation.index) & decided.keys() and len(every) == 90
     assert np.isnan(every.loc[wrong, "change"]) and every["change"].isna().sum() == 1
+    assert np.isnan(every.loc[wrong, "wrong"]) and every.loc[wrong, "prediction"] == ""
     hurt = [entry[0] for id in range(240) for entry in project.why(id)["hurts"]]
     assert hurt and wrong not in hurt and max(hurt) > 80  # ids are those of the whole part
     assert project.decisions.current() == {4: ("remove", None)}

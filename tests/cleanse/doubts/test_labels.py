@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 import dross
 from cleanse.made_inputs import edit_json
 from cleanse.made_labels import QUICK, make_part
-from dross.cleanse.doubts.labels import find_doubted, list_doubted
+from dross.cleanse.doubts.labels import Scored, find_doubted, list_doubted, validation_table
 from dross.cleanse.findings import describe_doubts
+from dross.cleanse.inputs.load import Request, prepare
 from dross.cleanse.learning.recipe import Recipe
+from dross.cleanse.opinions.beliefs import Beliefs
 from dross.cleanse.report import write_report
 from dross.cli.app import app
 
@@ -49,6 +52,29 @@ def test_what_an_instance_changes_is_what_the_plan_did_to_it(cleaned):
     assert "on_validation" not in cleaned.about["plans"]
     recommended = next(p for p in plans["finalists"] if p["name"] == plans["recommended"])
     assert recommended["change"] < 0 and kept.mean() < 0 and np.abs(kept).max() <= 1
+
+
+def test_the_table_says_what_the_models_of_all_kinds_believe(tmp_path, clusters):
+    (x, y), parts, _, _ = clusters
+    table = lambda x, y: pandas.DataFrame(x).rename(columns=str).assign(tree=y)
+    table(x, y).to_csv(tmp_path / "train.csv", index=False)
+    table(*parts["validation"]).to_csv(tmp_path / "val.csv", index=False)
+    request = Request(str(tmp_path / "train.csv"), "tree", validation=str(tmp_path / "val.csv"))
+    data, rng = prepare(request), np.random.default_rng(0)
+    left = np.setdiff1d(np.arange(90), [4])
+    y, change = data.y["validation"][left], rng.normal(size=89)
+    likely = np.where(left % 5, y, (y + 1) % 3)
+    beliefs = Beliefs.of_chances(0.9 * np.eye(3)[likely] + 0.1 / 3, y)
+    scored = Scored(left, beliefs, {4: "wrong", 5: "right"}, change)
+    found, trusted = (validation_table(data, scored, trusted=t) for t in (False, True))
+    wrong = beliefs.wrong > 0.5
+    assert 10 < wrong.sum() < 30
+    assert set(list_doubted(found).index) == set(left[wrong]) - {5} and 5 in left[wrong]
+    assert np.array_equal(found["wrong"].drop(4), beliefs.wrong) and list_doubted(trusted).empty
+    assert np.array_equal(found["change"].drop(4), change)
+    predicted = np.array(data.source.classes)[beliefs.predicted.numpy()]
+    assert list(found["prediction"].drop(4)) == list(predicted)
+    assert found.loc[4, "prediction"] == "" and np.isnan(found.loc[4, "wrong"])
 
 
 def test_numbers_are_doubted_where_they_are_far_off():

@@ -17,8 +17,8 @@ import dross
 from cleanse.made_inputs import QUICK, set_in_json
 from dross import cli
 from dross.cleanse.judging import fit_seeds
-from dross.cleanse.judging.edited_data import NO_EDITS
 from dross.cleanse.judging.estimators import find_model
+from dross.cleanse.learning.edited_data import NO_EDITS
 from dross.cleanse.project import Project
 from dross.cleanse.project_files import read_json, write_sealed
 from dross.cleanse.reopen import reopen_inputs
@@ -101,6 +101,7 @@ def test_without_probabilities_only_the_error_is_compared(little):
     verdict = ask(little, SGDClassifier(loss="hinge"))
     assert set(verdict.metrics) == {"error"} and verdict.model == "SGDClassifier"
     assert "test error went from" in verdict.sentence and "loss" not in verdict.sentence
+    assert "SGDClassifier has no predict_proba: only its errors are compared" in verdict.settle
     assert (little / "report.html").read_text().count("Judged by SGDClassifier") == 1
 
 

@@ -5,7 +5,7 @@ import torch
 
 from dross.cleanse.learning.recipe import Recipe
 from dross.cleanse.opinions.beliefs import Beliefs
-from dross.cleanse.plans.candidates import list_plans, plan_sizes
+from dross.cleanse.plans.candidates import Plan, list_plans, plan_sizes
 
 RECIPE = Recipe("linear", (2,), 3)
 
@@ -28,6 +28,14 @@ def test_plans_take_the_first_of_their_lists():
     both = plans["relabel-or-remove-2"]
     assert sorted([*both.removed, *both.relabelled]) == [1, 3]
     assert "harmful-suspects-4" not in {p.name for p in list_plans(harm, beliefs, [4])}
+
+
+def test_a_plan_says_only_what_it_does():
+    some, none = np.arange(1200), np.zeros(0, dtype=np.int64)
+    say = lambda removed, relabelled: Plan("likely-wrong", removed, relabelled).describe()
+    assert say(some[:3], some) == "relabel 1,200 and remove 3 whose labels are likely wrong"
+    assert say(none, some[:2]) == "relabel 2 whose labels are likely wrong"
+    assert say(some[:2], none) == "remove 2 whose labels are likely wrong"
 
 
 def test_the_likely_wrong_are_relabelled_where_models_are_sure_and_removed_elsewhere():

@@ -1,22 +1,21 @@
-"""Which labels are doubted: what models that have not learnt them say of a held-out part.
+"""Which labels of a held-out part are doubted by models that have not learnt them.
 
-The recorded runs learn the training part alone, so none of them has seen a validation label. A
-label is doubted where it is more likely wrong than right, as one of the training part is
-(`Beliefs.wrong`).
+A label is doubted where it is more likely wrong than right, as one of the training part is
+(`Beliefs.wrong`). Of the validation part the models of `opinions/` are asked, which learn instances
+of the training part only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from ...influence.run import Run
 from ..inputs.prepared import PreparedData
 from ..inputs.source import Frame, import_pandas
 from ..learning.recipe import Recipe
-from ..learning.score import final_outputs
-from ..opinions.beliefs import LIKELY, Beliefs, mean_chances
+from ..opinions.beliefs import LIKELY, Beliefs
+from ..opinions.table import describe_beliefs
 
 _TEXTS = ("source", "label", "prediction", "checked")
 _NUMBERS = ("wrong", "probability", "label_probability", "change")
@@ -38,48 +37,44 @@ class Scored:
     """The validation part as the scores used it: corrected by a person, or as it was given."""
 
     places: np.ndarray  # int64 [S]: the places in the validation part of those that were used
-    y: Tensor  # [S]: their labels as a model learns them
+    beliefs: Beliefs  # about their labels, [S]
     checked: Mapping[int, str]  # place -> right, wrong or relabelled: what a person has said
     change: np.ndarray  # [S]: what the recommended plan does to the models' error on each
 
 
-def validation_table(
-    recipe: Recipe, runs: Sequence[Run], data: PreparedData, scored: Scored, *, trusted: bool
-) -> Frame:
+def validation_table(data: PreparedData, scored: Scored, *, trusted: bool) -> Frame:
     """One row per validation instance; `rank` is -1 where the label is not doubted.
 
     Rank 0 is the doubted label on which the recommendation hangs the most: `change` is what the
     recommended plan does to the models' error on the instance, and so what the instance adds to the
     comparison that chose the plan. Whether it speaks for the plan (below 0) or against it is right
-    only if its label is.
+    only if its label is. Of an instance that was left out, nothing is known but its label.
 
     Arguments:
-        recipe: Of the runs.
-        runs: That have learnt the training part alone.
         data: Whose validation part is asked about, as it was given.
         scored: The same as the scores used it.
         trusted: Whether all labels count as right.
     """
     source, count = data.part("validation"), len(data.y["validation"])
-    outputs = np.stack([final_outputs(run, data.x["validation"]).numpy() for run in runs])
-    beliefs = Beliefs.of(recipe, outputs[:, scored.places], scored.y)
+    places, beliefs = scored.places, scored.beliefs
     doubted = np.zeros(count, dtype=bool)
     if not trusted:
-        doubted[scored.places] = beliefs.wrong > LIKELY
+        doubted[places] = beliefs.wrong > LIKELY
         doubted[list(scored.checked)] = False
-    change, wrong = np.full(count, np.nan), np.full(count, np.nan)
-    change[scored.places], wrong[scored.places] = scored.change, beliefs.wrong
-    weight = np.abs(np.nan_to_num(change))
+    given = data.y["validation"].numpy()[places]
+    said = {
+        "wrong": beliefs.wrong,
+        **describe_beliefs(beliefs, given, data.source.classes, data.scale),
+        "change": scored.change,
+    }
+    everyone = {name: _spread(column, places, count) for name, column in said.items()}
+    weight, wrong = (np.nan_to_num(everyone[name]) for name in ("change", "wrong"))
     ranks = np.empty(count, dtype=np.int64)
-    ranks[np.lexsort((-np.nan_to_num(wrong), -weight, ~doubted))] = np.arange(count)
-    predicted = dict(zip(scored.places.tolist(), beliefs.predicted))
-    said = _describe_opinions(outputs, data, predicted)
+    ranks[np.lexsort((-wrong, -np.abs(weight), ~doubted))] = np.arange(count)
     columns = {
         "source": source.names,
         "label": [_in_words(label) for label in source.labels],
-        "wrong": wrong,
-        **said,
-        "change": change,
+        **everyone,
         "checked": [scored.checked.get(place, "") for place in range(count)],
         "rank": np.where(doubted, ranks, -1),
     }
@@ -102,28 +97,12 @@ def no_doubts() -> Frame:
     return table
 
 
-def _describe_opinions(
-    outputs: np.ndarray, data: PreparedData, predicted: Mapping[int, Tensor]
-) -> dict[str, np.ndarray]:
-    """What the models say, as columns.
-
-    outputs: [models, V, outputs]; predicted: places of the labels that they would give, where more
-    is known than their likeliest.
-    """
-    given = data.y["validation"]
-    if not data.source.classes:
-        values = outputs[..., 0].mean(0) * data.scale[1] + data.scale[0]
-        nothing = np.full(len(given), np.nan)
-        words = np.array([_in_words(value) for value in values], dtype=object)
-        return {"prediction": words, "probability": nothing, "label_probability": nothing}
-    chances, rows = mean_chances(outputs), np.arange(len(given))
-    best = chances.argmax(1)
-    best[list(predicted)] = [int(place) for place in predicted.values()]
-    return {
-        "prediction": np.array(data.source.classes, dtype=object)[best],
-        "probability": chances[rows, best],
-        "label_probability": chances[rows, given.numpy()],
-    }
+def _spread(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
+    """The values at their places of `count`; "" or nan at the others."""
+    empty = "" if values.dtype == object else np.nan
+    everyone = np.full(count, empty, dtype=values.dtype)
+    everyone[places] = values
+    return everyone
 
 
 def _in_words(label: str | float) -> str:

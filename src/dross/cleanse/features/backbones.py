@@ -12,9 +12,10 @@ A library is imported only when a model of it is loaded.
 import importlib
 import importlib.util
 import io
+import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,11 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         A function from PIL pictures in RGB, or texts, to features on the CPU, float32 [N, d].
 
     Raises:
+        BadInput: its library cannot be imported.
         DataUnavailable: the weights cannot be fetched or read.
     """
     family, _, model = name.partition(":")
+    _import_library(name, _LIBRARIES[family])
     load = {
         PICTURE_BACKBONE: _load_efficientnet_lite,
         "timm": _load_timm,
@@ -117,8 +120,9 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         "sentence-transformers": _load_sentence_transformer,
     }[family]
     try:
-        return load(model, device)
-    except (KeyboardInterrupt, MemoryError):
+        with _without_retries_shown():
+            return load(model, device)
+    except MemoryError:
         raise
     except Exception as error:  # each library has its own errors for a lost network or a wrong name
         raise DataUnavailable(
@@ -126,6 +130,31 @@ def load_backbone(name: str, device: torch.device) -> Compute:
             f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
             "choose another: --backbone. What was computed so far is kept."
         ) from error
+
+
+def _import_library(name: str, library: _Library) -> None:
+    """Import what is installed, which may not fit this torch."""
+    try:
+        for module in library.modules:
+            _import(module)
+    except Exception as error:  # a library that was built for another torch raises anything
+        raise BadInput(
+            f"The library of the backbone {name} is installed, but cannot be imported here "
+            f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
+            f"{torch.__version__} ({library.install}), or choose another: --backbone."
+        ) from error
+
+
+@contextmanager
+def _without_retries_shown() -> Iterator[None]:
+    """Weights that cannot be fetched are tried for several times, and each try would be shown."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _import(name: str) -> Any:
@@ -186,6 +215,7 @@ def _cut_head(network: nn.Module) -> None:
 
 def _load_transformers(name: str, device: torch.device) -> Compute:
     transformers = _import("transformers")
+    transformers.AutoConfig.from_pretrained(name)  # one file; without a network each takes long
     processor = transformers.AutoImageProcessor.from_pretrained(name)
     network = transformers.AutoModel.from_pretrained(name)
 

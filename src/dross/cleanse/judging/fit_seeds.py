@@ -18,8 +18,9 @@ from torch import Tensor
 from ...errors import BadInput, first_line
 from ...support.progress import progress_bar
 from ..inputs.prepared import PreparedData
-from .edited_data import NO_EDITS, EncodedEdits, SeedOfThree
+from ..learning.edited_data import NO_EDITS, EncodedEdits
 from .estimators import JudgingModel
+from .seeds import SeedOfThree
 
 _MAX_SEED = 1 << 32  # numpy's generators take no larger ones
 _SAME = 1e-3  # probabilities, or deviations of the label, by which two seeds may differ by rounding

@@ -32,6 +32,7 @@ def instance_table(
     suspects = np.flatnonzero(beliefs.suspect)
     mislabel_rank = np.full(len(labels), -1)
     mislabel_rank[suspects] = rank(-beliefs.doubt[suspects])
+    given = np.array([classes.index(label) for label in labels]) if classes else labels
     columns = {
         "source": names,
         "label": [str(label) if classes else f"{label:.6g}" for label in labels],
@@ -43,34 +44,40 @@ def instance_table(
         "training_loss": scored.losses.mean(0),
         "mislabel_rank": mislabel_rank,
         "wrong": beliefs.wrong,
-        **_describe_opinions(scored, beliefs, labels, classes, scale),
+        **describe_beliefs(beliefs, given, classes, scale),
+        "agreement": _agreement(scored, beliefs),
         "outlier": outliers,
         "verified": np.nan,
     }
     return pandas.DataFrame(columns, index=pandas.RangeIndex(len(labels), name="id"))
 
 
-def _describe_opinions(
-    scored: InstanceScores,
-    beliefs: Beliefs,
-    labels: np.ndarray,
-    classes: list[str],
-    scale: tuple[float, float],
+def describe_beliefs(
+    beliefs: Beliefs, given: np.ndarray, classes: list[str], scale: tuple[float, float]
 ) -> dict[str, np.ndarray]:
-    """The predicted label in words, its chance and that of the given one, and how far all agree."""
+    """The predicted label in words, its chance and that of the given one, as columns.
+
+    Arguments:
+        beliefs: About N labels.
+        given: The places of the given labels among the classes, [N]; not looked at without classes.
+        classes: Their names; none for a regression.
+        scale: The mean and the deviation of a regression's labels.
+    """
     predicted = beliefs.predicted.numpy()
     if beliefs.chances is None:
-        values, nothing = predicted[:, 0] * scale[1] + scale[0], np.full(len(labels), np.nan)
-        return {
-            "prediction": np.array([f"{value:.6g}" for value in values], dtype=object),
-            "probability": nothing,
-            "label_probability": nothing,
-            "agreement": np.exp(-scored.outputs[..., 0].std(0)),  # in deviations of the labels
-        }
-    rows, given = np.arange(len(labels)), np.array([classes.index(label) for label in labels])
+        values, nothing = predicted[:, 0] * scale[1] + scale[0], np.full(len(given), np.nan)
+        words = np.array([f"{value:.6g}" for value in values], dtype=object)
+        return {"prediction": words, "probability": nothing, "label_probability": nothing}
+    rows = np.arange(len(given))
     return {
         "prediction": np.array(classes, dtype=object)[predicted],
         "probability": beliefs.chances[rows, predicted],
         "label_probability": beliefs.chances[rows, given],
-        "agreement": (scored.outputs.argmax(-1) == predicted).mean(0),
     }
+
+
+def _agreement(scored: InstanceScores, beliefs: Beliefs) -> np.ndarray:
+    """How far the networks agree, [N]."""
+    if beliefs.chances is None:
+        return np.exp(-scored.outputs[..., 0].std(0))  # in deviations of the labels
+    return (scored.outputs.argmax(-1) == beliefs.predicted.numpy()).mean(0)

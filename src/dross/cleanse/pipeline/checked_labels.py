@@ -23,6 +23,7 @@ from ..doubts.labels import Scored
 from ..inputs.numbers import read_learnable
 from ..inputs.prepared import PreparedData
 from ..inputs.source import MIN_INSTANCES
+from ..opinions.beliefs import Beliefs
 from ..project_files import ABOUT, delete_named, delete_written, read_intact, write_sealed
 
 _FILE = "checked.json"  # the labels that the kept scores were computed with
@@ -79,11 +80,13 @@ class CheckedLabels:
             f"{actions.count('relabel'):,} corrected."
         )
 
-    def scored(self, data: PreparedData, change: np.ndarray) -> Scored:
-        """The validation part as it was scored; change: what the plan changed for each of it."""
-        left, y = self.left(len(data.y[VALIDATION])), self.apply(data).y[VALIDATION]
+    def scored(self, count: int, beliefs: Beliefs, change: np.ndarray) -> Scored:
+        """The validation part, of `count`, as it was scored.
+
+        beliefs, change: what models think of each label that is left, and what the plan changed.
+        """
         words = {id: _WORDS[action] for id, (action, _) in self.decided.items()}
-        return Scored(left, y, words, change)
+        return Scored(self.left(count), beliefs, words, change)
 
     def restore_ids(self, why: dict[str, dict[str, Any]], count: int) -> dict[str, dict[str, Any]]:
         """Reasons whose validation instances are named by their places in the part as given."""

@@ -231,10 +231,10 @@ def _clean(
 
 
 def _question_validation(job: Job, outcome: Outcome, checked: CheckedLabels) -> Frame:
-    """What the runs, which have not learnt them, say of the validation labels."""
-    scored = checked.scored(job.prepared, outcome.on_validation)
-    trusted = job.options.trusted_validation
-    return validation_table(outcome.recipe, outcome.runs, job.prepared, scored, trusted=trusted)
+    """What models that have not learnt them say of the validation labels."""
+    count = len(job.prepared.y["validation"])
+    scored = checked.scored(count, outcome.validation_beliefs, outcome.on_validation)
+    return validation_table(job.prepared, scored, trusted=job.options.trusted_validation)
 
 
 def _absolute(given: str | os.PathLike) -> str:

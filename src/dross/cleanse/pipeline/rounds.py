@@ -18,9 +18,10 @@ from ..learning.reasons import find_reasons
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, RetrainingCheck, outlier_ranks, score, verify
 from ..opinions.ask import Answers, ask_models
+from ..opinions.beliefs import Beliefs
 from ..opinions.table import instance_table
 from ..plans.actions import KEEP, RELABEL, REMOVE
-from ..plans.candidates import Plan
+from ..plans.candidates import Plan, describe_actions
 from ..plans.compete import compete
 from ..plans.trials import Competition
 from ..project_files import delete_written, read_intact, write_sealed
@@ -41,7 +42,7 @@ class _Round:
     scale: float  # of the expected error that its scores are about
     table: Frame  # one row per instance, indexed by id
     plan: Plan | None  # that it recommends, in ids of the whole training part
-    predicted: Tensor  # the labels that its models would give, one for each of its instances
+    answers: Answers  # what its models think of its training and validation labels
     agreement: float | None  # between halves of its runs
 
 
@@ -59,6 +60,7 @@ class Outcome:
     what: str  # the recommended plan of all rounds, in words; "" if there is none
     reason: str
     on_validation: np.ndarray  # what it changes for each validation instance; nan: not known
+    validation_beliefs: Beliefs  # what the models of the last round think of its labels
     agreement: float | None  # between halves of the runs of the first round, which has everything
 
 
@@ -82,7 +84,8 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
             f"Round {number}: {len(plan.removed)} are set aside and {len(plan.relabelled)} "
             f"relabelled; the next round scores the other {len(left):,}."
         )
-        y[plan.relabelled] = found.predicted[np.searchsorted(active, plan.relabelled)]
+        predicted = found.answers.training.predicted
+        y[plan.relabelled] = predicted[np.searchsorted(active, plan.relabelled)]
         tables.append(found.table.loc[found.table["action"] != KEEP])  # with their scores so far
         active = left
     instances = _merge_rounds([*tables, found.table])
@@ -98,6 +101,7 @@ def run_rounds(job: Job, recipe: Recipe) -> Outcome:
         _describe_actions(instances, found.plan if number == 1 else None),
         "; ".join(reasons),
         on_validation,
+        found.answers.validation,
         agreements[0],
     )
 
@@ -107,9 +111,7 @@ def _describe_actions(instances: Frame, plan: Plan | None) -> str:
     if plan is not None:
         return plan.describe()
     counts = instances["action"].value_counts()
-    removed, relabelled = int(counts.get(REMOVE, 0)), int(counts.get(RELABEL, 0))
-    parts = [f"remove {removed:,}"] if removed else []
-    return " and ".join([*parts, f"relabel {relabelled:,}"] if relabelled else parts)
+    return describe_actions(int(counts.get(REMOVE, 0)), int(counts.get(RELABEL, 0)))
 
 
 def explain_suggestions(job: Job, outcome: Outcome) -> dict[str, dict[str, Any]]:
@@ -149,7 +151,7 @@ def _run_round(job: Job, recipe: Recipe, active: np.ndarray, y: Tensor, number: 
     if chosen is not None:
         plan = Plan(chosen.kind, active[chosen.removed], active[chosen.relabelled])
         found.loc[plan.removed, "action"], found.loc[plan.relabelled, "action"] = REMOVE, RELABEL
-    rest = (scored.scale, found, plan, answers.training.predicted, compare_halves(scored.by_run))
+    rest = (scored.scale, found, plan, answers, compare_halves(scored.by_run))
     return _Round(recipe, runs, checked, competition, *rest)
 
 
@@ -220,8 +222,7 @@ def _find_plan(
         progress=job.progress,
     )
     write_sealed(saved, found.to_json())
-    what = "nothing" if found.recommended is None else found.recommended.describe()
-    job.say(f"Recommended: {what}; {found.reason}.")
+    job.say(f"Tried {len(found.tried)} plans of what to remove or relabel.")
     return found
 
 

@@ -9,20 +9,22 @@ touches those that are more likely wrong than right.
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
+from ..learning.edited_data import EncodedEdits
 from ..learning.score import rank
 from ..opinions.beliefs import LIKELY, Beliefs
 
 # What each kind of plan does, in words that follow "Recommended:".
 KINDS = {
-    "likely-wrong": "relabel {relabelled} and remove {removed} whose labels are likely wrong",
+    "likely-wrong": "{actions} whose labels are likely wrong",
     "harmful": "remove the {removed} most harmful",
     "mislabelled": "remove the {removed} most probably mislabelled",
     "both": "remove the {removed} that are both harmful and probably mislabelled",
     "harmful-suspects": "remove the {removed} most harmful of the probably mislabelled",
     "confused": "remove the {removed} whose label was most likely taken for another",
     "relabel": "relabel the {relabelled} most probably mislabelled",
-    "relabel-or-remove": "relabel {relabelled} and remove {removed} that are probably mislabelled",
+    "relabel-or-remove": "{actions} that are probably mislabelled",
 }
 KINDS_BY_SCORES = ("harmful", "both", "harmful-suspects", "relabel-or-remove")
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
@@ -47,10 +49,25 @@ class Plan:
         """The kind and the size, such as `both-120`: what `--plan` takes."""
         return f"{self.kind}-{self.size}"
 
+    def encode(self, predicted: Tensor) -> EncodedEdits:
+        """What it does to the training part; predicted: the label of each instance by the models.
+
+        They are as a model learns them, [N] or [N, 1].
+        """
+        labels = predicted[self.relabelled] if len(self.relabelled) else None
+        return EncodedEdits(self.removed, self.relabelled, labels)
+
     def describe(self) -> str:
         """What it does, in words."""
-        counts = {"removed": f"{len(self.removed):,}", "relabelled": f"{len(self.relabelled):,}"}
-        return KINDS[self.kind].format(**counts)
+        counts = {"removed": len(self.removed), "relabelled": len(self.relabelled)}
+        said = {name: f"{count:,}" for name, count in counts.items()}
+        return KINDS[self.kind].format(actions=describe_actions(**counts), **said)
+
+
+def describe_actions(removed: int, relabelled: int) -> str:
+    """How many are relabelled and removed, in words; "" if none is."""
+    counts = {"relabel": relabelled, "remove": removed}
+    return " and ".join(f"{action} {count:,}" for action, count in counts.items() if count)
 
 
 def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Plan]:

@@ -30,13 +30,14 @@ from torch import Tensor
 from ...data.seeds import mix_seeds
 from ...step.loss import bound_losses
 from ...support.progress import progress_bar
+from ..learning.edited_data import NO_EDITS, EncodedEdits
 from ..learning.recipe import Pair, Recipe
 from ..learning.score import InstanceScores, validation_halves
-from ..learning.train_many import ModelSpec, can_train_together, train_many
+from ..learning.train_many import can_train_together, train_many
 from ..opinions.beliefs import Beliefs
 from ..opinions.other_models import Maker, fit_other_model, flatten, list_other_models, say_of
 from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
-from .trials import Competition, Entry, compare
+from .trials import Competition, Entry, Trial, compare
 
 SHARPER = 3.0  # times the logits
 _LEAST_CHANCE = 1e-6  # that a model of another kind gives to a class
@@ -197,10 +198,10 @@ class _Contest:
 
         Nothing is said of either where a plan leaves one class only.
         """
-        spec, y = self._specify(plan, 0, left_out), self.data[1]
-        labels = y if spec.labels is None else spec.labels
+        edits, y = self._encode(plan), self.data[1]
+        labels = edits.relabel(y)
         learnt = (labels if self._classes else labels[:, 0]).cpu().numpy()
-        model = fit_other_model(make, x, learnt, spec.ids)
+        model = fit_other_model(make, x, learnt, edits.left(len(y), left_out))
         if model is None:
             return np.ones(len(asked)), np.ones(len(left_out))
         of = lambda x, y: self._measure_said(say_of(model, x, self._classes), y)
@@ -240,7 +241,8 @@ class _Contest:
     def _train(self, plans: list[Plan], left_out: np.ndarray, what: str) -> np.ndarray:
         """What each plan changes for one more seed, [plans, validation + training]."""
         own = mix_seeds(self.seed, 5, self.seeds)
-        specs = [self._specify(plan, own, left_out) for plan in (None, *plans)]
+        edits, y = [self._encode(plan) for plan in (None, *plans)], self.data[1]
+        specs = [one.specify(own, y, self.recipe.rate, left_out) for one in edits]
         trained = train_many(self.recipe, *self.data, specs, what=what, progress=self.progress)
         (x, y), rest = self.validation, tuple(t[left_out] for t in self.data)
         of = lambda x, y: self._measure(trained.outputs(x), y)
@@ -255,35 +257,34 @@ class _Contest:
         nearest = chosen or min(finalists, key=lambda entry: entry.mean)
         changes = np.stack(nearest.changes)[:, : len(self.validation[1])]
         on_validation = changes.mean(0).tolist()
-        data = "data that had no part in the ranking"
-        if chosen is None:
-            reason = f"none of {self.tried} plans is better than chance would make one, on {data}"
-            return Competition(trials, figures, None, reason, on_validation)
-        found = chosen.to_trial()
-        measured = (
-            f"{_say_change(found.change)} mistakes (standard error {100 * found.error:.2f}) with "
-            f"{found.seeds} new seeds, on {data}"
-        )
-        if found.by_kind:
-            others = [f"{_say_change(v)} with {name}" for name, v in found.by_kind.items()]
-            measured += f"; {' and '.join(others)}"
-        if chosen.plan.kind == _USUAL:
-            reason = f"about {round(self.beliefs.wrong.sum()):,} labels are wrong; {measured}"
-        else:
-            reason = f"of {self.tried} plans it did best, or about as well as the best: {measured}"
-        return Competition(trials, figures, chosen.plan, reason, on_validation)
+        plan = None if chosen is None else chosen.plan
+        return Competition(trials, figures, plan, self._give_reason(chosen), on_validation)
 
-    def _specify(self, plan: Plan | None, seed: int, left_out: np.ndarray) -> ModelSpec:
-        y, rate = self.data[1], self.recipe.rate
-        left = np.setdiff1d(np.arange(len(y)), left_out)
-        if plan is None:
-            return ModelSpec(seed, left, rate)
-        left = np.setdiff1d(left, plan.removed)
-        if not len(plan.relabelled):
-            return ModelSpec(seed, left, rate)
-        labels = y.clone()
-        labels[plan.relabelled] = self.beliefs.predicted[plan.relabelled]
-        return ModelSpec(seed, left, rate, labels)
+    def _give_reason(self, chosen: Entry | None) -> str:
+        """Why it was chosen, and how sure that is, in words; None: do nothing."""
+        where = "on data that had no part in the ranking"
+        if chosen is None:
+            return f"none of {self.tried} plans is better than chance would make one, {where}"
+        measured = f"{self._say_result(chosen.to_trial())}, {where}"
+        if chosen.plan.kind == _USUAL:
+            count = f"{round(self.beliefs.wrong.sum()):,}"
+            return f"about {count} labels are wrong; after this {measured}"
+        return f"of {self.tried} plans it did best, or about as well as the best: {measured}"
+
+    def _say_result(self, found: Trial) -> str:
+        """What it changed for models of every kind, in words."""
+        less = "fewer" if self._classes else "less"
+        say = lambda change: f"{abs(100 * change):.2f} % {less if change < 0 else 'more'}"
+        own = (
+            f"dross' model makes {say(found.change)} {'mistakes' if self._classes else 'error'} "
+            f"(standard error {100 * found.error:.2f}, {found.seeds} new seeds)"
+        )
+        *first, last = own, *(f"{name} {say(change)}" for name, change in found.by_kind.items())
+        return f"{', '.join(first)} and {last}" if first else last
+
+    def _encode(self, plan: Plan | None) -> EncodedEdits:
+        """What a plan does to the training part; None: nothing."""
+        return NO_EDITS if plan is None else plan.encode(self.beliefs.predicted)
 
     @property
     def _classes(self) -> int:
@@ -300,7 +301,3 @@ class _Contest:
 def _plans_of(entries: list[Entry]) -> list[Plan]:
     """Every form of every entry, in their order."""
     return [plan for entry in entries for plan in (entry.forms or (entry.plan,))]
-
-
-def _say_change(change: float) -> str:
-    return f"{abs(100 * change):.2f} % {'fewer' if change < 0 else 'more'}"

@@ -78,6 +78,7 @@ class ValidationLabels:
             keep &= label == wanted.label
         if wanted.prediction:
             keep &= (label == prediction) == (wanted.prediction == "agrees")
+            keep &= prediction != ""  # of what was left out, no model says anything
         if wanted.state in ("decided", "undecided"):
             keep &= decided == (wanted.state == "decided")
         elif wanted.state:
@@ -143,6 +144,8 @@ class ValidationLabels:
 
     def _describe_label(self, row: Any) -> str:
         given = f"It is a validation instance and labelled {row['label']}. "
+        if not row["prediction"]:
+            return f"{given}It was left out of the scores, so no model was asked about it."
         if not self.project.classes:
             return f"{given}The models, which have not learnt that, predict {row['prediction']}."
         own, best = format_percent(row["label_probability"]), format_percent(row["probability"])

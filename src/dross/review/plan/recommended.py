@@ -8,6 +8,7 @@ from typing import Any
 from ...cleanse.confidence.agreement import warn_of_disagreement
 from ...cleanse.decision_state import Decision
 from ...cleanse.findings import describe_recommendation
+from ...cleanse.plans.known import tabulate_plans
 from ...cleanse.project import Project
 from ...cleanse.report import draw_competition
 
@@ -34,13 +35,15 @@ class RecommendedPlan:
         """What it does, why, what to be careful about, and the other plans, as JSON."""
         about = self.project.about
         what, why = describe_recommendation(about, self.project.instances)
+        table = tabulate_plans(self.project.plans, about.get("plans", {}).get("recommended"))
         return {
             "what": what,
             "why": why,
             "disagreement": warn_of_disagreement(about),
             "count": len(self.changes),
             "picture": PICTURE if "plans" in about or "curve" in about else None,
-            "others": self._list_plans(),
+            "others": table["rows"],
+            "kinds": table["kinds"],
         }
 
     def count_followed(self, decisions: Mapping[int, Decision]) -> int:
@@ -57,16 +60,3 @@ class RecommendedPlan:
         about = self.project.about
         known = "plans" in about or "curve" in about
         return draw_competition(about).encode() if known else None
-
-    def _list_plans(self) -> list[dict[str, Any]]:
-        recommended = self.project.about.get("plans", {}).get("recommended")
-        return [
-            {
-                "name": plan.name,
-                "what": plan.what,
-                "change": plan.change,
-                "error": plan.error,
-                "recommended": plan.name == recommended,
-            }
-            for plan in self.project.plans
-        ]

@@ -46,12 +46,14 @@ const effect = (item) => h("span", { class: "effect", title: meaning(item) }, ef
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });
 const differs = (item) => item.label !== item.prediction;
+const says = (item) => (item.prediction === "" ? "" : differs(item) ? "≠ " : "= "); // "": no model was asked
+const saysClass = (item) => "chip" + (says(item) && differs(item) ? " differs" : "");
 const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.probability)}`);
 
 function chips(item) {
   return h("span", { class: "chips" },
     h("span", { class: "chip", title: item.label }, copyMark(item), h("span", { class: "what" }, "label "), data(item.label)),
-    h("span", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }, h("span", { class: "what" }, differs(item) ? "say ≠ " : "say = "), data(item.prediction), sure(item)));
+    says(item) ? h("span", { class: saysClass(item), title: item.prediction + sure(item) }, h("span", { class: "what" }, "say ", says(item)), data(item.prediction), sure(item)) : null);
 }
 
 function tile(item) {
@@ -69,7 +71,7 @@ function row(item) {
   const lead = [
     h("span", { role: "gridcell", class: "decision" }),
     cell([copyMark(item), data(item.label)], "label", { class: "chip", title: item.label }),
-    cell([differs(item) ? "≠ " : "= ", data(item.prediction), sure(item)], "models", { class: "chip" + (differs(item) ? " differs" : ""), title: item.prediction + sure(item) }),
+    cell([says(item), data(item.prediction), sure(item)], "models", { class: saysClass(item), title: item.prediction + sure(item) }),
     cell(effectWord(item), "effect", { class: "effect" }),
     cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
   ];

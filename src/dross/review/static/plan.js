@@ -59,13 +59,15 @@ const percentage = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixe
 
 function open() {
   const { plan } = project;
+  const number = (text) => h("td", { class: "number" }, text);
   const rows = plan.others.map((other) =>
     h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""), h("td", {}, data(other.what)),
-      h("td", { class: "number" }, other.change === null ? "" : percentage(100 * other.change)), h("td", { class: "number" }, other.error === null ? "" : (100 * other.error).toFixed(2))));
+      number(other.change === null ? "" : percentage(100 * other.change)), number(other.error === null ? "" : (100 * other.error).toFixed(2)), other.by_kind.map((change) => number(percentage(100 * change)))));
+  const titles = ["Plan", "What it does", "Change of mistakes, %", "Standard error", ...plan.kinds.map((kind) => `Change with ${kind}, %`)];
   const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "The change of the error against how many instances a plan touches, one line for each kind of plan. The best are in the table." }),
     h("figcaption", {}, "Every plan that was tried, on data that had no part in its ranking. Below zero is better; the circle is the recommended plan."));
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best plans" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Plan", "What it does", "Change of mistakes, %", "Standard error"].map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
+    h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
   show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, "dross judge and dross export take another of them with --plan and its name.") : null);
   byId("plans").showModal();
   byId("plans-title").focus();

@@ -1,12 +1,13 @@
 """The training part with edits: which instances are learnt, and with which labels."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from .train_many import ModelSpec
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,9 @@ class EncodedEdits:
     relabelled: np.ndarray  # ids
     labels: Tensor | None = None  # one for each of `relabelled`
 
-    def left(self, count: int) -> np.ndarray:
-        """The ids, of `count`, that are not removed."""
-        return np.setdiff1d(np.arange(count), self.removed)
+    def left(self, count: int, left_out: np.ndarray = _NONE) -> np.ndarray:
+        """The ids, of `count`, that are not removed; left_out: others that nobody learns."""
+        return np.setdiff1d(np.arange(count), np.concatenate([self.removed, left_out]))
 
     def relabel(self, y: Tensor) -> Tensor:
         """The targets with the new labels; the same tensor where there are none."""
@@ -29,27 +30,15 @@ class EncodedEdits:
         y[self.relabelled] = self.labels
         return y
 
+    def specify(self, seed: int, y: Tensor, rate: float, left_out: np.ndarray = _NONE) -> ModelSpec:
+        """A model to train on the edited data; y: the targets as they were; see `left`."""
+        labels = None if self.labels is None else self.relabel(y)
+        return ModelSpec(seed, self.left(len(y), left_out), rate, labels)
+
     def to_bytes(self) -> bytes:
         """The same for the same edits."""
         labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
         return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
 
 
-NO_EDITS = EncodedEdits(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-
-class SeedOfThree(NamedTuple):
-    """One seed of a judgement, with which three models are trained."""
-
-    number: int
-    seed: int
-    control: EncodedEdits
-
-
-def find_vanished(edits: EncodedEdits, y: Tensor, classes: Sequence[str]) -> list[str]:
-    """The classes that have instances in training, and none after the edits."""
-    if not classes:
-        return []
-    after = edits.relabel(y)[torch.from_numpy(edits.left(len(y)))]
-    gone = set(y.tolist()) - set(after.tolist())
-    return [name for place, name in enumerate(classes) if place in gone]
+NO_EDITS = EncodedEdits(_NONE, _NONE)
