@@ -127,9 +127,10 @@ def widen(t: Any) -> Any:
 class PassNotes(TorchFunctionMode):
     """Notes of a model's forward pass what cannot be seen from outside."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, parameter: Tensor):
         super().__init__()
-        self.device = device.type
+        self.device = parameter.device.type
+        self.narrow = parameter.dtype if parameter.dtype in NARROW else None
         self.cast: torch.dtype | None = None  # to what the model casts in its own forward
         self.attends = False  # it calls torch's attention
 

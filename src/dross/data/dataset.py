@@ -157,7 +157,8 @@ class Instances:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
-        on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # 1/3 has no place in 16 bits
+        on_device = lambda array: torch.as_tensor(array, dtype=dtype, device=self.device)
         if micro.coefficients is not None:
             return on_device(micro.coefficients)
         size = len(micro.ids)

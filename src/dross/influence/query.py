@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..autodiff.batchnorm import differentiable_statistics
+from ..autodiff.casting import widen
 from ..autodiff.moving_buffers import Gates, open_gates
 from ..autodiff.norms import ElementaryNorms
 from ..autodiff.vjp import batched_vjp
@@ -137,7 +138,7 @@ class Query:
                 scalar = scalar or value.dim() == 0
                 rows.append(_derivatives(value.reshape(-1), [theta, *leaves.values()]))
         combine = (lambda parts: torch.stack(parts).sum(0)) if self.added else torch.cat
-        a_theta, *a_buffers = [combine(parts) for parts in zip(*rows)]
+        a_theta, *a_buffers = [widen(combine(parts)) for parts in zip(*rows)]
         slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 

@@ -236,7 +236,8 @@ def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: An
     predicted = objective.predict(theta, buffers, x)
     if isinstance(predicted, Tensor) and not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss_name)
-    return check_per_instance(objective.apply_loss(predicted, y), len(tree_leaves(x)[0]))
+    losses = check_per_instance(objective.apply_loss(predicted, y), len(tree_leaves(x)[0]))
+    return widen(losses)  # before they are added up
 
 
 def _select(outputs: Tensor, index: int | None) -> Tensor:

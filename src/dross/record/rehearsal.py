@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..autodiff.attention import MATH
+from ..autodiff.casting import NARROW
 from ..data.batch import Batch
 from ..data.dataset import Instances
 from ..errors import BadInput, DrossWarning, NotReplayable
@@ -24,6 +25,7 @@ from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
+_MAX_LOST = 0.01  # of the parameters of 16 bits may stay where they are
 _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 
 
@@ -79,6 +81,30 @@ def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
             f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
             f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, let the "
             "recorder know of it: dross.Recorder(..., scaler=scaler)."
+        )
+
+
+def warn_of_lost_updates(before: Tensor, after: Tensor, g: Tensor, t: int) -> None:
+    """Say where parameters of 16 bits lose what the optimizer adds to them.
+
+    Arguments:
+        before, after: theta before and after the step [p].
+        g: the gradient of the step [p].
+        t: its number.
+    """
+    if after.dtype not in NARROW:
+        return
+    lost = float(((before == after) & (g != 0)).sum() / (g != 0).sum().clamp_min(1))
+    if lost > _MAX_LOST:
+        name = str(after.dtype).removeprefix("torch.")
+        warnings.warn(
+            f"At step {t}, {lost:.0%} of the parameters with a gradient did not move: they are "
+            f"{name}, and an update smaller than half a unit in the last place is lost. Such a run "
+            "is no smooth function of the instances' weights, and scores, which are derivatives, "
+            "say little of what a removal does. Keep the parameters in float32 and compute in "
+            f"{name}: autocast=torch.{name}.",
+            DrossWarning,
+            stacklevel=2,
         )
 
 

@@ -30,7 +30,7 @@ from .finite_check import check_finite
 from .followed import Followed
 from .gradient_watch import GradientWatch
 from .loop_tape import LoopTape, OpenTape, UserLoop
-from .rehearsal import check_epoch, compare_attention, rehearse
+from .rehearsal import check_epoch, compare_attention, rehearse, warn_of_lost_updates
 from .scaler_watch import scale_in_step, skips_step
 
 
@@ -313,6 +313,7 @@ class StepWatch:
             given = (opened.executor, pure, self._before, step, batches, after, g)
             rehearse(*given, ranks, t)
             if not self._compared:
+                warn_of_lost_updates(self._before.theta, after, g, t)
                 self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
                 self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
@@ -351,7 +352,8 @@ class StepWatch:
         self.skipped += 1
 
     def _weights(self, micro: MicroBatch) -> Tensor:
-        return torch.as_tensor(micro.weights, dtype=self.loop.dtype, device=self.loop.device)
+        dtype = torch.promote_types(self.loop.dtype, torch.float32)
+        return torch.as_tensor(micro.weights, dtype=dtype, device=self.loop.device)
 
     @property
     def _opened(self) -> OpenTape:

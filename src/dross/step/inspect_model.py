@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..autodiff.attention import MATH
 from ..autodiff.batchnorm import statistics_of
-from ..autodiff.casting import PassNotes
+from ..autodiff.casting import NARROW, PassNotes
 from ..autodiff.functional import call_model
 from ..autodiff.precision import STRICT, Precision, use_arithmetic
 from ..autodiff.vjp import probe_direction
@@ -82,7 +82,7 @@ def inspect_run(
 
 def _complete(known: Precision, notes: PassNotes) -> Precision:
     """With what the model does by itself. A model without attention needs no choice of kernels."""
-    inner = notes.cast if known.autocast is None else None
+    inner = notes.cast or notes.narrow if known.autocast is None else None
     return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
 
 
@@ -117,9 +117,9 @@ def unwrap_model(model: Any) -> nn.Module:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
-                f"The module '{name or type(model).__name__}' is a TorchScript module, whose "
-                "second derivative is not known. Record the model before torch.jit.script or "
-                "trace; torch.compile is fine."
+                f"The module '{name or type(model).__name__}' is a TorchScript module, which "
+                "cannot be differentiated twice. Record the model before scripting it; "
+                "torch.compile is fine."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
@@ -144,10 +144,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
                 f"'{name}' is not on {device}, where the parameters to train are: move the whole "
                 "model to one device."
             )
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in (torch.float32, torch.float64, *NARROW):
         raise NotSupported(
             f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use "
-            "float32 or float64."
+            "float32 or float64, with autocast= where it has to be quick."
         )
     return device, dtype
 
@@ -198,7 +198,7 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
         frozen = {
             name: (p, p._version) for name, p in model.named_parameters() if name not in named
         }
-        with PassNotes(device) as notes, bare.precision.cast("model"):
+        with PassNotes(next(iter(parameters.values()))) as notes, bare.precision.cast("model"):
             outputs = _call(model, named, x)
         _check_frozen(frozen)
         after = [g.get_state() for g in generators]

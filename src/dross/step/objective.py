@@ -268,7 +268,7 @@ class Objective:
             terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
         """
         theta = theta.detach().requires_grad_()
-        w = torch.ones_like(batch.c, requires_grad=True)
+        w, a_g = torch.ones_like(batch.c, requires_grad=True), a_g.to(theta.dtype)
         statistics = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
         with torch.enable_grad(), self.precision.twice_differentiable(len(a_g)):
             before = {**buffers, **statistics}
@@ -300,7 +300,7 @@ class Objective:
         sum_i c_i d_i in theta is the Hessian-vector product.
         """
         statistics = {name: buffers[name] for name in a_buffers}
-        single = len(a_g) == 1
+        single, a_g = len(a_g) == 1, a_g.to(theta.dtype)
         joined = single and theta.is_cuda  # on a CPU it gains nothing
         rules = ForwardRules(joined=joined, several=not single)
 
@@ -357,7 +357,7 @@ class Objective:
         Returns:
             g_dot [J, p], and how the buffers after the step move.
         """
-        theta = theta.detach().requires_grad_()
+        theta, theta_dot = theta.detach().requires_grad_(), theta_dot.to(theta.dtype)
         statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
         with torch.enable_grad(), self.precision.twice_differentiable(len(theta_dot)):
             before = {**buffers, **statistics}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from ..autodiff.casting import widen
 from ..data.batch import MicroBatch
 from .clipping import Clip
 from .optimizers import Optimizer
@@ -108,8 +109,10 @@ def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
 
 
 def _given(state: State, step: Step, g: Tensor) -> tuple[Tensor, Named, Clock, Tensor, np.ndarray]:
-    """What the optimizer's derivative depends on."""
-    return state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers
+    """What the optimizer's derivative depends on, in at least 32 bits."""
+    slots = {name: widen(slot) for name, slot in state.slots.items()}
+    g = widen(prepare_gradient(step, g))
+    return widen(state.theta), slots, state.clock, g, step.numbers
 
 
 def _unscale(step: Step, g: Tensor) -> Tensor:
