@@ -114,6 +114,7 @@ class DrossCallback(Callback):
             seed=self.seed,
             overwrite=self.overwrite and not resumes,
             resume=resumes,
+            expected_steps=_count_steps(trainer),
         )
         self._follow_module(trainer, pl_module)
 
@@ -261,7 +262,14 @@ class DrossCallback(Callback):
         return batch[0], batch[1]
 
     def _replayed(self, module: Any) -> nn.Module:
-        return module if self.loss is not None else TrainingStep(module)
+        if self.loss is not None:
+            return module
+        return type(type(module).__name__, (TrainingStep,), {})(module)  # the tape has its name
+
+
+def _count_steps(trainer: Any) -> int | None:
+    count = trainer.estimated_stepping_batches
+    return int(count) if count < float("inf") else None
 
 
 def _no_losses() -> BadInput:

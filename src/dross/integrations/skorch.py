@@ -104,6 +104,7 @@ class DrossCallback(Callback):
             train_set=self.source_,
             seed=self.seed,
             overwrite=self.overwrite,
+            expected_steps=len(loader) * net.max_epochs,
         )
         return loader
 

@@ -48,6 +48,7 @@ class UserLoop:
     instances: Instances | None  # the training set, where the recorder was given it
     ranks: Reducer
     autocast: Autocast | None = None  # that the recorder computes in; None: as it finds it
+    expected_steps: int | None = None  # about so many steps will be taken, where that is known
 
     @property
     def given_loss(self) -> Any:
@@ -164,7 +165,7 @@ class LoopTape:
             check_same_run(self.earlier, manifest)
             manifest = self.earlier
         state = live.read()
-        given = (manifest, loop.keep, state.nbytes, None)
+        given = (manifest, loop.keep, state.nbytes, loop.expected_steps)
         writer = TapeWriter(self.folder, *given, notes=self.notes)
         if self.earlier is None:
             writer.flush(state)

@@ -107,6 +107,7 @@ class Recorder(ClipMethods):
         resume: bool | str | os.PathLike = False,
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        expected_steps: int | None = None,
     ):
         """Listen to an optimizer from now on.
 
@@ -124,6 +125,8 @@ class Recorder(ClipMethods):
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
                 the losses inside `torch.autocast`. See "Mixed precision" above.
             scaler: the GradScaler by which the loop scales its losses.
+            expected_steps: about how many steps the loop will take. Where that is known and `keep`
+                is not given, a small run keeps every state.
 
         Raises:
             BadInput: for arguments that cannot be used.
@@ -151,6 +154,7 @@ class Recorder(ClipMethods):
         self.scaler = check_scaler(scaler)
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
+        self._expected_steps = expected_steps
         self._loop = self._describe_loop(ddp.ranks_of(model))
         wants_resume = check_resume(resume, tape)
         earlier = self._loop.ranks.on_first(
@@ -177,6 +181,7 @@ class Recorder(ClipMethods):
             instances=self.instances,
             ranks=ranks,
             autocast=self.autocast,
+            expected_steps=self._expected_steps,
         )
 
     def _listen(self) -> None:

@@ -55,7 +55,7 @@ class StepWatch:
         self._buffer_counts: dict[str, int] = {}  # of writes, as the last forward pass left them
         self._compared = False  # the kernels of attention
         self._after: Tensor | None = None  # theta as the last recorded step left it
-        self._versions: list[tuple[int, int]] = []  # of the parameters after the last micro-batch
+        self._parameter_versions: list[tuple[int, int]] = []  # after the last micro-batch
         self.average: AverageWatch | None = None
 
     # --- before and after a forward pass ----------------------------------------------------------
@@ -115,7 +115,7 @@ class StepWatch:
                 "backward() was not called on the losses of this batch, so the batch has no part "
                 "in any step."
             )
-        self._versions = self._read_versions()
+        self._parameter_versions = self._read_parameter_versions()
 
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
@@ -266,7 +266,7 @@ class StepWatch:
                 f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
                 "and no recorded batch waits for a step."
             )
-        if not self.inside and self._versions != self._read_versions():
+        if not self.inside and self._parameter_versions != self._read_parameter_versions():
             raise NotReplayable(
                 f"The model's parameters were changed between backward() and optimizer.step() at "
                 f"step {steps}, by something other than the optimizer. Leave them alone while "
@@ -277,7 +277,7 @@ class StepWatch:
         self._scale *= scale_in_step(self.loop.optimizer)
         self.stepping = True
 
-    def _read_versions(self) -> list[tuple[int, int]]:
+    def _read_parameter_versions(self) -> list[tuple[int, int]]:
         """Where the parameters lie and how often they were written to."""
         return [(p.data_ptr(), p._version) for p in self.loop.model.parameters()]
 

@@ -250,6 +250,7 @@ class _Listener(TrainerCallback):
             seed=trainer.args.seed,
             overwrite=settings["overwrite"] and not resumes,
             resume=resumes,
+            expected_steps=state.max_steps,
         )
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
