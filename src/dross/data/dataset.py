@@ -19,6 +19,7 @@ from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
 from .seeds import mix_seeds
+from .sources import as_map_style, number_keys
 from .tensor_digests import to_bytes
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
@@ -36,13 +37,15 @@ class Instances:
         """Read the data set once where it is small, and move it to the device where it fits.
 
         Arguments:
-            source: a map-style data set of (x, y), a pair of tensors or arrays (X, Y), or a
-                `Collated` data set, whose batches are made by a collator and never held.
+            source: a map-style data set of (x, y) or of dicts, an iterable one of (id, x, y), a pair
+                of tensors or arrays (X, Y), or a `Collated` data set, whose batches are made by a
+                collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
         """
-        self.device, self.dtype, self.memory, self.source = device, dtype, memory, source
+        self.device, self.dtype, self.memory = device, dtype, memory
+        self.source = source = as_map_style(source, self._max_bytes_held)
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
@@ -214,9 +217,9 @@ class Instances:
             rows = slice(int(ids[0]), int(ids[-1]) + 1)
             yield ids.numpy(), tree_map(lambda t, rows=rows: self._convert(t[rows]), self.stored)
 
-    def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
-        """The ids as int64 [n], or an error that calls them `what`."""
-        return check_ids(ids, self.count, what)
+    def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
+        """The ids as int64 [n], or an error that calls them `what`. Texts become their numbers."""
+        return check_ids(number_keys(self.source, ids), self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
         if isinstance(self.source, Collated):
@@ -303,7 +306,8 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     if array.ndim > 1:
         raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
-        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.")
+        hint = " Texts are known where train_set= is given." if array.dtype.kind == "U" else ""
+        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
         raise BadInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
@@ -374,7 +378,7 @@ class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(tra
         if stored and isinstance(stored[0], Tensor):
             dataset = torch.utils.data.TensorDataset(*stored)
         _length(dataset)
-        self.dataset = dataset
+        self.dataset = as_map_style(dataset, 0)
 
     def __len__(self) -> int:
         """How many instances there are."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..data.batch import Augment
+from ..data.sources import keys_of
 from ..errors import BadInput, DrossWarning
 from ..replay.average import MODEL, check_of
 from ..replay.recording import Recording
@@ -100,6 +101,14 @@ class Run:
     def complete(self) -> bool:
         """Whether the recording went to its end."""
         return self.recording.tape.complete
+
+    @property
+    def keys(self) -> list[str] | None:
+        """The text by which each instance is known, where an iterable data set gave texts as ids.
+
+        keys[k] is the key of instance k, in every result of this run.
+        """
+        return keys_of(self.recording.instances.source)
 
     def __len__(self) -> int:
         return len(self.recording.instances)

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_map
 from ..data.batch import Batch, MicroBatch, make_batch
 from ..data.collated import Collated
 from ..data.dataset import check_ids, move_to
+from ..data.sources import number_keys
 from ..errors import BadInput
 from ..step.inspect_model import count_instances
 from .loop_tape import LoopTape, UserLoop
@@ -33,6 +34,7 @@ def take_batch(
     """
     instances = loop.instances
     most = len(instances) if instances else np.iinfo(np.int32).max
+    ids = ids if instances is None else number_keys(instances.source, ids)
     ids = check_ids(ids, most, "Instance ids")
     x, y = (tree_map(lambda t: move_to(t, loop.device, loop.dtype), part) for part in (x, y))
     if len(ids) != count_instances(y):

@@ -65,8 +65,9 @@ def train(
 
     Arguments:
         model: trained in place.
-        train_set: a map-style data set of (x, y), or a pair of tensors X [N, ...], Y [N, ...]. An
-            instance's id is its index.
+        train_set: a map-style data set of (x, y) or of dicts with a column "label", a pair of
+            tensors X [N, ...], Y [N, ...], or an iterable data set of (id, x, y), which is read
+            once and held. An instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".
         optimizer: of torch.optim.
