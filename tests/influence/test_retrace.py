@@ -132,7 +132,11 @@ def test_parameter_groups_with_their_own_rates(record):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"]
+    "optimizer",
+    [
+        *("adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"),
+        *("adafactor", "muon"),
+    ],
 )
 def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
     """Inputs that are always 0 give second moments of exactly 0.
