@@ -37,9 +37,9 @@ class Instances:
         """Read the data set once where it is small, and move it to the device where it fits.
 
         Arguments:
-            source: a map-style data set of (x, y) or of dicts, an iterable one of (id, x, y), a pair
-                of tensors or arrays (X, Y), or a `Collated` data set, whose batches are made by a
-                collator and never held.
+            source: a map-style data set of (x, y) or of dicts, an iterable one of (id, x, y), a
+                pair of tensors or arrays (X, Y), or a `Collated` data set, whose batches are made
+                by a collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.

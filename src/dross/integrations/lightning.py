@@ -30,7 +30,7 @@ from ..errors import BadInput, NotSupported
 from ..influence.query import Query
 from ..influence.query_makers import mean_loss
 from ..influence.run import Run
-from ..record.followed import Followed
+from ..record.loops.followed import Followed
 from ..record.recorder import Recorder
 from ..tape.retention import Keep
 from ..tape.rewind import rewind

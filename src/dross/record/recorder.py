@@ -1,7 +1,7 @@
 """Record a training loop that belongs to the user.
 
 The recorder computes the forward pass, hands out one loss per instance and watches what the loop
-does with them (step_watch.py). At the start of every segment the step is rehearsed from the
+does with them (loops/step_watch.py). At the start of every segment the step is rehearsed from the
 recorded state; a step that cannot be reproduced is refused then and there.
 """
 
@@ -37,14 +37,14 @@ from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
-from . import ddp
-from .average_watch import AverageWatch
-from .clip_methods import ClipMethods
-from .followed import Followed
-from .incoming_batch import take_batch
-from .loop_tape import LoopTape, UserLoop
-from .scaler_watch import ScalerWatch, check_scaler
-from .step_watch import StepWatch
+from .loops import ddp
+from .loops.average_watch import AverageWatch
+from .loops.clip_methods import ClipMethods
+from .loops.followed import Followed
+from .loops.incoming_batch import take_batch
+from .loops.loop_tape import LoopTape, UserLoop
+from .loops.scaler_watch import ScalerWatch, check_scaler
+from .loops.step_watch import StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()

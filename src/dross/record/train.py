@@ -28,7 +28,7 @@ from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
-from .live_model import LiveModel
+from .loops.live_model import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers
 

@@ -22,8 +22,8 @@ from ..step.state import State
 from ..step.step import Step
 from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
-from .finite_check import check_finite
-from .rehearsal import warn_of_lost_updates
+from .loops.finite_check import check_finite
+from .loops.rehearsal import warn_of_lost_updates
 from .training_plan import BatchPlan
 
 _MAX_UNCHECKED_STEPS = 64

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
-from ..errors import BadInput, DrossWarning, NotReplayable, NotSupported
-from ..step.inspect_model import unwrap_model
-from ..support.closeness import OTHER_ORDER, is_close
-from ..tape.average_record import AverageRecord
+from ...errors import BadInput, DrossWarning, NotReplayable, NotSupported
+from ...step.inspect_model import unwrap_model
+from ...support.closeness import OTHER_ORDER, is_close
+from ...tape.average_record import AverageRecord
 from .ddp import bare_module
 from .live_model import LiveModel
 

@@ -14,15 +14,15 @@ from typing import Any
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data.batch import MicroBatch
-from ..data.instance_hashes import HashNotes
-from ..errors import NotSupported
-from ..parallel.ranks import RankReducer
-from ..parallel.reducer import ALONE, Reducer
-from ..step.objective import Objective
-from ..step.state import State
-from ..step.step import Step
-from ..tape.average_record import AverageRecord
+from ...data.batch import MicroBatch
+from ...data.instance_hashes import HashNotes
+from ...errors import NotSupported
+from ...parallel.ranks import RankReducer
+from ...parallel.reducer import ALONE, Reducer
+from ...step.objective import Objective
+from ...step.state import State
+from ...step.step import Step
+from ...tape.average_record import AverageRecord
 
 
 def find_ddp(model: Any) -> DistributedDataParallel | None:

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..autodiff.attention import MATH
-from ..autodiff.casting import NARROW
-from ..data.batch import Batch
-from ..data.dataset import Instances
-from ..errors import BadInput, DrossWarning, NotReplayable
-from ..execution.executor import Executor
-from ..parallel.reducer import Reducer
-from ..replay.take_steps import take_step
-from ..step.optimizers import Optimizer
-from ..step.state import State
-from ..step.step import Step, advance, prepare_gradient
-from ..support.arguments import check_count, check_whole
-from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
-from ..tape.retention import Keep
+from ...autodiff.attention import MATH
+from ...autodiff.casting import NARROW
+from ...data.batch import Batch
+from ...data.dataset import Instances
+from ...errors import BadInput, DrossWarning, NotReplayable
+from ...execution.executor import Executor
+from ...parallel.reducer import Reducer
+from ...replay.take_steps import take_step
+from ...step.optimizers import Optimizer
+from ...step.state import State
+from ...step.step import Step, advance, prepare_gradient
+from ...support.arguments import check_count, check_whole
+from ...support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
+from ...tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
 _MAX_LOST = 0.01  # of the parameters of 16 bits may stay where they are

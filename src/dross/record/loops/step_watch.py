@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autodiff.functional import apply_model
-from ..data.batch import Batch, MicroBatch
-from ..data.seeds import use_seed
-from ..errors import BadInput, NotReplayable, NotSupported
-from ..replay.recording import checksum
-from ..step.clipping import Clip
-from ..step.loss import check_per_instance
-from ..step.optimizers import check_same_structure, read_optimizer
-from ..step.state import State
-from ..step.step import Step
+from ...autodiff.functional import apply_model
+from ...data.batch import Batch, MicroBatch
+from ...data.seeds import use_seed
+from ...errors import BadInput, NotReplayable, NotSupported
+from ...replay.recording import checksum
+from ...step.clipping import Clip
+from ...step.loss import check_per_instance
+from ...step.optimizers import check_same_structure, read_optimizer
+from ...step.state import State
+from ...step.step import Step
 from . import ddp
 from .average_watch import AverageWatch
 from .cast_watch import check_backward, check_same_cast, find_cast

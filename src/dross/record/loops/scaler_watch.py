@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ..errors import BadInput
+from ...errors import BadInput
 
 
 def check_scaler(given: Any) -> GradScaler | None:

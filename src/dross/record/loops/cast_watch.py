@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from ..autodiff import casting
-from ..autodiff.casting import Autocast
-from ..errors import BadInput, NotReplayable
+from ...autodiff import casting
+from ...autodiff.casting import Autocast
+from ...errors import BadInput, NotReplayable
 from .loop_tape import LoopTape, UserLoop
 
 

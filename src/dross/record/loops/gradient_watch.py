@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import NotReplayable
-from ..step.layout import Layout
+from ...errors import NotReplayable
+from ...step.layout import Layout
 
 
 class GradientWatch:

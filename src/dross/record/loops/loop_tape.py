@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..autodiff.attention import allowed_kernels
-from ..autodiff.casting import Autocast
-from ..autodiff.precision import Precision
-from ..data.batch import Augment, Batch
-from ..data.dataset import Instances
-from ..errors import BadInput, TapeMismatch
-from ..execution.executor import Executor
-from ..parallel.reducer import Reducer
-from ..step.inspect_model import inspect_run
-from ..step.layout import Layout, check_signature
-from ..step.loss import NAMED_LOSSES
-from ..step.objective import Penalty
-from ..step.optimizers import Optimizer
-from ..tape.manifest import RunSettings, check_same_run, describe
-from ..tape.reader import Tape
-from ..tape.retention import Keep
-from ..tape.writer import TapeWriter, begin_notes
+from ...autodiff.attention import allowed_kernels
+from ...autodiff.casting import Autocast
+from ...autodiff.precision import Precision
+from ...data.batch import Augment, Batch
+from ...data.dataset import Instances
+from ...errors import BadInput, TapeMismatch
+from ...execution.executor import Executor
+from ...parallel.reducer import Reducer
+from ...step.inspect_model import inspect_run
+from ...step.layout import Layout, check_signature
+from ...step.loss import NAMED_LOSSES
+from ...step.objective import Penalty
+from ...step.optimizers import Optimizer
+from ...tape.manifest import RunSettings, check_same_run, describe
+from ...tape.reader import Tape
+from ...tape.retention import Keep
+from ...tape.writer import TapeWriter, begin_notes
 from . import ddp
 from .average_watch import AverageWatch
 from .live_model import LiveModel

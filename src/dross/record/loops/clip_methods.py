@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
-from ..step.clipping import ClipNorm, ClipValue
-from ..support.arguments import check_number
+from ...errors import BadInput
+from ...step.clipping import ClipNorm, ClipValue
+from ...support.arguments import check_number
 from .step_watch import StepWatch
 
 

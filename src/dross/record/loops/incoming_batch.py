@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_map
 
-from ..data.batch import Batch, MicroBatch, make_batch
-from ..data.collated import Collated
-from ..data.dataset import check_ids, move_to
-from ..data.sources import number_keys
-from ..errors import BadInput
-from ..step.inspect_model import count_instances
+from ...data.batch import Batch, MicroBatch, make_batch
+from ...data.collated import Collated
+from ...data.dataset import check_ids, move_to
+from ...data.sources import number_keys
+from ...errors import BadInput
+from ...step.inspect_model import count_instances
 from .loop_tape import LoopTape, UserLoop
 from .rehearsal import check_first_batch
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..step.inspect_model import trained_groups
-from ..step.layout import Layout
-from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
-from ..step.state import State
+from ...step.inspect_model import trained_groups
+from ...step.layout import Layout
+from ...step.optimizers import Optimizer, current_numbers, read_slots, write_slots
+from ...step.state import State
 
 
 @dataclass(frozen=True)
