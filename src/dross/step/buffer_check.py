@@ -21,9 +21,11 @@ def hold_what_has_no_derivative(objective: Objective, batch: Batch) -> Objective
     """
     if not objective.followed:
         return objective
-    with objective.training(), warnings.catch_warnings():
+    # in 16 bits a finite difference is nothing but rounding, and casts do not hide a derivative
+    uncast = replace(objective, precision=replace(objective.precision, autocast=None))
+    with uncast.training(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch: the model looks at a value that has a gradient
-        wrong = _find_wrong(objective, batch)
+        wrong = _find_wrong(uncast, batch)
     if not wrong:
         return objective
     names = ", ".join(f"'{name}'" for name in wrong[:3])
