@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dross
 
+EPOCHS = 10  # what is done once, at the first step, costs as much as some ten steps
 Train = Callable[[Path | None], object]  # with a tape, or without
 
 
@@ -69,7 +70,7 @@ def make_transformers(keep: object) -> Train:
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=8,
             gradient_accumulation_steps=2,
-            num_train_epochs=2,
+            num_train_epochs=EPOCHS,
             report_to="none",
             save_strategy="no",
             logging_strategy="no",
@@ -109,7 +110,7 @@ def make_lightning(keep: object) -> Train:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         callbacks = [] if tape is None else [DrossCallback(tape, keep=keep)]
         trainer = lightning.Trainer(
-            max_epochs=2,
+            max_epochs=EPOCHS,
             accelerator="cpu",
             callbacks=callbacks,
             logger=False,
@@ -136,9 +137,9 @@ def make_accelerate(keep: object) -> Train:
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         recorder = None
         if tape is not None:
-            given = {"train_set": (x, y), "keep": keep, "expected_steps": 32}
+            given = {"train_set": (x, y), "keep": keep, "expected_steps": 16 * EPOCHS}
             recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, **given)
-        for _ in range(2):
+        for _ in range(EPOCHS):
             for ids, pictures, labels in loader:
                 if recorder is None:
                     accelerator.backward(F.cross_entropy(model(pictures), labels))
@@ -165,7 +166,7 @@ def make_skorch(keep: object) -> Train:
     def train(tape: Path | None) -> object:
         callbacks = [] if tape is None else [("dross", DrossCallback(tape, keep=keep))]
         options = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.AdamW, "lr": 1e-3}
-        shown = {"batch_size": 64, "max_epochs": 2, "train_split": None, "verbose": 0}
+        shown = {"batch_size": 64, "max_epochs": EPOCHS, "train_split": None, "verbose": 0}
         return NeuralNetClassifier(network(), callbacks=callbacks, **options, **shown).fit(x, y)
 
     return train

@@ -203,7 +203,7 @@ def loss_of(
             share = len(ids) / len(data) / items
 
             def ask(theta: Tensor, buffers: Buffers, x=x, y=y, share=share) -> Tensor:
-                return losses(objective.predict(theta, buffers, x), y).sum() * share
+                return objective.apply_loss(objective.predict(theta, buffers, x), y).sum() * share
 
             yield len(ids), ask
 

@@ -33,6 +33,8 @@ from .loop_tape import LoopTape, OpenTape, UserLoop
 from .rehearsal import check_epoch, compare_attention, rehearse, warn_of_lost_updates
 from .scaler_watch import scale_in_step, skips_step
 
+_STEPS_BETWEEN_REHEARSALS = 32  # at least
+
 
 class StepWatch:
     """The step that a loop is about to take, and its record once it is taken."""
@@ -54,6 +56,7 @@ class StepWatch:
         self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
         self._buffer_counts: dict[str, int] = {}  # of writes, as the last forward pass left them
         self._compared = False  # the kernels of attention
+        self._rehearsed: int | None = None  # the last step that was
         self._after: Tensor | None = None  # theta as the last recorded step left it
         self._parameter_versions: list[tuple[int, int]] = []  # after the last micro-batch
         self.average: AverageWatch | None = None
@@ -308,7 +311,7 @@ class StepWatch:
         ids = np.concatenate([micro.ids for micro in micros])
         check_finite(t, State(after), g, self._losses, ids, kept=writer.first)
         opens = shared.opens_segment
-        if opens:
+        if opens and self._is_due(t):
             assert self._before is not None
             given = (opened.executor, pure, self._before, step, batches, after, g)
             rehearse(*given, ranks, t)
@@ -350,6 +353,16 @@ class StepWatch:
             self._pending = []
         self._clip, self._scale, self._skipping = None, 1.0, True
         self.skipped += 1
+
+    def _is_due(self, t: int) -> bool:
+        """Whether step t, the first of a segment, is rehearsed.
+
+        Where states are large and all are kept, segments have few steps, and a rehearsal costs one.
+        """
+        if self._rehearsed is not None and t - self._rehearsed < _STEPS_BETWEEN_REHEARSALS:
+            return False
+        self._rehearsed = t
+        return True
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         dtype = torch.promote_types(self.loop.dtype, torch.float32)
