@@ -355,14 +355,10 @@ class StepWatch:
         self.skipped += 1
 
     def _is_due(self, t: int) -> bool:
-        """Whether step t, the first of a segment, is rehearsed.
-
-        Where states are large and all are kept, segments have few steps, and a rehearsal costs one.
-        """
-        if self._rehearsed is not None and t - self._rehearsed < _STEPS_BETWEEN_REHEARSALS:
-            return False
-        self._rehearsed = t
-        return True
+        """Whether step t is rehearsed: it costs a step, and a segment may have but a few."""
+        due = self._rehearsed is None or t - self._rehearsed >= _STEPS_BETWEEN_REHEARSALS
+        self._rehearsed = t if due else self._rehearsed
+        return due
 
     def _weights(self, micro: MicroBatch) -> Tensor:
         dtype = torch.promote_types(self.loop.dtype, torch.float32)
