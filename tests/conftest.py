@@ -7,12 +7,19 @@ import pytest
 import torch
 
 import dross
-from oracles import Problem
+from oracles import Problem, orthogonalize
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)  # the problems are tiny; threads only get in each other's way
+
+
+@pytest.fixture(autouse=True)
+def _muon_without_rounding(monkeypatch):
+    """Let torch's Muon and ours orthogonalize in float64. One test takes that back."""
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", orthogonalize)
+    monkeypatch.setattr("dross.step.formulas.known.ORTHOGONALIZED_IN", torch.float64)
 
 
 @pytest.fixture

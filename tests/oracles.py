@@ -4,6 +4,7 @@ Nothing here uses the code that it checks, but for the seeds of random numbers.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Problem:
     rate: Callable[[int], float] | None = None
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
     clip_norm: float | None = None
+    cast: Callable[[], AbstractContextManager] = nullcontext  # around the forward pass and the loss
     seed: int = 0
     epochs: int = 1
     used: list[int] = field(default_factory=lambda: [0, 3])  # whose derivative is checked
@@ -59,7 +61,8 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
         ids = torch.as_tensor(ids)
         torch.manual_seed(mix_seeds(problem.seed, t, 0, 0))
         optimizer.zero_grad()
-        losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
+        with problem.cast():
+            losses = problem.loss(model(problem.X[ids]), problem.Y[ids])
         if problem.penalty is not None:
             losses = losses + problem.penalty(dict(model.named_parameters()))
         ((losses * weights[ids]).sum() / len(ids)).backward()
@@ -71,7 +74,7 @@ def literal_run(problem: Problem, weights: Tensor | None = None) -> nn.Module:
 
 def validation_loss(problem: Problem, model: nn.Module) -> float:
     """The mean loss on the validation set."""
-    with torch.no_grad():
+    with torch.no_grad(), problem.cast():
         return float(problem.loss(model(problem.X_val), problem.Y_val).mean())
 
 
@@ -100,27 +103,41 @@ def literal_leave_one_out(problem: Problem, j: int) -> float:
 def unrolled_scores(problem: Problem, options: dict) -> Tensor:
     """- d validation loss / d w by autograd through the whole run.
 
-    For SGD (any option) and Adam, without BatchNorm and dropout.
+    For SGD (any option), Adam, Muon and Adafactor, without BatchNorm and dropout.
     """
     model, _ = problem.start()
     params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    if options.get("rule") == "muon":  # it takes matrices; the others stay as they are
+        params = {name: p for name, p in params.items() if p.ndim == 2}
     w = torch.ones(len(problem.X), dtype=torch.float64, requires_grad=True)
     memory: dict[str, dict[str, Tensor]] = {name: {} for name in params}
     for t, ids in enumerate(problem.batches):
         ids = torch.as_tensor(ids)
-        outputs = torch.func.functional_call(model, params, (problem.X[ids],))
-        losses = problem.loss(outputs, problem.Y[ids])
+        with problem.cast():
+            outputs = torch.func.functional_call(model, params, (problem.X[ids],))
+            losses = problem.loss(outputs, problem.Y[ids])
         if problem.penalty is not None:
             losses = losses + problem.penalty(params)
         mean = (losses * w[ids]).sum() / len(ids)
         grads = torch.autograd.grad(mean, list(params.values()), create_graph=True)
         rate = options["lr"] if problem.rate is None else problem.rate(t)
-        rule = _adam if "betas" in options else _sgd
+        rule = _RULES[options.get("rule", "adam" if "betas" in options else "sgd")]
         params = {
             n: rule(p, g, memory[n], t, rate, options) for (n, p), g in zip(params.items(), grads)
         }
-    out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
-    return -torch.autograd.grad(problem.loss(out, problem.Y_val).mean(), w)[0]
+    with problem.cast():
+        out = torch.func.functional_call(model.eval(), params, (problem.X_val,))
+        asked = problem.loss(out, problem.Y_val).mean()
+    return -torch.autograd.grad(asked, w)[0]
+
+
+def orthogonalize(matrix, coefficients, steps, eps):
+    """Muon's Newton-Schulz iteration without rounding to bfloat16, which has no derivative."""
+    a, b, c = coefficients
+    x = matrix / matrix.norm().clamp(min=eps)
+    for _ in range(steps):
+        x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
+    return x
 
 
 def _sgd(p, g, memory, t, rate, o):
@@ -143,3 +160,25 @@ def _adam(p, g, memory, t, rate, o):
         v = memory["x"] = torch.maximum(memory["x"], v) if "x" in memory else v
     m_hat, v_hat = m / (1 - b1 ** (t + 1)), v / (1 - b2 ** (t + 1))
     return p - rate * m_hat / (v_hat.sqrt() + o.get("eps", 1e-8))
+
+
+def _muon(p, g, memory, t, rate, o):
+    m = memory["m"] = o["momentum"] * memory.get("m", 0) + (1 - o["momentum"]) * g
+    direction = orthogonalize((1 - o["momentum"]) * g + o["momentum"] * m, *o["newton_schulz"])
+    ratio = max(1, p.shape[0] / p.shape[1]) ** 0.5
+    return p * (1 - rate * o["weight_decay"]) - rate * ratio * direction
+
+
+def _adafactor(p, g, memory, t, rate, o):
+    share, rms = (t + 1) ** -0.8, lambda x: x.square().mean().sqrt()
+    means = [g.square().mean(k, keepdim=True) for k in range(g.ndim)] if g.ndim > 1 else [g**2]
+    for k, mean in enumerate(means):
+        means[k] = memory[k] = (1 - share) * memory.get(k, 0) + share * mean
+    v = means[0] * means[1] / means[1].mean() if g.ndim > 1 else means[0]
+    update = g / v.sqrt()
+    update = update / torch.clamp(rms(update), min=1)
+    size = torch.clamp(rms(p), min=1e-3) * min(rate, (t + 1) ** -0.5)
+    return p * (1 - rate * o["weight_decay"]) - size * update
+
+
+_RULES = {"sgd": _sgd, "adam": _adam, "muon": _muon, "adafactor": _adafactor}

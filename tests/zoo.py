@@ -56,6 +56,49 @@ class Words(nn.Module):
         return self.head(self.norm(self.block(self.embed(x))).mean(1))
 
 
+class Centred(nn.Module):
+    """Keeps a running mean of its activations, without BatchNorm, and subtracts it."""
+
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.inner, self.head, self.in_place = nn.Linear(6, 5), nn.Linear(5, 3), in_place
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x))
+        if self.training and self.in_place:
+            with torch.no_grad():
+                self.mean.mul_(0.8).add_(h.mean(0), alpha=0.2)
+                self.count += 1
+        elif self.training:
+            self.mean = 0.8 * self.mean + 0.2 * h.detach().mean(0)
+        return self.head(h - self.mean)
+
+
+class Queue(nn.Module):
+    """Compares its activations with those of the last eight instances, as MoCo does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.norm = nn.Linear(6, 5), nn.Linear(13, 3), nn.BatchNorm1d(6)
+        self.register_buffer("queue", torch.linspace(-1, 1, 40).view(8, 5))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(self.norm(x)))
+        near = h @ self.queue.clone().detach().T
+        if self.training:
+            self.put(h)
+        return self.head(torch.cat([h, torch.tanh(near)], 1))
+
+    @torch.no_grad()
+    def put(self, h):
+        places = (int(self.place) + torch.arange(len(h))) % 8
+        self.queue[places] = h
+        self.place[0] = (int(self.place) + len(h)) % 8
+
+
 def mlp():
     return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
 
@@ -93,6 +136,31 @@ def dropout():
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 3))
 
 
+class Lion(torch.optim.Optimizer):
+    """As the common packages have it."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - lr * group["weight_decay"])
+                p.sub_(torch.sign(b1 * m + (1 - b1) * p.grad), alpha=lr)
+                m.lerp_(p.grad, 1 - b2)
+
+
+def matrices(given) -> list:
+    """The matrices among parameters or groups of them: Muon takes no others."""
+    given = list(given)
+    if isinstance(given[0], dict):
+        return [group | {"params": matrices(group["params"])} for group in given]
+    return [p for p in given if p.ndim == 2]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
@@ -106,6 +174,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "partly_used": PartlyUsed,
     "embedding": lambda: Words(False),
     "attention": lambda: Words(True),
+    "centred": lambda: Centred(in_place=True),
+    "centred_anew": lambda: Centred(in_place=False),
+    "queue": Queue,
 }
 
 # eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is
@@ -130,7 +201,30 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamax": partial(torch.optim.Adamax, lr=0.02),
     "asgd": partial(torch.optim.ASGD, lr=0.1),
     "rprop": partial(torch.optim.Rprop, lr=0.01),
+    "adamw_fused": partial(AdamW, lr=0.02, weight_decay=0.1, eps=1e-4, fused=True),
+    "sgd_foreach": partial(SGD, lr=0.05, momentum=0.9, nesterov=True, foreach=True),
+    "adafactor": partial(torch.optim.Adafactor, lr=0.05, weight_decay=0.1),
+    "adafactor_maximize": partial(torch.optim.Adafactor, lr=0.02, d=1.5, maximize=True),
+    "muon": lambda given: torch.optim.Muon(matrices(given), lr=0.05),
+    "muon_rms": lambda given: torch.optim.Muon(
+        matrices(given), lr=0.1, nesterov=False, momentum=0.5, adjust_lr_fn="match_rms_adamw"
+    ),
+    "lion": partial(Lion, lr=0.01, weight_decay=0.1),
 }
+try:
+    from transformers.optimization import Adafactor as OfTransformers
+except ImportError:  # an extra
+    pass
+else:
+    OPTIMIZERS["transformers_adafactor"] = partial(OfTransformers, weight_decay=0.1)
+    OPTIMIZERS["transformers_adafactor_rate"] = partial(
+        OfTransformers,
+        lr=0.05,
+        beta1=0.9,
+        scale_parameter=False,
+        relative_step=False,
+    )
+JUMPS = {"rprop", "lion"}  # by the sign of a gradient: their scores are 0
 
 
 def inputs(model: str, count: int, generator: torch.Generator) -> Tensor:

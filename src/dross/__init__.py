@@ -15,6 +15,7 @@ from .cleanse.export import export
 from .cleanse.judge import judge
 from .cleanse.pipeline.clean import clean
 from .cleanse.project import Project
+from .data.collated import Collated, Keywords
 from .data.dataset import indexed
 from .errors import (
     BadInput,
@@ -42,6 +43,7 @@ from .influence.verification import Verification
 from .record.recorder import Recorder
 from .record.train import train
 from .step.clipping import ClipNorm, ClipValue
+from .step.formulas import registry as optimizers
 from .support.progress import track
 from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
@@ -51,11 +53,13 @@ __all__ = [
     "Checkpoints",
     "ClipNorm",
     "ClipValue",
+    "Collated",
     "Counterfactual",
     "DataUnavailable",
     "DrossError",
     "DrossWarning",
     "EveryStep",
+    "Keywords",
     "LastEpochs",
     "NotFinite",
     "NotReplayable",
@@ -82,6 +86,7 @@ __all__ = [
     "judge",
     "losses",
     "mean_loss",
+    "optimizers",
     "outputs",
     "query",
     "track",

@@ -30,8 +30,9 @@ def query(p):
 def test_every_optimizer(record, optimizer):
     p = problem("mlp", optimizer)
     run = record(p)
-    for name, value in literal_run(p).named_parameters():
-        close(run.parameters()[name], value.detach().numpy(), 1e-11)
+    literal = dict(literal_run(p).named_parameters())
+    for name, value in run.parameters().items():
+        close(value, literal[name].detach().numpy(), 1e-11)
     scores = run.influence(query(p)).values
     close(-scores[p.used], [derivative(p, j) for j in p.used], scale=np.abs(scores).max())
 
@@ -82,6 +83,17 @@ def test_decoupled_weight_decay_against_the_unrolled_run(record):
     close(record(p).influence(query(p)).values, unrolled_scores(p, options).numpy())
 
 
+@pytest.mark.parametrize("model", ["linear", "mlp", "tied"])
+def test_whole_matrices_against_the_unrolled_run(record, model):
+    """Muon and Adafactor, whose derivative has a block per parameter."""
+    iteration = ((3.4445, -4.7750, 2.0315), 5, 1e-7)
+    muon = {"lr": 0.05, "momentum": 0.95, "weight_decay": 0.1, "newton_schulz": iteration}
+    for name, options in {"muon": muon, "adafactor": {"lr": 0.05, "weight_decay": 0.1}}.items():
+        p = problem(model, name)
+        expected = unrolled_scores(p, options | {"rule": name}).numpy()
+        close(record(p).influence(query(p)).values, expected)
+
+
 def test_penalty_schedule_and_clipping(record):
     def penalty(params):
         return 0.05 * sum((value**2).sum() for value in params.values())
@@ -120,7 +132,11 @@ def test_parameter_groups_with_their_own_rates(record):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"]
+    "optimizer",
+    [
+        *("adam", "amsgrad", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta"),
+        *("adafactor", "muon"),
+    ],
 )
 def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
     """Inputs that are always 0 give second moments of exactly 0.
@@ -135,9 +151,10 @@ def test_dead_units_do_not_poison_the_adjoint(record, optimizer):
 
 
 @pytest.mark.parametrize(
-    "model", ["mlp", "batchnorm", "batchnorm_cnn", "groupnorm", "dropout", "attention"]
+    "model",
+    ["mlp", "batchnorm", "batchnorm_cnn", "groupnorm", "dropout", "attention", "centred", "queue"],
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "amsgrad", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "amsgrad", "rmsprop", "muon"])
 def test_forwards_and_backwards_agree(record, model, optimizer):
     """<u, delta_j> = score_j, with delta from parameter_influence and u from the query."""
     p = problem(model, optimizer)

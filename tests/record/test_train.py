@@ -17,7 +17,8 @@ from zoo import OPTIMIZERS, problem
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_model_and_optimizer_end_up_as_after_the_loop(record, tmp_path, optimizer):
     """One more literal step from either place leads to the same parameters."""
-    p = problem("batchnorm", optimizer)
+    # a bias before BatchNorm has a gradient of rounding, which Adafactor makes as large as any
+    p = problem("mlp" if "adafactor" in optimizer else "batchnorm", optimizer)
     model, torch_optimizer = p.start()
     options = {"tape": tmp_path / "t", "batches": p.batches[:-1], "progress": False}
     dross.train(model, (p.X, p.Y), p.loss, torch_optimizer, **options)
@@ -195,7 +196,7 @@ def test_faster_arithmetic_is_recorded_and_used_again(tmp_path):
         query = dross.mean_loss(data)
         found[kind] = run.influence(query).values
         again = dross.Run.open(tmp_path / kind, model, data, "cross_entropy")
-        assert again.recording.objective.arithmetic == kind
+        assert again.recording.objective.precision.arithmetic == kind
         np.testing.assert_array_equal(again.influence(query).values, found[kind])
     assert not np.allclose(found["strict"], found["bf16"], rtol=1e-4)  # it is another arithmetic
     assert np.corrcoef(found["strict"], found["bf16"])[0, 1] > 0.98

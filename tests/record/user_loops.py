@@ -1,6 +1,7 @@
 """Training loops as a user would write them, recorded by a Recorder."""
 
 import numpy as np
+import torch
 
 import dross
 
@@ -41,3 +42,20 @@ def close(found, expected, relative=1e-9):
 def query(p):
     """The mean loss on the problem's validation set."""
     return dross.mean_loss((p.X_val, p.Y_val))
+
+
+def check_bitwise(run):
+    """Every state of a tape of checkpoints, replayed from the first, ends where the loop did."""
+    recording = run.recording
+    assert len(recording.tape.entries) == 1
+    segment = recording.segment(0)
+    with recording.executor.training():
+        end = recording._replay.replay_first_steps(segment, len(segment.steps))
+    expected = recording.tape.end_state().tensors()
+    for name, value in end.tensors().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def relative(found, expected):
+    """The largest difference, as a part of the largest score."""
+    return np.abs(np.asarray(found) - np.asarray(expected)).max() / np.abs(expected).max()

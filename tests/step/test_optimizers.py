@@ -11,11 +11,14 @@ from dross.step.clipping import ClipNorm, ClipValue
 from dross.step.optimizers import SUPPORTED, current_numbers, read_optimizer
 from dross.step.state import Derivative, State
 from dross.step.step import Step, advance, pull, push
-from zoo import OPTIMIZERS
+from zoo import JUMPS, OPTIMIZERS
 
 SIZE = 12
 HALF = SIZE // 2
-SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"}
+SQUARES = {
+    *("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"),
+    *("row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col"),
+}
 
 
 def draw(*shape: int, generator: torch.Generator | None = None, seed: int = 0) -> torch.Tensor:
@@ -26,31 +29,35 @@ def draw(*shape: int, generator: torch.Generator | None = None, seed: int = 0) -
 def setting(name: str, steps: int, clip=None):
     """A pure optimizer with two parameter groups, a state it reaches, a step and a gradient."""
     rng = torch.Generator().manual_seed(steps)
-    halves = [torch.nn.Parameter(draw(HALF, generator=rng)) for _ in range(2)]
-    optimizer = OPTIMIZERS[name]([{"params": [halves[0]], "lr": 0.03}, {"params": [halves[1]]}])
-    pure = read_optimizer(optimizer, (HALF, HALF), optimizer.param_groups)
+    shapes = [torch.Size(shape) for shape in ((2, 3), (3, 2))]
+    halves = [torch.nn.Parameter(draw(*shape, generator=rng)) for shape in shapes]
+    other = {} if name == "transformers_adafactor" else {"lr": 0.03}  # it has no rate
+    optimizer = OPTIMIZERS[name]([{"params": [halves[0]], **other}, {"params": [halves[1]]}])
+    each = [[shape] for shape in shapes]
+    pure = read_optimizer(optimizer, (HALF, HALF), optimizer.param_groups, each)
     row = current_numbers(pure, optimizer.param_groups)
-    theta = torch.cat([half.detach() for half in halves])
+    theta = torch.cat([half.detach().flatten() for half in halves])
     slots, clock = pure.initial(theta, row)
     state = State(theta, slots, {}, clock)
     step = Step((), row, 0, clip)
     for _ in range(steps):
         g = draw(SIZE, generator=rng)
         for half, part in zip(halves, g.split(HALF)):
-            half.grad = part.clone()
+            half.grad = part.view(half.shape).clone()
         if clip is None:
             optimizer.step()
         state = advance(pure, state, step, g, {})
     if clip is None:
-        stepped = torch.cat([half.detach() for half in halves])
-        torch.testing.assert_close(state.theta, stepped, rtol=1e-13, atol=1e-15)
+        stepped = torch.cat([half.detach().flatten() for half in halves])
+        torch.testing.assert_close(state.theta, stepped, rtol=1e-12, atol=1e-14)
     return pure, state, step, draw(SIZE, generator=rng)
 
 
 def random_like(state: State, count: int, seed: int) -> Derivative:
     rng = torch.Generator().manual_seed(seed)
     theta = draw(count, SIZE, generator=rng)
-    return Derivative(theta, {name: draw(count, SIZE, generator=rng) for name in state.slots})
+    slots = state.slots.items()
+    return Derivative(theta, {name: draw(count, len(t), generator=rng) for name, t in slots})
 
 
 def product(one: Derivative, other: Derivative) -> torch.Tensor:
@@ -71,9 +78,8 @@ def test_pull_is_the_transpose_of_push(name, steps, clip):
     torch.testing.assert_close(product(forwards, u), expected, rtol=1e-11, atol=1e-12)
 
 
-# Rprop jumps by design
 @pytest.mark.parametrize("clip", [None, ClipNorm(0.5), ClipValue(0.6)], ids=str)
-@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"rprop"}))
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - JUMPS))
 def test_push_agrees_with_finite_differences(name, clip):
     pure, state, step, g = setting(name, 3, clip)
     v = random_like(state, 1, 5)
@@ -95,8 +101,8 @@ def test_push_agrees_with_finite_differences(name, clip):
 
 
 def test_every_supported_optimizer_is_in_the_zoo():
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    assert {type(make([parameter])).__name__ for make in OPTIMIZERS.values()} == set(SUPPORTED)
+    parameter = torch.nn.Parameter(torch.zeros(1, 1))
+    assert {type(make([parameter])).__name__ for make in OPTIMIZERS.values()} >= set(SUPPORTED)
 
 
 def test_groups_that_differ_in_more_than_numbers():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import channel_sums
+from .casting import widen
 from .duals import primal
 from .norms import apply_statistics, batch_axes, update_running
 
@@ -57,7 +58,7 @@ def watch_statistics(model: nn.Module) -> Iterator[Callable[[Buffers], Buffers]]
         for name, layer, x in inputs:
             prefix = f"{name}." if name else ""
             seen = prefix + "num_batches_tracked"
-            buffers[seen] = buffers[seen] + 1
+            buffers[seen], x = buffers[seen] + 1, widen(x)
             rate = layer.momentum if layer.momentum is not None else 1.0 / buffers[seen].to(x.dtype)
             across = batch_axes(x)
             mean, var = channel_sums.mean(x, across).flatten(), x.var(across, correction=1)
@@ -84,7 +85,8 @@ def differentiable_statistics(model: nn.Module) -> Iterator[None]:
             return type(layer).forward(layer, x)
         assert layer.running_mean is not None and layer.running_var is not None
         centred = x - layer.running_mean.view([1, -1] + [1] * (x.dim() - 2))
-        return apply_statistics(centred, layer.running_var, layer.eps, layer.weight, layer.bias)
+        given = (layer.running_var, layer.eps, layer.weight, layer.bias)
+        return apply_statistics(centred, *given).to(x.dtype)
 
     layers = list(batchnorm_layers(model).values())
     for layer in layers:

@@ -26,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from . import channel_sums
+from .casting import widen
 from .duals import sum_tensors, unpack_dual
 from .norms import NORM_RULES
 
@@ -94,9 +95,10 @@ def _cross_entropy(
             input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
         )
     classes = 1 if input.dim() > 1 else 0
-    return likelihood(
-        _log_softmax(input, classes), target, weight, size_average, ignore_index, reduce, reduction
-    )
+    dtype = torch.float32 if _is_cast(input) else input.dtype
+    likely = _log_softmax(widen(input), classes)  # in 32 bits, as torch computes it
+    how = (weight, size_average, ignore_index, reduce, reduction)
+    return likelihood(likely, target, *how).to(dtype)
 
 
 def _relu(input, inplace=False):
@@ -114,6 +116,7 @@ def _nll_loss(
     """By a gather, whose derivative is the same for all directions."""
     if reduction != "none" or size_average is not None or reduce is not None:
         return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
+    input = widen(input) if _is_cast(input) else input
     classes, ignored = 1 if input.dim() > 1 else 0, target == ignore_index
     label = target.masked_fill(ignored, 0).long()
     losses = -input.gather(classes, label.unsqueeze(classes)).squeeze(classes)
@@ -126,7 +129,14 @@ def _log_softmax(input, dim=None, _stacklevel=3, dtype=None):
     if x_dot is None or dim is None or dtype is not None:
         return F.log_softmax(input, dim, _stacklevel, dtype)
     out = F.log_softmax(x, dim)
-    return forward_ad.make_dual(out, x_dot - (out.exp() * x_dot).sum(dim, keepdim=True))
+    x_dot, share = widen(x_dot), widen(out).exp()
+    tangent = x_dot - (share * x_dot).sum(dim, keepdim=True)
+    return forward_ad.make_dual(out, tangent.to(out.dtype))
+
+
+def _is_cast(t: Tensor) -> bool:
+    """Whether autocast is on where this tensor is: torch computes losses in float32 there."""
+    return torch.is_autocast_enabled(t.device.type)
 
 
 _RULES = {

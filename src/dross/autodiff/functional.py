@@ -6,16 +6,23 @@ for the module's own the second time, and leaves them behind (torch 2.11 and 2.1
 found here, one name for each module that has the tensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..data.collated import Keywords
 
-def call_model(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
-    """model(*args) with these parameters and buffers.
+
+def apply_model(model: Callable[..., Any], x: Any) -> Any:
+    """model(x), or model(**x) where x is a batch of keywords."""
+    return model(**x) if isinstance(x, Keywords) else model(x)
+
+
+def call_model(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
+    """`apply_model` with these parameters and buffers.
 
     What the pass assigns to them is in `named` afterwards.
     """
@@ -27,7 +34,8 @@ def call_model(model: nn.Module, named: dict[str, Tensor], *args: Any) -> Any:
             )
         if name in named:
             every[other] = named[name]
-    outputs = functional_call(model, every, args, tie_weights=False)
+    args, kwargs = ((), dict(x)) if isinstance(x, Keywords) else ((x,), None)
+    outputs = functional_call(model, every, args, kwargs, tie_weights=False)
     named.update((name, every[name]) for name in named)
     return outputs
 

@@ -2,6 +2,9 @@
 
 torch's own forward rules of the norms take the saved mean and deviation for constants, so the
 derivative of their jvp is silently wrong (torch 2.11 and 2.13). Written out, they are right.
+
+Numbers of 16 bits are normalized in float32, as torch's kernels do, and given back in the type that
+torch gives.
 """
 
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from . import channel_sums
+from .casting import widen
 from .duals import sum_tensors, unpack_dual
 
 Rate = float | Tensor
@@ -54,6 +58,7 @@ def normalize(
     weight: Tensor | None,
     bias: Tensor | None,
     shape: list[int],
+    dtype: torch.dtype,
 ) -> Tensor:
     """(x - mean) / deviation * weight + bias, and its tangent where x, weight or bias have one.
 
@@ -67,9 +72,10 @@ def normalize(
         weight: the scale, or None for 1.
         bias: the shift, or None for 0.
         shape: the shape in which weight and bias meet x.
+        dtype: of the result.
     """
-    x, x_dot = unpack_dual(x)
-    shaped = lambda t: [v if v is None else v.reshape(shape) for v in unpack_dual(t)]
+    x, x_dot = map(widen, unpack_dual(x))
+    shaped = lambda t: [v if v is None else widen(v).reshape(shape) for v in unpack_dual(t)]
     (weight, weight_dot), (bias, bias_dot) = shaped(weight), shaped(bias)
     mean = lambda t: channel_sums.mean(t, across)
     like = lambda v: channel_sums.like(v, x)
@@ -85,8 +91,8 @@ def normalize(
         slopes.append(scale * weight_dot)
     tangents += [centred * like(sum_tensors(slopes))] if slopes else []
     tangents += [] if bias_dot is None else [bias_dot.expand_as(out)]
-    out = out if bias is None else out + like(bias)
-    return forward_ad.make_dual(out, sum_tensors(tangents)) if tangents else out
+    out = (out if bias is None else out + like(bias)).to(dtype)
+    return forward_ad.make_dual(out, sum_tensors(tangents).to(dtype)) if tangents else out
 
 
 def apply_statistics(
@@ -124,12 +130,12 @@ def _batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if present is None:
         shape = [1, -1] + [1] * (input.dim() - 2)
-        return normalize(input, batch_axes(input), eps, weight, bias, shape)
-    centred, mean, var, unbiased = _statistics_of_present(input, present)
+        return normalize(input, batch_axes(input), eps, weight, bias, shape, input.dtype)
+    centred, mean, var, unbiased = _statistics_of_present(widen(input), present)
     if running_mean is not None:
         running_mean.copy_(update_running(running_mean, mean.detach(), momentum))
         running_var.copy_(update_running(running_var, unbiased.detach(), momentum))
-    return apply_statistics(centred, var, eps, weight, bias)
+    return apply_statistics(centred, var, eps, weight, bias).to(input.dtype)
 
 
 def _statistics_of_present(x: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -145,13 +151,20 @@ def _statistics_of_present(x: Tensor, present: Tensor) -> tuple[Tensor, Tensor, 
 
 def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     across = list(range(-len(normalized_shape), 0))
-    return normalize(input, across, eps, weight, bias, list(normalized_shape))
+    dtype = _cast_type(input)
+    return normalize(input, across, eps, weight, bias, list(normalized_shape), dtype)
 
 
 def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
     grouped, across = input.unflatten(1, (num_groups, -1)), list(range(2, input.dim() + 1))
     shape = [num_groups, -1] + [1] * (input.dim() - 2)
-    return normalize(grouped, across, eps, weight, bias, shape).flatten(1, 2)
+    return normalize(grouped, across, eps, weight, bias, shape, _cast_type(input)).flatten(1, 2)
+
+
+def _cast_type(x: Tensor) -> torch.dtype:
+    """The type of torch's layer and group norm of x: autocast on a GPU makes it float32."""
+    cast = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return torch.float32 if cast else x.dtype
 
 
 def batch_axes(x: Tensor) -> list[int]:

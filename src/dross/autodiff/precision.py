@@ -1,26 +1,107 @@
-"""How exactly a run computes: strict float32 unless something quicker was asked for by name.
+"""How exactly a run computes: strict float32 unless something quicker was asked for.
 
 strict   every product in the type of the parameters, sums in a fixed order
 tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
 bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of
          the parameters and updates in float32
 
-A run is retraced as it was recorded: its arithmetic is written on the tape. What the quick ones do
-to the scores is measured by benchmarks/arithmetic.py.
+A loop that runs under autocast says so by itself (casting.py). A run is retraced as it was
+recorded: all of this is written on the tape. What the quick ones do to the scores is measured by
+benchmarks/arithmetic.py and benchmarks/mixed_precision.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import BadInput
 from ..support.name_hints import check_name
+from .attention import MATH, MathAttention, use_kernels
+from .casting import NARROW_NAMES, Autocast, no_autocast
+from .norms import ElementaryNorms
+from .plain_passes import plain_passes
 
 KINDS = ("strict", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """In which types and by which kernels the passes of a run are computed."""
+
+    arithmetic: str = "strict"
+    autocast: Autocast | None = None  # around the passes of the loop
+    inner_cast: torch.dtype | None = None  # what the model casts to inside its own forward
+    kernels: tuple[str, ...] = MATH  # that attention may use in training
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The type of 16 bits that passes compute in, where they do."""
+        return self.autocast.dtype if self.autocast else self.inner_cast
+
+    def cast(self, part: str) -> AbstractContextManager:
+        """The context that the "model", the "loss" or the "backward" pass is computed in."""
+        return nullcontext() if self.autocast is None else self.autocast.around(part)
+
+    def cast_in_evaluation(self) -> AbstractContextManager:
+        """The context of a model that is asked something: arithmetic="bf16" is for training."""
+        return self.cast("model") if self.arithmetic == "strict" else nullcontext()
+
+    @contextmanager
+    def twice_differentiable(self, rows: int = 1) -> Iterator[None]:
+        """Inside, every layer has a right second derivative, for `rows` directions at once.
+
+        Fused attention has none. Many vjps at once through torch's norms fail or are wrong, and
+        their second derivatives cancel in 16 bits; written out, they are right.
+        """
+        norms = ElementaryNorms() if rows > 1 or self.narrow else nullcontext()
+        with norms, self.math_attention():
+            yield
+
+    @contextmanager
+    def math_attention(self) -> Iterator[None]:
+        """Inside, attention is the kernel that has a second derivative, and a rule for vmap."""
+        if self.kernels == MATH:
+            yield
+            return
+        with use_kernels(MATH), MathAttention():
+            yield
+
+    def own_leaves(self, named: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """The parameters as leaves, where autocast keeps what it has cast; None where it does not.
+
+        It does so for leaves only. A weight that is used twice is then cast once, and its gradients
+        are added in the narrow type: other bits than those of two casts.
+        """
+        kept = self.autocast.cache if self.autocast else self.inner_cast is not None
+        if not kept:
+            return None
+        return {name: part.detach().clone().requires_grad_() for name, part in named.items()}
+
+    def to_json(self) -> dict:
+        """What a tape keeps of it."""
+        inner = self.inner_cast
+        return {
+            "arithmetic": self.arithmetic,
+            "autocast": None if self.autocast is None else self.autocast.to_json(),
+            "inner_cast": None if inner is None else str(inner).removeprefix("torch."),
+            "kernels": list(self.kernels),
+        }
+
+    @staticmethod
+    def from_json(saved: dict, device: torch.device, dtype: torch.dtype) -> "Precision":
+        """What a manifest says, for parameters of this type on this device."""
+        arithmetic = check_arithmetic(saved.get("arithmetic", "strict"), device, dtype)
+        cast = Autocast.from_json(saved.get("autocast")) or cast_of(arithmetic, device)
+        cast = cast if cast is None else replace(cast, device=device.type)
+        inner = NARROW_NAMES.get(saved.get("inner_cast") or "")
+        return Precision(arithmetic, cast, inner, tuple(saved.get("kernels", MATH)))
+
+
+STRICT = Precision()
 
 
 def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -37,37 +118,41 @@ def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str
     return kind
 
 
+def cast_of(kind: str, device: torch.device) -> Autocast | None:
+    """The autocast that this arithmetic means: the loss needs more digits than bfloat16 has."""
+    if kind != "bf16":
+        return None
+    return Autocast(device.type, torch.bfloat16, cache=False, loss=False)
+
+
 @contextmanager
-def use_arithmetic(model: nn.Module, kind: str = "strict") -> Iterator[None]:
+def use_arithmetic(
+    model: nn.Module, kind: str = "strict", kernels: Sequence[str] = MATH
+) -> Iterator[None]:
     """Inside, a model computes in this arithmetic, the same way every time, and differentiably.
 
-    Fused attention has no second derivative, TF32 is not float32, and some convolutions add up in a
-    random order.
+    TF32 is not float32, and some convolutions add up in a random order. No autocast is on but those
+    that a pass asks for.
+
+    Arguments:
+        model: what computes.
+        kind: one of KINDS.
+        kernels: those that attention may use; only "math" has a second derivative.
     """
     mha = torch.backends.mha.get_fastpath_enabled()
-    switches = _gpu_switches(kind) if any(p.is_cuda for p in model.parameters()) else []
+    devices = {p.device.type for p in model.parameters()}
+    switches = _gpu_switches(kind) if "cuda" in devices else []
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for holder, name, value in switches:
             setattr(holder, name, value)
-        with sdpa_kernel(SDPBackend.MATH):
+        with no_autocast(*devices), plain_passes(), use_kernels(kernels):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(mha)
         for holder, name, value in before:
             setattr(holder, name, value)
-
-
-def autocast(kind: str, device: torch.device) -> AbstractContextManager:
-    """The context that a forward pass in this arithmetic needs."""
-    return torch.autocast(device.type, torch.bfloat16) if kind == "bf16" else nullcontext()
-
-
-def widen(outputs: Any) -> Any:
-    """A model's outputs for its loss, which needs more digits than bfloat16 has."""
-    narrow = isinstance(outputs, Tensor) and outputs.dtype == torch.bfloat16
-    return outputs.float() if narrow else outputs
 
 
 def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:

@@ -75,3 +75,21 @@ def batched_jvp(
         r = [torch.zeros_like(output, requires_grad=True) for output in outputs]
         back = vjp(outputs, inputs, r, create_graph=True)
     return batched_vjp(back, r, tangents)
+
+
+def unit_factor(rows: Tensor) -> Tensor:
+    """The power of two for each row of [Q, p] that makes its length about 1; 1 for zeros: [Q]."""
+    length = rows.norm(dim=1)
+    factor = torch.exp2(-torch.log2(length).round().clamp(-120, 120))
+    return torch.where(length > 0, factor, 1.0)
+
+
+def times(rows: Tensor, factor: Tensor) -> Tensor:
+    """Each row of [Q, ...] times its factor [Q]."""
+    return rows * factor.reshape([-1] + [1] * (rows.dim() - 1))
+
+
+def probe_direction(theta: Tensor) -> Tensor:
+    """A direction to try a pull with: [1, p], the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .pytree import map_pair
+from .seeds import make_generator, mix_seeds
 
 Augment = Callable[[Any, torch.Generator], Any]
+MODEL_STREAM, AUGMENT_STREAM = 0, 1  # what a micro-batch's random numbers are for
 
 
 class SplitAugment(ABC):
@@ -66,6 +68,10 @@ class Batch:
         """Itself: its data are here."""
         return self
 
+    def scaled(self, factor: float) -> "Batch":
+        """The batch with its losses counting `factor` times as much."""
+        return self if factor == 1 else replace(self, c=self.c * factor)
+
     def rows(self, rows: slice) -> "Batch":
         """A part of the batch, as if it were one."""
         if rows == slice(0, len(self.c)):
@@ -101,3 +107,32 @@ class Batch:
 def cut_rows(pair: tuple[Any, Any], rows: slice) -> tuple[Any, Any]:
     """The same rows of every tensor of (x, y)."""
     return map_pair(lambda t: t[rows] if isinstance(t, Tensor) else t, pair)
+
+
+def make_batch(
+    x: Any,
+    y: Any,
+    micro: MicroBatch,
+    seed: int,
+    position: tuple[int, int],
+    augment: Augment | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Batch:
+    """A batch of data that came from outside, as `Instances.lazy_batches` would give it.
+
+    Arguments:
+        x: the inputs, on the device.
+        y: the labels, on the device.
+        micro: which instances they are, and how much each loss counts.
+        seed: the run's seed.
+        position: the number of the step, and the batch's place in it.
+        augment: the run's augmentation.
+        device: where the random numbers are drawn.
+        dtype: the model's type.
+    """
+    if augment is not None:
+        x = augment(x, make_generator(device, seed, *position, AUGMENT_STREAM))
+    wide = torch.promote_types(dtype, torch.float32)
+    c = torch.as_tensor(micro.weights, dtype=wide, device=device)
+    return Batch(x, y, c, mix_seeds(seed, *position, MODEL_STREAM))

@@ -13,18 +13,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from ..errors import BadInput
-from .batch import Augment, Batch, MicroBatch
+from .batch import AUGMENT_STREAM, MODEL_STREAM, Augment, MicroBatch
+from .collated import Collated, hash_items
 from .lazy_batch import BatchSource, LazyBatch
 from .prefetch import Prefetcher
 from .pytree import map_pair
-from .seeds import make_generator, mix_seeds
+from .seeds import mix_seeds
+from .sources import as_map_style, number_keys
 from .tensor_digests import to_bytes
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
 EVERYTHING, SAMPLE = "everything", "sample"  # what a fingerprint is made of
-_MODEL_STREAM, _AUGMENT_STREAM = 0, 1
 
 
 class Instances:
@@ -36,12 +37,15 @@ class Instances:
         """Read the data set once where it is small, and move it to the device where it fits.
 
         Arguments:
-            source: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
+            source: a map-style data set of (x, y) or of dicts, an iterable one of (id, x, y), a
+                pair of tensors or arrays (X, Y), or a `Collated` data set, whose batches are made
+                by a collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
         """
-        self.device, self.dtype, self.memory, self.source = device, dtype, memory, source
+        self.device, self.dtype, self.memory = device, dtype, memory
+        self.source = source = as_map_style(source, self._max_bytes_held)
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
@@ -54,12 +58,15 @@ class Instances:
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
-        #: sees the ids of what is read from the source, and (x, y) in the model's type
-        self.watch: Callable[[np.ndarray, tuple[Any, Any]], None] | None = None
+        #: sees the ids of what is read from the source, and (x, y) in the model's type, or the
+        #: items that a collator puts together
+        self.watch: Callable[[np.ndarray, tuple[Any, Any] | list[Any]], None] | None = None
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
         _check_leaves(first, "Instance 0 of the data set")
+        if isinstance(self.source, Collated):
+            return self.source.check_repeatable([0])
         if not _are_same(first, self._collate([0])):
             raise BadInput(
                 "The data set gives instance 0 differently each time it is asked. Take random "
@@ -80,6 +87,11 @@ class Instances:
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
         if self.stored:
             return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
+        if isinstance(self.source, Collated):
+            items = self.source.fetch(ids.tolist())
+            if self.watch is not None:
+                self.watch(ids.numpy(), items)
+            return self._move(self.source.collate_items(items))
         pair = self._collate(ids.tolist())
         if self.watch is not None:
             self.watch(ids.numpy(), pair := map_pair(self._convert, pair))
@@ -113,8 +125,8 @@ class Instances:
 
         def build(t: int, k: int, micro: MicroBatch) -> LazyBatch:
             ids, fetch = next(coming)
-            model_seed = mix_seeds(seed, t, k, _MODEL_STREAM)
-            augment_seed = mix_seeds(seed, t, k, _AUGMENT_STREAM)
+            model_seed = mix_seeds(seed, t, k, MODEL_STREAM)
+            augment_seed = mix_seeds(seed, t, k, AUGMENT_STREAM)
             weights = self._weights(micro)
             return LazyBatch(source, ids, weights, model_seed, augment_seed, fetch=fetch)
 
@@ -148,7 +160,8 @@ class Instances:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
-        on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
+        dtype = torch.promote_types(self.dtype, torch.float32)  # 1/3 has no place in 16 bits
+        on_device = lambda array: torch.as_tensor(array, dtype=dtype, device=self.device)
         if micro.coefficients is not None:
             return on_device(micro.coefficients)
         size = len(micro.ids)
@@ -169,15 +182,20 @@ class Instances:
                 everything of a pair of tensors, a sample of any other data set.
         """
         digest = hashlib.sha256(str(self.count).encode())
+        if isinstance(self.source, Collated):
+            items = self.source.fetch(self._sample().tolist())
+            return hashlib.sha256(digest.digest() + hash_items(items).tobytes()).hexdigest()
         if kind is None:
             kind = EVERYTHING if self.stored and self.aliased else SAMPLE
         for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
             digest.update(to_bytes(self._convert(rows)))
         return digest.hexdigest()
 
+    def _sample(self) -> np.ndarray:
+        return np.unique(np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64))
+
     def _rows_of_sample(self) -> list[Tensor]:
-        sample = np.linspace(0, self.count - 1, _FINGERPRINT_SAMPLE).astype(np.int64)
-        return tree_leaves(self[np.unique(sample)])
+        return tree_leaves(self[self._sample()])
 
     def _rows_of_all(self) -> Iterator[Tensor]:
         """One leaf after the other, part by part: it may lie on a disk."""
@@ -199,11 +217,13 @@ class Instances:
             rows = slice(int(ids[0]), int(ids[-1]) + 1)
             yield ids.numpy(), tree_map(lambda t, rows=rows: self._convert(t[rows]), self.stored)
 
-    def check(self, ids: np.ndarray, what: str = "Instance ids") -> np.ndarray:
-        """The ids as int64 [n], or an error that calls them `what`."""
-        return check_ids(ids, self.count, what)
+    def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
+        """The ids as int64 [n], or an error that calls them `what`. Texts become their numbers."""
+        return check_ids(number_keys(self.source, ids), self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
+        if isinstance(self.source, Collated):
+            return self.source.collate(ids)
         items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
@@ -250,34 +270,6 @@ class Instances:
         return size <= self._max_bytes_held
 
 
-def make_batch(
-    x: Any,
-    y: Any,
-    micro: MicroBatch,
-    seed: int,
-    position: tuple[int, int],
-    augment: Augment | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Batch:
-    """A batch of data that came from outside, as `Instances.lazy_batches` would give it.
-
-    Arguments:
-        x: the inputs, on the device.
-        y: the labels, on the device.
-        micro: which instances they are, and how much each loss counts.
-        seed: the run's seed.
-        position: the number of the step, and the batch's place in it.
-        augment: the run's augmentation.
-        device: where the random numbers are drawn.
-        dtype: the model's type.
-    """
-    if augment is not None:
-        x = augment(x, make_generator(device, seed, *position, _AUGMENT_STREAM))
-    c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
-    return Batch(x, y, c, mix_seeds(seed, *position, _MODEL_STREAM))
-
-
 def _check_leaves(pair: Any, what: str) -> None:
     """Refuse what a model or a loss cannot compute with."""
     for part, name in zip(pair, ("x", "y")):
@@ -314,7 +306,8 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     if array.ndim > 1:
         raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
-        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.")
+        hint = " Texts are known where train_set= is given." if array.dtype.kind == "U" else ""
+        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
         raise BadInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
@@ -385,7 +378,7 @@ class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(tra
         if stored and isinstance(stored[0], Tensor):
             dataset = torch.utils.data.TensorDataset(*stored)
         _length(dataset)
-        self.dataset = dataset
+        self.dataset = as_map_style(dataset, 0)
 
     def __len__(self) -> int:
         """How many instances there are."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ..errors import TapeMismatch
+from .collated import hash_items
 
 MAX_ID = 1 << 27  # ids from here on are not noted: 9 bytes are held for each id up to the largest
 _UNKNOWN, _SEEN, _RECORDED = 0, 1, 2
@@ -30,15 +31,18 @@ _MAX_NAMED = 5  # instances in a message
 # --- the hash -------------------------------------------------------------------------------------
 
 
-def hash_instances(pair: tuple[Any, Any]) -> np.ndarray | None:
+def hash_instances(pair: tuple[Any, Any] | list[Any]) -> np.ndarray | None:
     """The hash of each instance of a batch, int64 [B].
 
     Arguments:
-        pair: x and y, floating point in the model's type. What is no tensor is left out.
+        pair: x and y, floating point in the model's type. What is no tensor is left out. Or a list
+            of items, where a collator pads them: an item looks the same in every batch.
 
     Returns:
         None where a tensor does not have one row per instance.
     """
+    if isinstance(pair, list):
+        return hash_items(pair)
     named = list(_named_tensors(pair))
     if any(t.dim() == 0 for _, t in named) or len({len(t) for _, t in named}) != 1:
         return None
@@ -128,17 +132,22 @@ class HashNotes:
         """How many notes there are; an instance that was noted anew counts again."""
         return sum(len(ids) for ids in self._order)
 
-    def see(self, ids: np.ndarray, pair: tuple[Any, Any]) -> None:
+    def wants(self, ids: np.ndarray) -> bool:
+        """Whether instances with these ids are to be hashed: not all of them are noted."""
+        if not len(ids) or ids.max() >= MAX_ID:
+            return False
+        self._reserve(ids)
+        return self.renew or not (self.known[ids] == _RECORDED).all()
+
+    def see(self, ids: np.ndarray, pair: tuple[Any, Any] | list[Any]) -> None:
         """Hash the instances of a batch, unless all of them are noted.
 
         Arguments:
             ids: of the instances.
-            pair: x and y as the data set has them, floating point in the model's type.
+            pair: x and y as the data set has them, floating point in the model's type; or the
+                items that a collator puts together.
         """
-        if not len(ids) or ids.max() >= MAX_ID:
-            return
-        self._reserve(ids)
-        if not self.renew and (self.known[ids] == _RECORDED).all():
+        if not self.wants(ids):
             return
         if (values := hash_instances(pair)) is not None and len(values) == len(ids):
             self._put(ids, values)
@@ -203,7 +212,7 @@ class HashCheck:
         self.values, self.known = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=bool)
         self.values[ids], self.known[ids] = values, True
 
-    def see(self, ids: np.ndarray, pair: tuple[Any, Any]) -> None:
+    def see(self, ids: np.ndarray, pair: tuple[Any, Any] | list[Any]) -> None:
         """Refuse a batch with an instance that is not what it was.
 
         Arguments:

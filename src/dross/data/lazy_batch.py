@@ -100,6 +100,10 @@ class LazyBatch:
         pair = source.load(ids) if self.fetch is None else source.apply_augment(self.fetch())
         return Batch(*(pair if self.kept is None else cut_rows(pair, self.kept)), c, self.seed)
 
+    def scaled(self, factor: float) -> "LazyBatch":
+        """The batch with its losses counting `factor` times as much."""
+        return self if factor == 1 else replace(self, c=self.c * factor)
+
     def rows(self, rows: slice) -> "LazyBatch":
         """A part of the batch. Augmentation still draws random numbers for the whole batch."""
         if rows == slice(0, len(self.c)):

@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 
 def to_bytes(t: Tensor) -> bytes:
     """The numbers of a tensor as bytes, for a digest."""
-    return t.detach().cpu().contiguous().numpy().tobytes()
+    raw = t.detach().cpu().contiguous().view(-1).view(torch.uint8)  # numpy has no bfloat16
+    return raw.numpy().tobytes()
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -29,6 +29,7 @@ from .conv_as_matmul import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cpu_program import Programs
 from .cuda_graph import Graphs
 from .memory import try_to_fit
+from .narrow_range import pull_in_range
 from .pull_plan import PullPlans, count_flops
 
 _KINDS = ("auto", "eager")
@@ -95,8 +96,14 @@ class Executor:
         Returns:
             The terms [Q, b], the product [Q, p] and the adjoint of the buffers before the batch.
         """
-        given = (theta, buffers, a_g, a_buffers, hessian)
-        return self._run_pass("reverse step", self.plain_pull, batch, len(a_g), *given)
+
+        def pull(batch: AnyBatch, a_g: Tensor, a_buffers: Buffers) -> Pulled:
+            given = (theta, buffers, a_g, a_buffers, hessian)
+            return self._run_pass("reverse step", self.plain_pull, batch, len(a_g), *given)
+
+        if self.objective.precision.narrow is torch.float16:
+            return pull_in_range(pull, batch, a_g, a_buffers)
+        return pull(batch, a_g, a_buffers)
 
     def plain_pull(
         self,
@@ -195,9 +202,13 @@ class Executor:
 
     @property
     def cannot_reuse_passes(self) -> bool:
-        """Whether no pass may be reused: random numbers, hooks, parameters that come and go."""
+        """Whether no pass may be reused: random numbers, hooks, parameters that come and go.
+
+        Nor may that of a model with buffers of its own, which may look at their values.
+        """
         objective = self.objective
-        return objective.stochastic or self._hooked or bool(objective.unused)
+        comes_and_goes = bool(objective.unused) or bool(objective.own_moving)
+        return objective.stochastic or self._hooked or comes_and_goes
 
     def would_capture(self, name: str, theta: Tensor) -> bool:
         """Whether a pass of this name would be captured as a CUDA graph."""

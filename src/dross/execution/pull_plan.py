@@ -4,14 +4,16 @@ The choice counts operations and does not measure time: it must be the same in e
 because another way rounds differently.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..autodiff.vjp import probe_direction
 from ..data.batch import Batch
-from ..step.objective import Buffers, Objective, probe_direction
+from ..step.objective import Buffers, Objective
 from ..support.closeness import OTHER_KERNELS, is_close
 
 MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
@@ -40,7 +42,9 @@ class PullPlans:
         size = _size(batch)
         if size not in self._plans:
             flops = count_flops(self.objective, theta, buffers, batch)
-            forward = flops >= MIN_FLOPS_FOR_FORWARD_MODE and forward_mode_is_right(
+            # what a model hides from autograd (moving_buffers.py) is seen in reverse mode
+            large = flops >= MIN_FLOPS_FOR_FORWARD_MODE and not self.objective.followed
+            forward = large and forward_mode_is_right(
                 self.objective, theta, buffers, batch, a_buffers
             )
             most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
@@ -93,7 +97,9 @@ def forward_mode_is_right(
 
 def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:
     """Floating point operations of a forward pass."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+        # the counter's hooks see a compiled layer twice, which counts nothing twice
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
         objective.losses(theta, buffers, batch)
     return counter.get_total_flops()
 

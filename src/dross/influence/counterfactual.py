@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import BadInput
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
+from ..replay.average import AVERAGE, MODEL, Average, check_of
 from ..replay.recording import Recording
 from ..step.state import Clock, State
 from ..support.arguments import check_folder
@@ -146,15 +147,19 @@ def leave_one_out(
     window: tuple[int, int],
     absent: str,
     how: HowToRun,
+    of: str = MODEL,
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K].
 
-    Each model is dropped once it has been asked. Arguments: as for `counterfactual`.
+    Each model is dropped once it has been asked. Arguments: as for `counterfactual`; of: MODEL, or
+    AVERAGE for the averaged weights.
     """
+    average = recording.average() if check_of(of) else None
     # a query that does not fit fails now, not after the runs
-    values = query.evaluate(recording.objective, recording.state_at(window[1])).cpu().numpy()
+    state = recording.state_at(window[1]) if average is None else average.state
+    values = query.evaluate(recording.objective, state).cpu().numpy()
     groups = [np.array([j]) for j in instances]
-    models = _Models(recording, window, _check_absent(absent), how.progress)
+    models = _Models(recording, window, _check_absent(absent), how.progress, average)
     changes = _Changes(models, query)
     if not how.in_pieces:
         return changes(groups)["changes"].numpy()
@@ -221,14 +226,16 @@ class _Models:
     window: tuple[int, int]
     absent: str
     progress: bool
+    average: Average | None = None  # of each run, instead of its end
 
     def about(self) -> dict:
         tape = self.recording.tape.manifest["id"]
-        return {"tape": tape, "window": list(self.window), "absent": self.absent}
+        about = {"tape": tape, "window": list(self.window), "absent": self.absent}
+        return about if self.average is None else about | {"of": AVERAGE}
 
     def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
         options = {"window": self.window, "absent": self.absent, "progress": self.progress}
-        return replay_without(self.recording, groups, **options)
+        return replay_without(self.recording, groups, **options, average=self.average)
 
     def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
         chunks = [chunk.map(lambda t: t.cpu()).tensors() for chunk in self.chunks(groups)]

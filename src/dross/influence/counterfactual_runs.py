@@ -21,6 +21,7 @@ from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..errors import DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from ..execution.memory import try_to_fit
 from ..parallel.job_pool import local_workers
+from ..replay.average import Average
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import sum_over_batches, take_step
@@ -44,12 +45,19 @@ def replay_without(
     window: tuple[int, int],
     absent: str,
     progress: bool,
+    average: Average | None = None,
 ) -> Iterator[State]:
-    """States with a leading axis, in chunks: the replica first, then the groups in their order."""
+    """States with a leading axis, in chunks: the replica first, then the groups in their order.
+
+    average: the runs' averages take the place of their last states.
+    """
     first, stop = window
     start = recording.state_at(first)
     recording.check_unchanged()
-    executor, runs = recording.executor, CounterfactualRuns(recording, start, first, stop, absent)
+    executor, runs = (
+        recording.executor,
+        CounterfactualRuns(recording, start, first, stop, absent, average),
+    )
     together = absent == "weight" or runs.batchnorm_can_skip_absent(groups)
     count = _even_size(len(groups), _count_fitting(recording, start, first))
     count = count if together else _SINGLE_RUNS_IN_A_CHUNK
@@ -61,7 +69,7 @@ def replay_without(
             if not together:
                 replica = runs.replay_alone(nothing, lambda _: None)
                 others = [runs.replay_alone(group, advance) for group in chunk[1:]]
-                yield State.stack([replica, *others])
+                yield runs.stack([replica, *others])
                 at += len(chunk) - 1
                 continue
             attempt = _Attempt(advance)
@@ -117,6 +125,7 @@ class CounterfactualRuns:
     first: int
     stop: int
     absent: str  # "weight" or "batch": see counterfactual.ABSENT
+    average: Average | None = None  # how the runs are averaged
 
     def replay_together(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
         """The states without each group, side by side: a leading axis [K]."""
@@ -125,27 +134,45 @@ class CounterfactualRuns:
         present = torch.from_numpy(self._present(groups)).to(device)
         state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
         checked = False  # whether a step of the replica was compared with that step taken alone
+        total = self._add(None, state, self.first)
         with executor.training():
-            for _, step, batches in self.recording.recorded_steps(self.first, self.stop):
+            for t, step, batches in self.recording.recorded_steps(self.first, self.stop):
                 if not checked and cut:
                     self._check_cuts(step, batches)
 
-                def gradients(batch: LazyBatch, buffers: Buffers, thetas: Tensor = state.theta):
+                thetas, scale = state.theta, step.scale
+
+                def gradients(batch: LazyBatch, buffers: Buffers, thetas=thetas, scale=scale):
                     w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                    return executor.gradients(thetas, buffers, batch, w, cut)
+                    return executor.gradients(thetas, buffers, batch.scaled(scale), w, cut)
 
                 g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
                 checked = checked or self._check_replica(state, g, step, batches)
                 state = advance_state(optimizer, state, step, g, buffers)
+                total = self._add(total, state, t + 1)
                 advance(count)
-        return _check_finite(state)
+        state = _check_finite(state)
+        return state if self.average is None else self.average.of_runs(total, state)
 
-    def replay_alone(self, group: np.ndarray, advance: Advance) -> State:
-        """The state without one group, by the same function that trained the model.
+    def stack(self, runs: Sequence[tuple[State, State | None]]) -> State:
+        """What `replay_together` gives, of runs that were taken one after the other."""
+        state = State.stack([state for state, _ in runs])
+        if self.average is None:
+            return state
+        totals = [total for _, total in runs if total is not None]
+        return self.average.of_runs(State.stack(totals) if totals else None, state)
+
+    def _add(self, total: State | None, state: State, t: int) -> State | None:
+        return None if self.average is None else self.average.add(total, state, t)
+
+    def replay_alone(self, group: np.ndarray, advance: Advance) -> tuple[State, State | None]:
+        """The state without one group, by the same function that trained the model; and the sum
+        that makes its average.
 
         With nothing removed it must arrive where the training did.
         """
         executor, optimizer, state = self.recording.executor, self.recording.optimizer, self.start
+        total = self._add(None, state, self.first)
         with executor.training():
             for t, step, all_batches in self.recording.recorded_steps(self.first, self.stop):
                 batches, w = self._what_is_left(step, all_batches, group)
@@ -155,12 +182,13 @@ class CounterfactualRuns:
                     raise NotSupported(
                         f"Step {t} cannot be taken with what is left of its batch: {error}"
                     ) from error
+                total = self._add(total, state, t + 1)
                 advance(1)
         state = _check_finite(state)
         if not len(group):
             expected = self.recording.state_at(self.stop)
             check_same(state, expected, self.stop, self.recording.tape)
-        return state
+        return state, total
 
     def _present(self, groups: Sequence[np.ndarray]) -> np.ndarray:
         """bool [K, N]: which instances each run has."""

@@ -51,7 +51,7 @@ def parameter_influence(
 ) -> ParameterInfluence:
     """How the parameters would differ without each of these instances, to first order."""
     tape, objective = recording.tape, recording.objective
-    tangent = Derivative.zeros(recording.state_at(tape.first), len(instances))
+    tangent = Derivative.zeros(recording.state_at(tape.first), len(instances), objective.held)
     chosen = torch.as_tensor(instances)
     recording.check_unchanged()
     total = tape.steps - tape.first
@@ -86,7 +86,8 @@ def forward_step(
         nonlocal buffers
         micro, batch = item
         present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
-        given = (state.theta, buffers, batch, tangent.theta, buffers_dot, -present)
+        scaled = batch.scaled(taken.step.scale)
+        given = (state.theta, buffers, scaled, tangent.theta, buffers_dot, -present)
         g_dot, buffers_dot = executor.push(*given)
         if buffers_dot:
             _, buffers = executor.losses(state.theta, buffers, batch)

@@ -6,6 +6,7 @@ put one after the other (one query each). query_makers.py makes the usual ones.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..autodiff.batchnorm import differentiable_statistics
+from ..autodiff.casting import widen
+from ..autodiff.moving_buffers import Gates, open_gates
 from ..autodiff.norms import ElementaryNorms
 from ..autodiff.vjp import batched_vjp
 from ..errors import BadInput, NotFinite
@@ -113,12 +116,18 @@ class Query:
             NotFinite: where the query is not finite at this state.
         """
         # by name: sums round by their order, and a file does not keep the order of its tensors
-        floating = {name: b for name, b in sorted(state.buffers.items()) if b.is_floating_point()}
+        floating = {
+            name: b
+            for name, b in sorted(state.buffers.items())
+            if b.is_floating_point() and name not in objective.held
+        }
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
         rows: list[list[Tensor]] = []
         scalar = self.added
         differentiable = differentiable_statistics(objective.model)
-        with objective.evaluating(), differentiable, ElementaryNorms():
+        # a model that moves buffers of its own may detach them where it reads them
+        gates = Gates(()) if objective.followed else nullcontext()
+        with objective.evaluating(), differentiable, ElementaryNorms(), gates, open_gates():
             for _, fn in self.parts(objective):
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}
@@ -129,8 +138,8 @@ class Query:
                 scalar = scalar or value.dim() == 0
                 rows.append(_derivatives(value.reshape(-1), [theta, *leaves.values()]))
         combine = (lambda parts: torch.stack(parts).sum(0)) if self.added else torch.cat
-        a_theta, *a_buffers = [combine(parts) for parts in zip(*rows)]
-        slots = {name: torch.zeros_like(a_theta) for name in state.slots}
+        a_theta, *a_buffers = [widen(combine(parts)) for parts in zip(*rows)]
+        slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils._pytree import tree_leaves
 
+from ..autodiff.casting import widen
 from ..data.dataset import Instances
 from ..errors import BadInput
 from ..step.loss import bound_losses, check_labels, check_per_instance
@@ -139,7 +140,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
         def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _select(objective.predict(theta, buffers, x), index)
+            return _select(widen(objective.predict(theta, buffers, x)), index)
 
         yield from source.parts(objective, _QUERIES_IN_A_PART, each)
 
@@ -233,9 +234,10 @@ def _name_scaled(name: str, scale: float) -> str:
 
 def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
     predicted = objective.predict(theta, buffers, x)
-    if not is_batchedtensor(predicted):
+    if isinstance(predicted, Tensor) and not is_batchedtensor(predicted):
         check_labels(predicted, y, objective.loss_name)
-    return check_per_instance(objective.loss(predicted, y), len(tree_leaves(x)[0]))
+    losses = check_per_instance(objective.apply_loss(predicted, y), len(tree_leaves(x)[0]))
+    return widen(losses)  # before they are added up
 
 
 def _select(outputs: Tensor, index: int | None) -> Tensor:

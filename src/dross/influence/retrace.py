@@ -20,10 +20,11 @@ import torch
 
 from ..parallel.ranks import RankReducer
 from ..parallel.reducer import ALONE
+from ..replay.average import MODEL, Average, check_of
 from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
 from ..replay.window import Window, choose_window
-from ..step.state import Derivative
+from ..step.state import Derivative, State
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_derivative
@@ -42,6 +43,7 @@ def retrace(
     resume: str | os.PathLike | None = None,
     group: Any = None,
     progress: bool = False,
+    of: str = MODEL,
 ) -> Scores:
     """Scores of every instance for one query or many, in one pass.
 
@@ -58,6 +60,7 @@ def retrace(
         group: a torch.distributed group whose ranks share the work; all of them call this, and all
             get the scores.
         progress: show a bar.
+        of: MODEL, or AVERAGE for the averaged weights.
 
     Raises:
         NotFinite: where the run magnifies every change without limit.
@@ -67,15 +70,19 @@ def retrace(
     ranks = ALONE if group is None else RankReducer(group, recording.device)
     asked = {"query": query.name, "the steps asked for": (window.first, window.stop)}
     check_agreement(recording, ranks, asked | {"hessian": hessian})
-    seed, scalar = query.derivative(recording.objective, recording.state_at(window.stop))
+    average, state = _asked(recording, window, of)
+    seed, scalar = query.derivative(recording.objective, state)
     seed = agree_on_derivative(seed, ranks)
+    name = query.name if average is None else f"{query.name} of the average"
 
-    file = _progress_file(resume, recording, window, hessian, query, seed)
+    file = _progress_file(resume, recording, window, hessian, name, seed)
     # on a GPU, a block's terms are read while the next block is computed
     lag = 1 if recording.device.type == "cuda" else 0
     own_file = file if ranks.rank == 0 else None
     totals = ScoreTotals(window, len(seed.theta), len(recording.instances), own_file, lag)
-    adjoint, position = seed, window.stop
+    adjoint, position, enter = seed, window.stop, None
+    if average is not None:  # it enters where it was averaged
+        adjoint, enter = seed.map(torch.zeros_like), lambda a, t: average.enter(a, seed, t)
     if file is not None and (place := ranks.on_first(file.read)) is not None:
         position, totals.totals = place.position, place.totals
         adjoint = place.adjoint.map(lambda t: t.to(recording.device))
@@ -90,8 +97,8 @@ def retrace(
         progress_bar("retracing", position - window.first, show=show) as advance,
     ):
         for block in recording.walk_backward(window.first, window.stop, position):
-            adjoint = _drop_vanished_buffers(adjoint)
-            adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance)
+            adjoint = _drop_vanished_buffers(adjoint, recording)
+            adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance, enter)
             totals.add(block, terms, adjoint, executor.plans.to_json())
             if recording.memory_limit is not None:
                 totals.wait()  # until this block's states can go
@@ -101,7 +108,7 @@ def retrace(
     return Scores(
         values[0] if scalar else values,
         by_epoch[0] if scalar else by_epoch,
-        query=query.name,
+        query=name,
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
@@ -109,27 +116,35 @@ def retrace(
     )
 
 
+def _asked(recording: Recording, window: Window, of: str) -> tuple[Average | None, State]:
+    """The average if it is asked, and the state that the query looks at."""
+    if not check_of(of):
+        return None, recording.state_at(window.stop)
+    average = recording.average()
+    return average, average.state
+
+
 def _progress_file(
     resume: str | os.PathLike | None,
     recording: Recording,
     window: Window,
     hessian: bool,
-    query: Query,
+    name: str,
     seed: Derivative,
 ) -> ProgressFile | None:
     if resume is None:
         return None
     steps = (window.first, window.stop)
-    question = describe_question(recording, steps, hessian, query.name, seed)
+    question = describe_question(recording, steps, hessian, name, seed)
     return ProgressFile(Path(resume), question)
 
 
-def _drop_vanished_buffers(adjoint: Derivative) -> Derivative:
+def _drop_vanished_buffers(adjoint: Derivative, recording: Recording) -> Derivative:
     """Leave out the adjoint of running statistics once it is smaller than rounding.
 
-    It shrinks by 1 - momentum per step.
+    It shrinks by 1 - momentum per step. Buffers of the model's own may have a part in every step.
     """
-    if not adjoint.buffers:
+    if not adjoint.buffers or recording.objective.followed:
         return adjoint
     floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())

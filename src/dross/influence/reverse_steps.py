@@ -47,7 +47,7 @@ def reverse_step(
 
     def pull_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         k, _, batch = piece
-        given = (state.theta, buffers[k], batch, a_g, a_buffers, hessian)
+        given = (state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian)
         terms, product, a_buffers = executor.pull(*given)
         found.append((piece, terms))
         return product, a_buffers
@@ -69,6 +69,7 @@ def reverse_steps(
     adjoint: Derivative,
     hessian: bool,
     advance: Callable[[int], None],
+    enter: Callable[[Derivative, int], Derivative] | None = None,
 ) -> tuple[Derivative, list[Tensor]]:
     """The adjoint before a block of steps, and the terms of each step, the last step's first.
 
@@ -80,10 +81,13 @@ def reverse_steps(
         adjoint: after the last of them.
         hessian: False leaves the Hessian-vector product out.
         advance: is called with the number of steps done.
+        enter: (adjoint, t) -> the adjoint after t steps, where a query also asks the state there.
     """
     found: list[Tensor] = []
-    for part in reversed(_parts(recording, block)):
+    for part in reversed(_parts(recording, block, alone=enter is not None)):
         k = part.start
+        if enter is not None:
+            adjoint = enter(adjoint, block.first + part.stop)
         if part.stop - k == 1:
             given = (block.steps[k], block.batches[k], block.states[k], block.gradients[k])
             adjoint, terms = reverse_step(recording, *given, adjoint, hessian)
@@ -97,10 +101,12 @@ def reverse_steps(
     return adjoint, found
 
 
-def _parts(recording: Recording, block: Block) -> list[slice]:
+def _parts(recording: Recording, block: Block, *, alone: bool) -> list[slice]:
     if not block.steps:
         return []
-    if recording.reducer.size > 1:  # ranks exchange sums in every step
+    # ranks exchange sums in every step, and a pull in float16 looks whether it was finite
+    looks = recording.objective.precision.narrow is torch.float16
+    if alone or recording.reducer.size > 1 or looks:
         return [slice(k, k + 1) for k in range(len(block.steps))]
     given = (recording.executor, recording.optimizer, block.states[0], block.steps, block.batches)
     return group_steps("reverse steps", *given)

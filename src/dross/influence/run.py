@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from ..data.batch import Augment
+from ..data.sources import keys_of
 from ..errors import BadInput, DrossWarning
+from ..replay.average import MODEL, check_of
 from ..replay.recording import Recording
 from ..replay.window import choose_window
 from ..step.objective import Penalty
+from ..step.state import State
 from ..support.arguments import check_folder
 from ..support.progress import report
 from ..tape.reader import Tape
@@ -99,6 +102,14 @@ class Run:
         """Whether the recording went to its end."""
         return self.recording.tape.complete
 
+    @property
+    def keys(self) -> list[str] | None:
+        """The text by which each instance is known, where an iterable data set gave texts as ids.
+
+        keys[k] is the key of instance k, in every result of this run.
+        """
+        return keys_of(self.recording.instances.source)
+
     def __len__(self) -> int:
         return len(self.recording.instances)
 
@@ -108,12 +119,13 @@ class Run:
         length = _describe_length(self.recording.tape)
         return f"<Run of {names} on {len(self):,} instances: {length}>"
 
-    def evaluate(self, query: Query, *, at: int | None = None) -> np.ndarray:
+    def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
         """The query's value at the trained model.
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             at: ask the model after that many steps instead of the last.
+            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
 
         Returns:
             float64 [], or [Q] for a query of Q values.
@@ -121,7 +133,7 @@ class Run:
         Raises:
             BadInput: where the query does not fit the model, or the tape does not hold that step.
         """
-        state = self.recording.state_at(self.steps if at is None else at)
+        state = self._asked(of, at)
         return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
 
     def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
@@ -147,6 +159,7 @@ class Run:
         at: int | None = None,
         resume: str | os.PathLike | bool | None = None,
         group: Any = None,
+        of: str = MODEL,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
@@ -162,6 +175,7 @@ class Run:
                 is removed when the scores are finished.
             group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
                 them makes this call and gets the scores.
+            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -172,6 +186,7 @@ class Run:
             NotFinite: where the run magnifies every change without limit.
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
+        self._check_at(of, at)
         scores = retrace(
             self.recording,
             as_query(query),
@@ -180,9 +195,21 @@ class Run:
             resume=self._progress_folder(resume),
             group=group,
             progress=self.progress,
+            of=of,
         )
         report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
         return scores
+
+    def _asked(self, of: str, at: int | None) -> State:
+        """The state that is asked."""
+        self._check_at(of, at)
+        if check_of(of):
+            return self.recording.average().state
+        return self.recording.state_at(self.steps if at is None else at)
+
+    def _check_at(self, of: str, at: int | None) -> None:
+        if check_of(of) and at not in (None, self.steps):
+            raise BadInput("The average is known at the end of the run: leave `at` out.")
 
     def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
         if resume is None or resume is False:
@@ -256,6 +283,7 @@ class Run:
         at: int | None = None,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
+        of: str = MODEL,
     ) -> np.ndarray:
         """The true change of the query without each instance.
 
@@ -264,6 +292,7 @@ class Run:
             instances: the ids of K instances; all of them by default.
             at: ask the model after that many steps instead of the last.
             absent, epochs, n_jobs, folder: as for `counterfactual`.
+            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values.
@@ -275,11 +304,18 @@ class Run:
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         window = choose_window(self.recording.tape, epochs=epochs, at=at)
         how = HowToRun(self.progress, n_jobs, folder)
+        self._check_at(of, at)
         steps = (window.first, window.stop)
-        return leave_one_out(self.recording, as_query(query), ids, steps, absent, how)
+        return leave_one_out(self.recording, as_query(query), ids, steps, absent, how, of)
 
     def verify(
-        self, scores: Scores, query: Query, instances: Any = None, n: int = 64
+        self,
+        scores: Scores,
+        query: Query,
+        instances: Any = None,
+        n: int = 64,
+        *,
+        of: str = MODEL,
     ) -> Verification:
         """Check scores against real counterfactual runs.
 
@@ -290,6 +326,7 @@ class Run:
             query: the query that they were computed for.
             instances: the ids to check [K]; by default the extremes and a random sample.
             n: how many, where `instances` are not given.
+            of: what they were asked of: "model" or "average".
 
         Returns:
             Estimated and actual changes [K], or [Q, K], and how well they agree.
@@ -306,11 +343,11 @@ class Run:
             raise BadInput(
                 f"These are the scores of {len(scores)} instances; the run has {len(self)}."
             )
-        self._check_same_question(scores, as_query(query))
+        self._check_same_question(scores, as_query(query), of)
         ids = choose(scores, n) if instances is None else self._ids(instances)
         whole = choose_window(self.recording.tape, at=scores.at)
         epochs = whole.newest - scores.first_epoch + 1
-        actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at)
+        actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at, of=of)
         if actual.shape != scores.values[..., ids].shape:
             raise BadInput(
                 f"The query has {actual.shape[:-1]} values and the scores "
@@ -318,7 +355,7 @@ class Run:
             )
         return compare(ids, scores.values[..., ids], actual)
 
-    def _check_same_question(self, scores: Scores, query: Query) -> None:
+    def _check_same_question(self, scores: Scores, query: Query, of: str) -> None:
         """Refuse scores of another query.
 
         Queries are compared by their derivatives, and by name where scores have no sketch of it.
@@ -326,7 +363,7 @@ class Run:
         if scores.query_sketch is None:
             same = scores.query == query.name
         else:
-            state = self.recording.state_at(scores.at)
+            state = self._asked(of, scores.at)
             seed, _ = query.derivative(self.recording.objective, state)
             same = same_question(scores.query_sketch, sketch_derivative(seed))
         if not same:

@@ -1,7 +1,7 @@
 """Record a training loop that belongs to the user.
 
 The recorder computes the forward pass, hands out one loss per instance and watches what the loop
-does with them (step_watch.py). At the start of every segment the step is rehearsed from the
+does with them (loops/step_watch.py). At the start of every segment the step is rehearsed from the
 recorded state; a step that cannot be reproduced is refused then and there.
 """
 
@@ -16,35 +16,41 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.hooks import RemovableHandle
 
-from ..data.batch import Augment, Batch, MicroBatch
-from ..data.dataset import Instances, check_ids, make_batch, move_to
-from ..errors import BadInput, DrossWarning
+from ..autodiff.casting import check_autocast
+from ..data.batch import Augment, Batch
+from ..data.dataset import Instances
+from ..errors import BadInput, DrossWarning, NotSupported
 from ..influence.run import Run
 from ..parallel.reducer import Reducer
-from ..step.clipping import ClipNorm, ClipValue
 from ..step.inspect_model import (
     check_optimizer,
-    count_instances,
     device_and_dtype,
     unwrap_model,
+    unwrap_optimizer,
 )
 from ..step.loss import find_loss
 from ..step.objective import Penalty
-from ..support.arguments import check_folder, check_function, check_number, check_whole
+from ..support.arguments import check_folder, check_function, check_whole
+from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
-from . import ddp
-from .loop_tape import LoopTape, UserLoop
-from .rehearsal import check_autocast, check_first_batch
-from .step_watch import StepWatch
+from .loops import ddp
+from .loops.average_watch import AverageWatch
+from .loops.clip_methods import ClipMethods
+from .loops.followed import Followed
+from .loops.incoming_batch import take_batch
+from .loops.loop_tape import LoopTape, UserLoop
+from .loops.scaler_watch import ScalerWatch, check_scaler
+from .loops.step_watch import StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
 
 
-class Recorder:
+class Recorder(ClipMethods):
     """Writes a tape of your own loop.
 
         recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
@@ -55,13 +61,27 @@ class Recorder:
         run = recorder.run(train_set)
 
     A `with recorder.step(...)` in which the optimizer takes no step is a micro-batch: gradient
-    accumulation is recorded as it happens.
+    accumulation is recorded as it happens. The optimizer may step later, too, once the `with` has
+    ended; and a closure that is passed to optimizer.step may contain the `with`.
 
     Any weighting that is linear in the losses is recorded, too. One that is not linear, such as
     (losses ** 2).mean(), is recorded with the weights that it had; the scores do not see that the
     weights would change. Put such a function into `loss`.
 
     Clip with `recorder.clip_grad_norm_(1.0)` or `recorder.clip_grad_value_(0.1)`.
+
+    Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
+    recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
+    same at every step; the losses and outputs that are asked of the run are computed in it, too.
+    With float16, give the loop's GradScaler as `scaler=` and use it as ever:
+
+        with recorder.step(ids, x, y) as losses:
+            scaler.scale(losses.mean()).backward()
+            scaler.unscale_(optimizer); recorder.clip_grad_norm_(1.0)           # if you clip
+            scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+
+    The scale of each step is recorded. A step that the scaler skips did nothing and is left out;
+    `skipped` counts them, `steps` does not.
 
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
     steps it with its own batches. The first rank writes one tape of them all. The folder must be
@@ -85,6 +105,9 @@ class Recorder:
         seed: int = 0,
         overwrite: bool = False,
         resume: bool | str | os.PathLike = False,
+        autocast: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        expected_steps: int | None = None,
     ):
         """Listen to an optimizer from now on.
 
@@ -94,10 +117,16 @@ class Recorder:
             loss: as for `dross.train`.
             tape: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
-            train_set: where it is known, the first batch is compared with it.
+            train_set: where it is known, the first batch is compared with it. A `dross.Collated`
+                is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `tape`: model and optimizer are
                 put where it stopped, and `steps` says how many of the loop's steps to skip. Naming
                 that folder means the same.
+            autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
+                the losses inside `torch.autocast`. See "Mixed precision" above.
+            scaler: the GradScaler by which the loop scales its losses.
+            expected_steps: about how many steps the loop will take. Where that is known and `keep`
+                is not given, a small run keeps every state.
 
         Raises:
             BadInput: for arguments that cannot be used.
@@ -105,6 +134,7 @@ class Recorder:
             TapeExists: where there is a tape already.
             TapeMismatch: where the tape to be continued is of another model, loss or optimizer.
         """
+        optimizer = unwrap_optimizer(optimizer)
         check_optimizer(optimizer)
         check_keep(keep)
         check_folder(tape, "tape")
@@ -120,8 +150,11 @@ class Recorder:
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = DefaultRetention() if keep is None else keep
         self.device, self.dtype = device_and_dtype(self.model)
+        self.autocast = check_autocast(autocast, self.device, self.dtype)
+        self.scaler = check_scaler(scaler)
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
+        self._expected_steps = expected_steps
         self._loop = self._describe_loop(ddp.ranks_of(model))
         wants_resume = check_resume(resume, tape)
         earlier = self._loop.ranks.on_first(
@@ -147,6 +180,8 @@ class Recorder:
             dtype=self.dtype,
             instances=self.instances,
             ranks=ranks,
+            autocast=self.autocast,
+            expected_steps=self._expected_steps,
         )
 
     def _listen(self) -> None:
@@ -155,19 +190,23 @@ class Recorder:
         The hooks keep the recorder alive for as long as the optimizer lives.
         """
 
-        def before(_, args: tuple, kwargs: dict) -> None:
-            if not self._closed:
-                self._watch.before_step(args, kwargs)
+        def before(_, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+            return None if self._closed else self._watch.before_step(args, kwargs)
 
         def after(*_) -> None:
             if not self._closed:
                 self._watch.after_step()
 
-        self._handles = [
+        self._handles: list[RemovableHandle | ScalerWatch] = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
             *self._watch.gradients.handles,
         ]
+        if self.scaler is not None:
+            watch = self._watch
+            told = {"unscaling": watch.before_unscaling, "unscaled": watch.after_unscaling}
+            told["stepped"] = watch.after_scaler_step
+            self._handles.append(ScalerWatch(self.scaler, self.optimizer, **told))
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
         atexit.register(self._at_exit)  # Ctrl-C in a loop still leaves every step that was taken
@@ -176,6 +215,16 @@ class Recorder:
     def steps(self) -> int:
         """How many steps are recorded; after a resume, how many of the loop's steps to skip."""
         return self._tape.steps
+
+    @property
+    def pending(self) -> int:
+        """How many micro-batches wait for a step of the optimizer."""
+        return self._watch.pending
+
+    @property
+    def skipped(self) -> int:
+        """How many steps a GradScaler has skipped since this recorder was made."""
+        return self._watch.skipped
 
     @contextmanager
     def step(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Tensor]:
@@ -193,65 +242,78 @@ class Recorder:
             NotReplayable: for a step that could not be reproduced.
             NotFinite: where the training diverges; the tape is whole up to that step.
         """
+        batch, ids = self._enter(ids, x, y, epoch)
+        with self._watch.micro_batch(ids, batch) as losses:
+            yield losses
+
+    @contextmanager
+    def follow(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Followed]:
+        """Follow a loop that computes its own loss, as trainers do.
+
+            with recorder.follow(ids, x, y) as watch:
+                loss = F.cross_entropy(model(x), y)
+                watch(loss)                        # the mean over the batch
+                loss.backward()
+
+        `watch(loss, share=1/len(ids))` is given the loss before backward(): one number, which is
+        `share` times the sum of the losses of the instances, or the losses [B] themselves. That it
+        is so is checked at the first step of every segment. Random numbers that are drawn inside
+        the `with` are drawn again on replay, by the model: draw none before it.
+
+        Arguments:
+            ids, x, y, epoch: as for `step`.
+
+        Raises:
+            DrossError: as for `step`.
+        """
+        batch, ids = self._enter(ids, x, y, epoch)
+        with self._watch.follow(ids, batch) as watch:
+            yield watch
+
+    def _enter(self, ids: Any, x: Any, y: Any, epoch: int | None) -> tuple[Batch, np.ndarray]:
         if self._closed:
             raise BadInput("This recorder is closed.")
         if self._watch.inside:
             raise BadInput("recorder.step was entered twice: finish one batch before the next.")
-        check_autocast(self.device)
         self._watch.set_epoch(epoch)
-        batch, ids = self._make_batch(ids, x, y)
-        with self._watch.micro_batch(ids, batch) as losses:
-            yield losses
+        return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
 
-    def _make_batch(self, ids: Any, x: Any, y: Any) -> tuple[Batch, np.ndarray]:
-        most = len(self.instances) if self.instances else np.iinfo(np.int32).max
-        ids = check_ids(ids, most, "Instance ids")
-        x, y = (tree_map(lambda t: move_to(t, self.device, self.dtype), part) for part in (x, y))
-        if len(ids) != count_instances(y):
-            raise BadInput(
-                f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
-                "instance of the batch."
+    def save(self) -> None:
+        """Write every step so far to the disk, and begin a new segment with the next one.
+
+        A trainer calls it beside a checkpoint of its own: the tape can be rewound to such a place.
+        """
+        if self._tape.opened is None or self._closed:
+            return
+        if self._watch.pending:
+            raise BadInput("A tape is saved between two steps, not while micro-batches wait.")
+        self._watch.check_untouched()
+        self._tape.save()
+
+    def average(self, averaged: AveragedModel) -> None:
+        """Watch averaged weights, so that they can be asked: run.influence(query, of="average").
+
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            recorder.average(averaged)          # then train, and call averaged.update_parameters
+
+        Arguments:
+            averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
+                average or an exponential one. Call it before the average is first updated. After a
+                resume, it is put where the tape has it.
+
+        Raises:
+            BadInput: where it is no AveragedModel.
+            NotSupported: where it has been updated already, and the tape does not know how.
+        """
+        earlier = None if self._tape.earlier is None else Tape(self.folder).average()
+        watch = AverageWatch(averaged, earlier)
+        if watch.count and earlier is None:
+            raise NotSupported(
+                f"The averaged model has been updated {watch.count} times before it was watched, "
+                "and the tape does not know with what. Call recorder.average before training, or "
+                "begin a new average."
             )
-        if self.instances is not None and self._tape.opened is None:
-            check_first_batch(self.instances, ids, x, y)
-        if self._tape.notes is not None:
-            self._tape.notes.see(ids, (x, y))
-        where = (self.seed, self._watch.position, self.augment, self.device, self.dtype)
-        return make_batch(x, y, MicroBatch(ids), *where), ids
-
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded.
-
-        Call it between backward() and optimizer.step().
-
-        Arguments:
-            max_norm: the largest norm that the gradient may have.
-
-        Returns:
-            The norm of the gradient before clipping.
-
-        Raises:
-            NotSupported: where this step has been clipped already.
-        """
-        parameters = self._watch.declare_clip(ClipNorm(check_number(max_norm, "max_norm")))
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        self._watch.gradients.accept()
-        return norm
-
-    def clip_grad_value_(self, limit: float) -> None:
-        """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded.
-
-        Call it between backward() and optimizer.step().
-
-        Arguments:
-            limit: the largest absolute value that a number of the gradient may have.
-
-        Raises:
-            NotSupported: where this step has been clipped already.
-        """
-        parameters = self._watch.declare_clip(ClipValue(check_number(limit, "limit")))
-        torch.nn.utils.clip_grad_value_(parameters, limit)
-        self._watch.gradients.accept()
+        self._watch.average = watch
 
     def close(self) -> None:
         """Write what is still open and mark the tape complete.
@@ -271,6 +333,7 @@ class Recorder:
                 stacklevel=2,
             )
         self._watch.check_untouched()
+        self._watch.poll_average()
         self._finish(complete=True)
         self._loop.ranks.from_first(None)  # the tape is there before anyone opens it
 
@@ -319,4 +382,7 @@ class Recorder:
         atexit.unregister(self._at_exit)
         whole = not self._watch.stepping and (complete or self._watch.is_untouched)
         buffers = self._watch.buffers_before_pending
-        self._tape.finish(whole=whole, complete=complete, buffers=buffers)
+        average = self._watch.average
+        if average is not None and not average.is_current:
+            average = None  # what it took up since the last step is not known
+        self._tape.finish(whole=whole, complete=complete, buffers=buffers, average=average)

@@ -3,14 +3,14 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..autodiff.precision import check_arithmetic
+from ..autodiff.casting import check_autocast
+from ..autodiff.precision import Precision, cast_of, check_arithmetic
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..errors import BadInput
@@ -28,7 +28,7 @@ from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
-from .live_model import LiveModel
+from .loops.live_model import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers
 
@@ -54,6 +54,7 @@ def train(
     overwrite: bool = False,
     resume: bool | str | os.PathLike = False,
     arithmetic: str = "strict",
+    autocast: torch.dtype | None = None,
 ) -> Run:
     """Train a model and record the run on a tape.
 
@@ -64,8 +65,9 @@ def train(
 
     Arguments:
         model: trained in place.
-        train_set: a map-style data set of (x, y), or a pair of tensors X [N, ...], Y [N, ...]. An
-            instance's id is its index.
+        train_set: a map-style data set of (x, y) or of dicts with a column "label", a pair of
+            tensors X [N, ...], Y [N, ...], or an iterable data set of (id, x, y), which is read
+            once and held. An instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".
         optimizer: of torch.optim.
@@ -91,6 +93,8 @@ def train(
             same.
         arithmetic: "strict"; faster and less exact are "tf32" (NVIDIA GPUs) and "bf16". A run is
             retraced as it was recorded.
+        autocast: torch.bfloat16 or torch.float16: the forward pass and the loss are computed inside
+            `torch.autocast`, and so are the losses and outputs that are asked of the model.
 
     Returns:
         The recorded run. The model and the optimizer are as if the loop had run on them.
@@ -102,10 +106,8 @@ def train(
         TapeExists: where there is a tape already.
         TapeMismatch: where the tape to be continued is of another run.
     """
-    _check_options(keep, clip)
+    _check_options(keep, clip, penalty, augment)
     check_folder(tape, "tape")
-    check_function(penalty, "penalty")
-    check_function(augment, "augment")
     seed = check_whole(seed, "seed")
     model = _prepare_model(model, device)
     device, dtype = device_and_dtype(model)
@@ -115,8 +117,8 @@ def train(
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
     x = x if augment is None else _augment_first(augment, x, seed, device)
-    objective, pure = inspect_run(model, optimizer, loss, penalty, x, y)
-    objective = replace(objective, arithmetic=check_arithmetic(arithmetic, device, dtype))
+    precision = _check_precision(arithmetic, autocast, device, dtype)
+    objective, pure = inspect_run(model, optimizer, loss, penalty, x, y, precision=precision)
     _check_all_labels(objective, instances, x)
 
     live = LiveModel(model, optimizer, objective.layout, pure)
@@ -140,6 +142,17 @@ def train(
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
     return Run(Recording(Tape(tape), executor, pure, instances, augment, seed).watched(), progress)
+
+
+def _check_precision(
+    arithmetic: str, autocast: Any, device: torch.device, dtype: torch.dtype
+) -> Precision:
+    """In which types the passes are computed."""
+    check_arithmetic(arithmetic, device, dtype)
+    cast = check_autocast(autocast, device, dtype)
+    if cast is not None and arithmetic == "bf16":
+        raise BadInput("arithmetic='bf16' is an autocast already: leave one of the two out.")
+    return Precision(arithmetic, cast or cast_of(arithmetic, device))
 
 
 def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
@@ -181,13 +194,15 @@ def _open_tape(
     return writer, start
 
 
-def _check_options(keep: Any, clip: Any) -> None:
+def _check_options(keep: Any, clip: Any, penalty: Any, augment: Any) -> None:
     clips = (ClipNorm, ClipValue, NoneType)
     if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, clips):
         raise BadInput(
             "keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes); clip is "
             "ClipNorm(x) or ClipValue(x)."
         )
+    check_function(penalty, "penalty")
+    check_function(augment, "augment")
 
 
 def _check_all_labels(objective: Objective, instances: Instances, x: Any) -> None:

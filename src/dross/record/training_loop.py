@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from ..autodiff.casting import NARROW
 from ..data.batch import Augment, MicroBatch
 from ..data.dataset import Instances
 from ..data.lazy_batch import LazyBatch
@@ -21,7 +22,8 @@ from ..step.state import State
 from ..step.step import Step
 from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
-from .finite_check import check_finite
+from .loops.finite_check import check_finite
+from .loops.rehearsal import warn_of_lost_updates
 from .training_plan import BatchPlan
 
 _MAX_UNCHECKED_STEPS = 64
@@ -106,6 +108,10 @@ class TrainingLoop:
 
     def _write(self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]) -> None:
         self._check(row)
+        if row.first == 0 and row.states[0].theta.dtype in NARROW:
+            given = (self.executor, self.optimizer, row.states[0], row.steps[0], row.batches[0])
+            _, g, _ = take_step(*given)
+            warn_of_lost_updates(row.states[0].theta, row.states[1].theta, g, 0)
         with side_stream(row.states[0].theta.device):
             pairs = zip(row.states, row.states[1:])
             for step, batches, (before, after) in zip(row.steps, row.batches, pairs):

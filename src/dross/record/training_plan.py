@@ -11,7 +11,7 @@ from ..data.seeds import mix_seeds
 from ..errors import BadInput, NotSupported
 from ..step.optimizers import Optimizer
 from ..support.arguments import check_count
-from .live_model import LiveModel
+from .loops.live_model import LiveModel
 
 Eta = (
     float

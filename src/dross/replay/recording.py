@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..autodiff.precision import check_arithmetic
+from ..autodiff.precision import Precision
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
@@ -32,6 +32,7 @@ from ..step.step import Step
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
+from .average import Average
 from .segment_replay import Block, SegmentReplay
 from .take_steps import take_step
 
@@ -44,7 +45,7 @@ class TakenStep:
     step: Step
     batches: list[LazyBatch]
     state: State  # before it
-    gradient: Tensor  # [p], before clipping
+    gradient: Tensor  # [p], of the scaled losses
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ class Recording:
             stochastic=made["stochastic"],
             evaluated=tuple(made["evaluated"]),
             unused=tuple(made["unused"]),
-            arithmetic=check_arithmetic(made.get("arithmetic", "strict"), device, dtype),
+            precision=Precision.from_json(made, device, dtype),
+            held=tuple(made.get("held", ())),
         )
-        optimizer = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        optimizer = Optimizer.from_json(made["optimizer"], layout)
         compiles = bool(tape.entries) and compiled.is_requested()
         usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
         executor = Executor(objective, usual_batch=usual_batch)
@@ -237,6 +239,24 @@ class Recording:
             return segment.states[t - segment.first]
         with self.executor.training():
             return self._replay.replay_first_steps(segment, t - segment.first)
+
+    def average(self) -> Average:
+        """The averaged weights that were watched while the run was recorded.
+
+        Raises:
+            BadInput: where there were none.
+        """
+        record = self.tape.average()
+        if record is None or not len(record.steps):
+            raise BadInput(
+                "The tape has no averaged weights: call recorder.average(averaged) before "
+                "training, and averaged.update_parameters(model) between steps."
+            )
+        layout, end = self.objective.layout, self.state_at(self.tape.steps)
+        named = {name: self._move(t) for name, t in record.tensors.items()}
+        theta = layout.flatten({name: named[name] for name in layout.names})
+        buffers = {name: named[name] for name in layout.moving_buffers}
+        return Average(replace(end, theta=theta, buffers=buffers), record)
 
     def _move_and_check(self, segment: Segment) -> Segment:
         """The segment on the device. Its first batch must be what the run was trained on."""

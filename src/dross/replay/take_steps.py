@@ -60,7 +60,7 @@ def take_step(
     w: list[Tensor] | None = None,
     reducer: Reducer = ALONE,
 ) -> tuple[State, Tensor, list[Tensor]]:
-    """s_{t+1}, the raw gradient [p] and the losses of each micro-batch.
+    """s_{t+1}, the gradient [p] of the scaled losses, and the losses of each micro-batch.
 
     Arguments:
         executor: computes the gradients.
@@ -76,7 +76,8 @@ def take_step(
     def gradient(piece, buffers: Buffers) -> tuple[Tensor, Buffers]:
         k, rows, batch = piece
         weights = None if w is None else w[k][rows]
-        g, seen, buffers = executor.gradient(state.theta, buffers, batch, weights)
+        scaled = batch.scaled(step.scale)
+        g, seen, buffers = executor.gradient(state.theta, buffers, scaled, weights)
         losses.append(seen)
         return g, buffers
 
@@ -148,10 +149,11 @@ def group_steps(
         executor.would_capture(name, start.theta)
         and start.theta.numel() <= _MAX_PARAMETERS
         and len(optimizer.group_sizes) == 1
+        and optimizer.blocks is None
         and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
     )
     kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
-    if kinds and start.clock and start.clock[0]["step"] == 0:
+    if kinds and start.clock and start.clock[0].get("step") == 0:
         kinds[0] = None  # the first step of momentum is another formula
     parts, at = [], 0
     while at < len(steps):
@@ -164,7 +166,9 @@ def group_steps(
 
 def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
     """Steps of the same kind may be captured together. None: a step that is taken alone."""
-    if len(batches) != 1 or step.clip is not None or not batches[0].source.capturable:
+    if len(batches) != 1 or step.clip is not None or step.scale != 1:
+        return None
+    if not batches[0].source.capturable:
         return None
     return len(batches[0].ids), step.numbers.tobytes()
 

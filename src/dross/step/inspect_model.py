@@ -1,7 +1,7 @@
 """Find out from a model, its optimizer and a batch what a run consists of, or refuse it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..autodiff.attention import MATH
 from ..autodiff.batchnorm import statistics_of
+from ..autodiff.casting import NARROW, PassNotes
 from ..autodiff.functional import call_model
-from ..autodiff.precision import use_arithmetic
+from ..autodiff.precision import STRICT, Precision, use_arithmetic
+from ..autodiff.vjp import probe_direction
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import BadInput, DrossError, NotSupported, first_line
+from .buffer_check import hold_what_has_no_derivative
 from .layout import Layout
 from .loss import Loss, check_differentiable, check_labels, check_per_instance, find_loss
-from .objective import Objective, Penalty, probe_direction
+from .objective import Objective, Penalty
 from .optimizers import Optimizer, read_optimizer
 
 
@@ -28,16 +32,25 @@ def inspect_run(
     penalty: Penalty | None,
     x: Any,
     y: Any,
+    *,
+    precision: Precision = STRICT,
 ) -> tuple[Objective, Optimizer]:
     """The objective and the pure optimizer of a run whose first batch is (x, y).
 
     The model is left as it was.
+
+    Arguments:
+        model, optimizer, loss, penalty: of the run.
+        x, y: its first batch.
+        precision: in which the loop computes, as far as it is known.
     """
     check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
     candidates = _names_by_group(parameters, optimizer)
-    seen = _run_first_batch(model, loss_function, loss_name, penalty, x, y)
+    empty = Layout((), (), (), ())
+    bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
+    seen = _run_first_batch(bare, x, y)
 
     groups = [[name for name in names if name in seen.used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
@@ -55,10 +68,22 @@ def inspect_run(
         stochastic=seen.stochastic,
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
+        precision=_complete(precision, seen.notes),
     )
-    pure = read_optimizer(optimizer, sizes, [optimizer.param_groups[k] for k in kept])
+    pure = read_optimizer(
+        optimizer,
+        sizes,
+        [optimizer.param_groups[k] for k in kept],
+        objective.layout.shapes_by_group,
+    )
     _check_second_derivative(objective, x, y)
-    return objective, pure
+    return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
+
+
+def _complete(known: Precision, notes: PassNotes) -> Precision:
+    """With what the model does by itself. A model without attention needs no choice of kernels."""
+    inner = notes.cast or notes.narrow if known.autocast is None else None
+    return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -69,8 +94,17 @@ def check_optimizer(optimizer: object) -> None:
         )
 
 
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """The optimizer of torch inside that of a trainer (Accelerate's, Lightning's)."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def unwrap_model(model: Any) -> nn.Module:
-    """The module that can be differentiated twice: a compiled one gives its original back."""
+    """The module that can be differentiated twice: a compiled one gives its original back.
+
+    Compiled parts of it run as written in dross's own passes (autodiff/plain_passes.py).
+    """
     if not isinstance(model, nn.Module):
         raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     original = getattr(model, "_orig_mod", None)
@@ -81,20 +115,15 @@ def unwrap_model(model: Any) -> nn.Module:
             "dross.Recorder follows a loop under DistributedDataParallel."
         )
     for name, module in model.named_modules():
-        if _is_compiled(module):
+        if isinstance(module, torch.jit.ScriptModule):
             raise NotSupported(
-                f"The module '{name or type(model).__name__}' is compiled and has no second "
-                "derivative. Record the model before compiling it; torch.compile(model) around "
-                "the whole model is fine."
+                f"The module '{name or type(model).__name__}' is a TorchScript module, which "
+                "cannot be differentiated twice. Record the model before scripting it; "
+                "torch.compile is fine."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
     return model
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule)
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -115,10 +144,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
                 f"'{name}' is not on {device}, where the parameters to train are: move the whole "
                 "model to one device."
             )
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in (torch.float32, torch.float64, *NARROW):
         raise NotSupported(
             f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use "
-            "float32 or float64."
+            "float32 or float64, with autocast= where it has to be quick."
         )
     return device, dtype
 
@@ -153,11 +182,12 @@ class _FirstBatch:
     used: set[str]  # parameters that get a gradient
     moving: tuple[str, ...]  # buffers that the forward pass changes
     stochastic: bool  # whether it draws random numbers
+    notes: PassNotes
 
 
-def _run_first_batch(
-    model: nn.Module, loss: Loss, loss_name: str, penalty: Penalty | None, x: Any, y: Any
-) -> _FirstBatch:
+def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
+    """bare: an objective that does not know yet which parameters train."""
+    model = bare.model
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = {name: p.detach().requires_grad_() for name, p in learnt}
     named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -165,11 +195,15 @@ def _run_first_batch(
     with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
         generators = global_generators(device)
         before = [g.get_state() for g in generators]
-        outputs = _call(model, named, x)
+        frozen = {
+            name: (p, p._version) for name, p in model.named_parameters() if name not in named
+        }
+        with PassNotes(next(iter(parameters.values()))) as notes, bare.precision.cast("model"):
+            outputs = _call(model, named, x)
+        _check_frozen(frozen)
         after = [g.get_state() for g in generators]
-        losses = _compute_losses(loss, loss_name, outputs, y)
-        if penalty is not None:
-            bare = Objective(model, Layout((), (), (), ()), loss, penalty=penalty)
+        losses = _compute_losses(bare, outputs, y)
+        if bare.penalty is not None:
             losses = losses + bare.penalty_at(parameters)
         check_differentiable(losses)
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
@@ -177,7 +211,18 @@ def _run_first_batch(
         {name for name, g in zip(parameters, grads) if g is not None},
         _find_moving_buffers(model, named),
         any(not torch.equal(one, other) for one, other in zip(before, after)),
+        notes,
     )
+
+
+def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
+    for name, (parameter, version) in frozen.items():
+        if parameter._version != version:
+            raise NotSupported(
+                f"The forward pass changes the frozen parameter '{name}'. dross follows buffers "
+                "that a forward pass moves: make it a buffer (register_buffer), or move it outside "
+                "of the model, as an AveragedModel (recorder.average)."
+            )
 
 
 def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
@@ -197,11 +242,11 @@ def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     return outputs
 
 
-def _compute_losses(loss: Loss, loss_name: str, outputs: Any, y: Any) -> Tensor:
+def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
     if isinstance(y, Tensor):
-        check_labels(outputs, y, loss_name)
+        check_labels(outputs, y, bare.loss_name)
     try:
-        return check_per_instance(loss(outputs, y), count_instances(y))
+        return check_per_instance(bare.apply_loss(outputs, y), count_instances(y))
     except DrossError:
         raise
     except Exception as error:  # the loss is the user's code
@@ -215,15 +260,13 @@ def _compute_losses(loss: Loss, loss_name: str, outputs: Any, y: Any) -> Tensor:
 
 def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[str, ...]:
     """The buffers that training moves. after: the tensors as a forward pass left them."""
-    moved = {name for name, buffer in model.named_buffers() if not torch.equal(after[name], buffer)}
-    strangers = moved - set(statistics_of(model))
-    if strangers:
-        raise NotSupported(
-            f"The forward pass changes the buffer '{sorted(strangers)[0]}'. dross knows "
-            "BatchNorm's running statistics and no other moving buffer yet."
-        )
-    # a statistic may by chance not have moved in this batch; a layer's three move together
-    return tuple(statistics_of(model, training=True))
+    buffers = dict(model.named_buffers())
+    moved = {name for name, buffer in buffers.items() if not torch.equal(after[name], buffer)}
+    known = statistics_of(model)
+    # one may by chance not have moved in this batch; those of one module move together
+    modules = {name.rpartition(".")[0] for name in moved - set(known)}
+    own = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
+    return (*statistics_of(model, training=True), *own)
 
 
 def _names_by_group(
@@ -246,11 +289,15 @@ def _names_by_group(
     ]
 
 
+def _as_batch(objective: Objective, x: Any, y: Any) -> Batch:
+    theta, count = objective.layout.read(objective.model)[0], count_instances(y)
+    return Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+
+
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """Find an operator that can be trained but not retraced now, and not after a long run."""
     theta, buffers = objective.layout.read(objective.model)
-    count = count_instances(y)
-    batch = Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+    batch = _as_batch(objective, x, y)
     try:
         with objective.training():
             objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})

@@ -37,6 +37,13 @@ class Layout:
         group_ends, ends = np.cumsum(self.group_sizes), np.cumsum(self.sizes)
         return [int(np.searchsorted(group_ends, end)) for end in ends]
 
+    @property
+    def shapes_by_group(self) -> tuple[tuple[torch.Size, ...], ...]:
+        """The shapes of the parameters of each group."""
+        pairs = list(zip(self.group_of, self.shapes))
+        groups = range(len(self.group_sizes))
+        return tuple(tuple(shape for group, shape in pairs if group == k) for k in groups)
+
     # --- theta and the parameters by name -----------------------------------------------------
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:

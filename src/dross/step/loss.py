@@ -71,7 +71,7 @@ def check_per_instance(losses: object, count: int) -> Tensor:
             "one loss per instance, not their mean. Use reduction='none', or one of the named "
             "losses: loss='cross_entropy'."
         )
-    return losses.reshape(count)
+    return losses if losses.shape == (count,) else losses.reshape(count)
 
 
 def check_differentiable(losses: Tensor) -> None:

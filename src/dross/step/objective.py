@@ -16,20 +16,23 @@ Shapes: B instances, p parameters, Q adjoints, J directions, K models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
-from ..autodiff import precision
-from ..autodiff.batchnorm import watch_statistics
+from ..autodiff.batchnorm import statistics_of, watch_statistics
+from ..autodiff.casting import widen
 from ..autodiff.forward_rules import ForwardRules
 from ..autodiff.functional import call_model, use_modes
-from ..autodiff.norms import ElementaryNorms, PresentRows
-from ..autodiff.vjp import batched_jvp, batched_vjp
+from ..autodiff.moving_buffers import Gates, open_gates
+from ..autodiff.norms import PresentRows
+from ..autodiff.precision import STRICT, Precision, use_arithmetic
+from ..autodiff.vjp import batched_jvp, batched_vjp, times, unit_factor
 from ..data.batch import Batch
 from ..data.seeds import use_seed
 from ..errors import BadInput, NotSupported
@@ -53,7 +56,21 @@ class Objective:
     stochastic: bool = False  # the forward pass draws random numbers (dropout)
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
-    arithmetic: str = "strict"  # see autodiff/precision.py
+    precision: Precision = STRICT  # the types and kernels that it computes in
+    held: tuple[str, ...] = ()  # moving buffers that derivatives take as constants
+
+    @cached_property
+    def own_moving(self) -> tuple[str, ...]:
+        """The buffers that the model moves by code of its own, and not by BatchNorm."""
+        known = set(statistics_of(self.model))
+        return tuple(name for name in self.layout.moving_buffers if name not in known)
+
+    @cached_property
+    def followed(self) -> tuple[str, ...]:
+        """Those of them that have a derivative."""
+        buffers = dict(self.model.named_buffers())
+        floating = (name for name in self.own_moving if buffers[name].is_floating_point())
+        return tuple(name for name in floating if name not in self.held)
 
     # --- the losses -------------------------------------------------------------------------------
 
@@ -65,6 +82,7 @@ class Objective:
         *,
         track_buffers: bool = False,
         rules: ForwardRules | None = None,
+        parameters: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Buffers]:
         """One loss per instance, and the buffers that the forward pass leaves.
 
@@ -75,18 +93,22 @@ class Objective:
             track_buffers: whether the new buffers are differentiable functions of theta and of the
                 old ones, for the adjoint of BatchNorm's statistics.
             rules: forward-mode rules, within a jvp.
+            parameters: theta by name, where the caller has it so.
 
         Returns:
             The losses [B], and the buffers after the pass by name.
         """
-        parameters = self.layout.unflatten(theta)
+        parameters = self.layout.unflatten(theta) if parameters is None else parameters
         if not track_buffers:
             moved = {name: buffer.clone() for name, buffer in buffers.items()}
             return self._forward(parameters, moved, batch, rules), moved
+        followed = set(self.followed)
+        copies = {n: b.clone() if n in followed else b.detach().clone() for n, b in buffers.items()}
+        gates = Gates(copies[name] for name in followed) if followed else nullcontext()
         with watch_statistics(self.model) as move:
-            copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-            losses = self._forward(parameters, copies, batch, rules)
-            return losses, move(buffers)
+            with gates:
+                losses = self._forward(parameters, copies, batch, rules)
+            return losses, move(buffers) | {name: copies[name] for name in self.own_moving}
 
     def _forward(
         self,
@@ -99,14 +121,25 @@ class Objective:
         device = batch.c.device
         random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
         with rules or nullcontext():
-            with random, precision.autocast(self.arithmetic, device):
-                outputs = call_model(self.model, {**parameters, **buffers}, batch.x)
-            outputs = precision.widen(outputs)
+            with random, self.precision.cast("model"):
+                named = {**parameters, **buffers}
+                outputs = call_model(self.model, named, batch.x)
+                buffers.update((name, named[name]) for name in buffers)  # those that it assigned
             try:
-                losses = check_per_instance(self.loss(outputs, batch.y), len(batch.c))
+                losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
                 raise BadInput(f"The loss does not take the labels: {error}") from error
-        return losses if self.penalty is None else losses + self.penalty_at(parameters)
+        if self.penalty is None:
+            return losses
+        with self.precision.cast("loss"):
+            return losses + self.penalty_at(parameters)
+
+    def apply_loss(self, outputs: Any, y: Any) -> Tensor:
+        """The loss of outputs as the model gave them, in the types it was trained in."""
+        cast = self.precision.autocast
+        outputs = widen(outputs) if cast is not None and not cast.loss else outputs
+        with self.precision.cast("loss"):
+            return self.loss(outputs, y)
 
     def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The penalty of these parameters and of the frozen ones, as a tensor of one number.
@@ -132,8 +165,12 @@ class Objective:
         return value.reshape(())
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
-        """The model's outputs for x; in eval mode differentiable in theta and in the buffers."""
-        return call_model(self.model, {**self.layout.unflatten(theta), **buffers}, x)
+        """The model's outputs for x; in eval mode differentiable in theta and in the buffers.
+
+        Under the autocast that it was trained in; arithmetic="bf16" is for training only.
+        """
+        with self.precision.cast_in_evaluation(), self.precision.math_attention():
+            return call_model(self.model, {**self.layout.unflatten(theta), **buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -147,12 +184,23 @@ class Objective:
         theta = theta.detach().requires_grad_()
         named = self.model.named_parameters() if self.unused else ()
         idle = {name: p for name, p in named if name in self.unused}
+        leaves = self.precision.own_leaves(self.layout.unflatten(theta))
+        inputs = [theta] if leaves is None else list(leaves.values())
         with torch.enable_grad():
-            losses, moved = self.losses(theta, buffers, batch)
-            weights = batch.c if w is None else batch.c * w
-            inputs = [theta, *idle.values()]
-            g, *others = torch.autograd.grad(losses, inputs, weights, allow_unused=True)
-        for name, other in zip(idle, others):
+            losses, moved = self.losses(theta, buffers, batch, parameters=leaves)
+            weights = (batch.c if w is None else batch.c * w).to(losses.dtype)
+            with self.precision.cast("backward"):
+                found = torch.autograd.grad(
+                    losses, [*inputs, *idle.values()], weights, allow_unused=True
+                )
+        g = found[0]
+        if leaves is not None:
+            torch.clear_autocast_cache()  # of these leaves
+            pairs = zip(leaves.items(), found)
+            g = self.layout.flatten(
+                {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+            )
+        for name, other in zip(idle, found[len(inputs) :]):
             if other is not None:
                 raise NotSupported(
                     f"The parameter '{name}' had no part in the first batch and has one in a later "
@@ -182,10 +230,11 @@ class Objective:
                 return self.losses(theta, buffers, batch)
 
         thetas = thetas.detach().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), self.precision.math_attention():
             losses, moved = vmap(losses_of_one, randomness="same")(thetas, buffers, w)  # [K, B]
             # model k's losses depend on its own row: the gradient of the sum holds every model's
-            (g,) = torch.autograd.grad(losses, thetas, batch.c * w)
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(losses, thetas, (batch.c * w).to(losses.dtype))
         return g, {name: buffer.detach() for name, buffer in moved.items()}
 
     # --- second order: the heart of a reverse step ------------------------------------------------
@@ -219,18 +268,21 @@ class Objective:
             terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
         """
         theta = theta.detach().requires_grad_()
-        w = torch.ones_like(batch.c, requires_grad=True)
+        w, a_g = torch.ones_like(batch.c, requires_grad=True), a_g.to(theta.dtype)
         statistics = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
-        with torch.enable_grad(), _norms_for(len(a_g)):
+        with torch.enable_grad(), self.precision.twice_differentiable(len(a_g)):
             before = {**buffers, **statistics}
             losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
-            (g,) = torch.autograd.grad((losses * batch.c * w).sum(), theta, create_graph=True)
+            weighted = (losses * batch.c * w).sum()
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(weighted, theta, create_graph=True)
         if not hessian:
             (terms,) = batched_vjp([g], [w], [a_g])
             return terms, torch.zeros_like(a_g), a_buffers
         outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
         inputs = [w, theta, *statistics.values()]
-        terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        with open_gates():
+            terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
         return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
@@ -248,7 +300,7 @@ class Objective:
         sum_i c_i d_i in theta is the Hessian-vector product.
         """
         statistics = {name: buffers[name] for name in a_buffers}
-        single = len(a_g) == 1
+        single, a_g = len(a_g) == 1, a_g.to(theta.dtype)
         joined = single and theta.is_cuda  # on a CPU it gains nothing
         rules = ForwardRules(joined=joined, several=not single)
 
@@ -259,7 +311,8 @@ class Objective:
                 before, track = {**buffers, **statistics}, bool(statistics)
                 return self.losses(theta, before, batch, track_buffers=track, rules=rules)
 
-            along: Any = jvp(losses, (theta,), (a_g,), has_aux=True)
+            with self.precision.twice_differentiable():
+                along: Any = jvp(losses, (theta,), (a_g,), has_aux=True)
             _, d, moved = along
             return d, {name: moved[name] for name in statistics}
 
@@ -270,7 +323,7 @@ class Objective:
             along = lambda theta, statistics: directional(theta, statistics, a_g)
             pulled: Any = vjp(along, theta, statistics)
             (d, _), back = pulled
-            return batch.c * d, *back((batch.c, a_buffers))
+            return batch.c * d, *back((batch.c.to(d.dtype), a_buffers))
 
         if not single:
             return vmap(pull_one, randomness="same")(a_g, a_buffers)
@@ -304,21 +357,28 @@ class Objective:
         Returns:
             g_dot [J, p], and how the buffers after the step move.
         """
-        theta = theta.detach().requires_grad_()
+        theta, theta_dot = theta.detach().requires_grad_(), theta_dot.to(theta.dtype)
         statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
-        with torch.enable_grad(), _norms_for(len(theta_dot)):
+        with torch.enable_grad(), self.precision.twice_differentiable(len(theta_dot)):
             before = {**buffers, **statistics}
             losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
             weighted = losses * batch.c
-            (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
-        (through_theta,) = batched_vjp([g], [theta], [theta_dot])
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
         (through_w,) = batched_vjp([weighted], [theta], [w_dot])
-        g_dot = through_theta + through_w
+        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
+        outputs = [moved[name] for name in statistics]
+        if self.followed:  # what is behind gates, and in buffers, makes it unsymmetric
+            with open_gates():
+                through_theta, *moved_dot = batched_jvp([g, *outputs], inputs, tangents)
+            return through_theta + through_w, dict(zip(statistics, moved_dot))
+        narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
+        factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
+        (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])
+        g_dot = times(through_theta, 1 / factor) + through_w
         if not statistics:
             return g_dot, {}
-        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
-        moved_dot = batched_jvp([moved[name] for name in statistics], inputs, tangents)
-        return g_dot, dict(zip(statistics, moved_dot))
+        return g_dot, dict(zip(statistics, batched_jvp(outputs, inputs, tangents)))
 
     # --- contexts ---------------------------------------------------------------------------------
 
@@ -327,23 +387,13 @@ class Objective:
         """Inside: modules are in the modes they were trained in; arithmetic is repeatable."""
         evaluated = set(self.evaluated)
         wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
-        with use_modes(wanted), precision.use_arithmetic(self.model, self.arithmetic):
+        how = (self.precision.arithmetic, self.precision.kernels)
+        with use_modes(wanted), use_arithmetic(self.model, *how):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside: all modules are in eval mode; arithmetic is strict and repeatable."""
         wanted = dict.fromkeys(self.model.modules(), False)
-        with use_modes(wanted), precision.use_arithmetic(self.model):
+        with use_modes(wanted), use_arithmetic(self.model):
             yield
-
-
-def probe_direction(theta: Tensor) -> Tensor:
-    """A direction to try a pull with: [1, p], the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, theta.numel(), generator=generator, dtype=torch.float32).to(theta)
-
-
-def _norms_for(rows: int) -> AbstractContextManager:
-    """Many vjps at once through torch's norms fail or are wrong; written out, they are right."""
-    return ElementaryNorms() if rows > 1 else nullcontext()

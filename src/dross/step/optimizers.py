@@ -1,21 +1,27 @@
 """From a torch optimizer to its pure form, one rule over all parameter groups, and back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import NotReplayable, NotSupported
+from .formulas.blocks import Blocks
+from .formulas.formula import FormulaRule
+from .formulas.known import OF_TORCH
+from .formulas.registry import find_formula, formula_named
+from .group_numbers import Flags, Numbers, flatten_numbers, read_flags
 from .layout import Layout
 from .state import Clock, Counters
 from .torch_step import TORCH_STEPPED, TorchStep, counter_dtype
-from .update_rules import SGD, Adam, Numbers, Rule, Slots, Table
+from .update_rules import SGD, Adam, Rule, Slots, Table, pull_by_table, push_by_table
 
-SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED)
-_IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
+SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
+_AND_OTHERS = "Lion, transformers' Adafactor, and those of your own (dross.optimizers.register)"
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,31 @@ class Optimizer:
     """
 
     name: str
-    flags: dict[str, bool]
+    flags: Flags
     columns: tuple[str, ...]  # the names of the H numbers, in the order of the tape
     group_sizes: tuple[int, ...]
     any_momentum: bool = False
+    formula: str | None = None  # its name, where the optimizer follows one of formulas/
+    shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
+
+    @cached_property
+    def blocks(self) -> Blocks | None:
+        """The update of an optimizer that takes each parameter as a whole."""
+        formula = None if self.formula is None else formula_named(self.formula)
+        if formula is None or formula.elementwise:
+            return None
+        return Blocks(formula, self.flags, self.shapes)
+
+    @cached_property
+    def needs_gradient(self) -> bool:
+        """Whether `pull` and `push` depend on the gradient, so that a retrace has to compute it."""
+        return self.blocks is not None or self.rule.needs_gradient
 
     @property
     def rule(self) -> Rule:
-        """The update of one parameter group."""
+        """The update of one parameter group, where every number is treated alike."""
+        if self.formula is not None:
+            return FormulaRule(formula_named(self.formula), self.flags)
         flag = lambda key: bool(self.flags.get(key, False))
         if self.name == "SGD":
             return SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
@@ -49,6 +72,8 @@ class Optimizer:
 
     def initial(self, theta: Tensor, row: np.ndarray) -> tuple[Slots, Clock]:
         """The slots, each [p], and the clock of an optimizer that has not stepped yet."""
+        if self.blocks is not None:
+            return self.blocks.initial(theta, self.numbers(row))
         thetas = theta.split(self.group_sizes, -1)
         parts = [self.rule.initial(part, h) for part, h in zip(thetas, self.numbers(row))]
         return _join_slots([slots for slots, _ in parts]), tuple(counters for _, counters in parts)
@@ -57,11 +82,43 @@ class Optimizer:
         self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, row: np.ndarray
     ) -> tuple[Tensor, Slots, Clock]:
         """theta [p], slots and clock after a step with the gradient g [p]."""
+        if self.blocks is not None:
+            return self.blocks.update(theta, slots, clock, g, self.numbers(row))
         groups, rule = self._split(theta, slots, clock, g, row), self.rule
         thetas, new_slots, new_clock = zip(*(rule.update(*group) for group in groups))
         if len(groups) == 1:
             return thetas[0], new_slots[0], new_clock
         return torch.cat(thetas, -1), _join_slots(new_slots), new_clock
+
+    def pull(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        row: np.ndarray,
+        after: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """The adjoint of `update`: of "theta", "g" and each slot, from those after it, [Q, ...]."""
+        given = (theta, slots, clock, g)
+        if self.blocks is not None:
+            return self.blocks.pull(*given, self.numbers(row), after)
+        return pull_by_table(self.table(*given, row), after, ("g", *slots, "theta"))
+
+    def push(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        row: np.ndarray,
+        before: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """The tangent of `update`: of "theta" and each slot, from those before it and "g"."""
+        given = (theta, slots, clock, g)
+        if self.blocks is not None:
+            return self.blocks.push(*given, self.numbers(row), before)
+        return push_by_table(self.table(*given, row), before, (*slots, "theta"))
 
     def table(self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, row: np.ndarray) -> Table:
         """The Jacobian of `update`: numbers, or vectors [p], as the rule's table has them."""
@@ -91,19 +148,27 @@ class Optimizer:
         return [(thetas[k], own_slots(k), clock[k], gs[k], h) for k, h in enumerate(numbers)]
 
     def to_json(self) -> dict:
-        """What a tape keeps of it. The sizes of the groups are in the layout."""
-        return {
+        """What a tape keeps of it. Sizes and shapes are in the layout."""
+        kept = {
             "name": self.name,
             "flags": self.flags,
             "columns": list(self.columns),
             "any_momentum": self.any_momentum,
         }
+        return kept if self.formula is None else kept | {"formula": self.formula}
 
     @staticmethod
-    def from_json(saved: dict, group_sizes: Sequence[int]) -> "Optimizer":
-        """The optimizer that `to_json` described."""
-        columns, sizes = tuple(saved["columns"]), tuple(group_sizes)
-        return Optimizer(saved["name"], saved["flags"], columns, sizes, saved["any_momentum"])
+    def from_json(saved: dict, layout: Layout) -> "Optimizer":
+        """The optimizer that `to_json` described, of a model with this layout.
+
+        Raises:
+            NotSupported: where it follows a formula that is not registered here.
+        """
+        formula = saved.get("formula")
+        if formula is not None:
+            formula_named(formula)
+        given = (saved["name"], saved["flags"], tuple(saved["columns"]), layout.group_sizes)
+        return Optimizer(*given, saved["any_momentum"], formula, layout.shapes_by_group)
 
 
 def _join_slots(parts: Sequence[Slots]) -> Slots:
@@ -114,7 +179,10 @@ def _join_slots(parts: Sequence[Slots]) -> Slots:
 
 
 def read_optimizer(
-    optimizer: torch.optim.Optimizer, group_sizes: Sequence[int], groups: list[dict]
+    optimizer: torch.optim.Optimizer,
+    group_sizes: Sequence[int],
+    groups: list[dict],
+    shapes: Sequence[Sequence[torch.Size]] = (),
 ) -> Optimizer:
     """The pure form of a torch optimizer.
 
@@ -122,18 +190,19 @@ def read_optimizer(
         optimizer: the user's.
         group_sizes: how many numbers of theta belong to each of the groups.
         groups: those of its parameter groups that have moving parameters.
+        shapes: of the moving parameters of each of these groups, where steps are to be taken.
 
     Raises:
         NotSupported: the optimizer or its options have no pure form.
     """
     name = type(optimizer).__name__
-    if name not in SUPPORTED or type(optimizer) is not getattr(torch.optim, name):
-        raise NotSupported(
-            f"The optimizer {name} is not supported yet. dross can retrace: "
-            f"{', '.join(SUPPORTED)} (torch.optim's own classes)."
-        )
+    formula = find_formula(optimizer)
+    if formula is None and type(optimizer) is not getattr(torch.optim, name, None):
+        _refuse(optimizer)
+    if formula is None and name not in SUPPORTED:
+        _refuse(optimizer)
     own = optimizer.defaults  # a group may carry other keys, of a scheduler or of its owner
-    flags = [{k: g[k] for k in own if isinstance(g[k], bool) and k not in _IGNORED} for g in groups]
+    flags = [read_flags(g, own) for g in groups]
     columns = [tuple(flatten_numbers(g, own)) for g in groups]
     momenta = {g["momentum"] != 0 for g in groups} if "momentum" in own else {False}
     differ = any(f != flags[0] for f in flags) or any(set(c) != set(columns[0]) for c in columns)
@@ -144,21 +213,37 @@ def read_optimizer(
             f"The parameter groups of {name} differ in more than their numbers ({flags}). Give all "
             "groups the same options; rates, momenta and decays may differ."
         )
-    return Optimizer(name, flags[0], columns[0], tuple(group_sizes), any(momenta))
+    given = (name, flags[0], columns[0], tuple(group_sizes), any(momenta))
+    by_name = None if formula is None else formula.name
+    return Optimizer(*given, by_name, tuple(tuple(group) for group in shapes))
 
 
-def flatten_numbers(group: dict[str, Any], keys: Iterable[str]) -> Numbers:
-    """The numbers among these options of a group; betas=(a, b) becomes betas.0 and betas.1."""
-    numbers: Numbers = {}
-    for key in keys:
-        value = group[key]
-        if key in _IGNORED or isinstance(value, bool) or value is None:
-            continue
-        if isinstance(value, (tuple, list)):
-            numbers |= {f"{key}.{k}": float(part) for k, part in enumerate(value)}
-        elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
-            numbers[key] = float(value)
-    return numbers
+#: what the name of a class says of optimizers that cannot be followed, and why
+_REFUSED = {
+    "schedulefree": "it trains at a point between two sequences of weights, and its train() and "
+    "eval() exchange the parameters outside of any step. Use AdamW, and "
+    "torch.optim.swa_utils.AveragedModel for an average (recorder.average).",
+    "sam": "each of its steps takes two gradients, the second at weights that it has moved, and "
+    "dross follows one gradient per step. Use the optimizer that it wraps.",
+    "lbfgs": "its step calls a closure several times, and dross follows one gradient per step. Use "
+    "SGD or Adam.",
+    "sparseadam": "it leaves out the rows without a gradient. Use Adam, with sparse=False in the "
+    "embedding.",
+    "8bit": "it keeps its memory in 8 bits, and rounding has no derivative. Use the 32-bit one.",
+}
+_NAMES_OF_SAM = {"sam", "asam", "gsam", "esam", "looksam", "wsam", "fsam", "bsam"}
+
+
+def _refuse(optimizer: torch.optim.Optimizer) -> NoReturn:
+    name = type(optimizer).__name__
+    plain = name.lower().replace("_", "")
+    for key, reason in _REFUSED.items():
+        if plain in _NAMES_OF_SAM if key == "sam" else key in plain:
+            raise NotSupported(f"The optimizer {name} cannot be retraced: {reason}")
+    raise NotSupported(
+        f"The optimizer {name} is not supported yet. dross can retrace: {', '.join(SUPPORTED)} "
+        f"(torch.optim's own classes), {_AND_OTHERS}."
+    )
 
 
 def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
@@ -198,11 +283,11 @@ def read_slots(
     if not any(_has_stepped(state) for state in held.values()):
         return slots, clock
     for slot, initial in slots.items():
-        values = layout.unflatten(initial)
-        for name, state in held.items():
-            if state.get(slot) is not None:
-                values[name] = state[slot].detach().to(theta.device)
-        slots[slot] = layout.flatten(values)
+        values = _split_slot(optimizer, layout, slot, initial, row)
+        for name in values:
+            if held[name].get(slot) is not None:
+                values[name] = held[name][slot].detach().to(theta.device)
+        slots[slot] = torch.cat([value.reshape(-1) for value in values.values()])
     counters = []
     for group, initial in enumerate(clock):
         members = [name for name, g in zip(layout.names, layout.group_of) if g == group]
@@ -217,8 +302,21 @@ def read_slots(
     return slots, tuple(counters)
 
 
+def _split_slot(
+    optimizer: Optimizer, layout: Layout, slot: str, value: Tensor, row: np.ndarray
+) -> dict[str, Tensor]:
+    """A slot by the names of the parameters that have it, each in its own shape."""
+    if optimizer.blocks is None:
+        return layout.unflatten(value)
+    _, clock = optimizer.blocks.initial(torch.zeros(sum(layout.sizes)), optimizer.numbers(row))
+    every = optimizer.blocks.slot_shapes(clock, optimizer.numbers(row))
+    shapes = {name: own[slot] for name, own in zip(layout.names, every) if slot in own}
+    parts = value.split([shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
+
+
 def _has_stepped(state: dict) -> bool:
-    return "step" in state or state.get("momentum_buffer") is not None
+    return "step" in state or any(isinstance(value, Tensor) for value in state.values())
 
 
 def _read_counters(state: dict, initial: Counters) -> Counters:
@@ -235,9 +333,12 @@ def write_slots(
     parameters: Mapping[str, Tensor],
     slots: Slots,
     clock: Clock,
+    row: np.ndarray,
 ) -> None:
     """Leave a torch optimizer as if it had taken the steps itself, so that it can go on."""
-    named = {slot: layout.unflatten(value) for slot, value in slots.items()}
+    split = lambda slot, value: _split_slot(optimizer, layout, slot, value, row)
+    is_sgd = optimizer.name == "SGD" and optimizer.formula is None  # it keeps no counter
+    named = {slot: split(slot, value) for slot, value in slots.items()}
     options = {p: group for group in torch_optimizer.param_groups for p in group["params"]}
     for name, group in zip(layout.names, layout.group_of):
         parameter = parameters[name]
@@ -245,7 +346,7 @@ def write_slots(
         # such steps want their counter beside the parameter
         on_device = own.get("fused") or own.get("capturable")
         device = parameter.device if on_device else torch.device("cpu")
-        state = {slot: values[name].clone() for slot, values in named.items()}
-        for counter, value in ({} if optimizer.name == "SGD" else clock[group]).items():
+        state = {slot: own[name].clone() for slot, own in named.items() if name in own}
+        for counter, value in ({} if is_sgd else clock[group]).items():
             state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)
         torch_optimizer.state[parameter] = state

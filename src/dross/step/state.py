@@ -82,10 +82,15 @@ class Derivative:
         return Derivative(*split_parts(named))
 
     @staticmethod
-    def zeros(state: State, count: int) -> "Derivative":
-        """A derivative of a state that is 0, for `count` queries or directions."""
-        zeros = lambda t: torch.zeros(count, *t.shape, dtype=t.dtype, device=t.device)
-        floating = {name: b for name, b in state.buffers.items() if b.is_floating_point()}
+    def zeros(state: State, count: int, held: Sequence[str] = ()) -> "Derivative":
+        """A derivative of a state that is 0, for `count` queries or directions.
+
+        held: buffers that are taken as constants.
+        """
+        wide = lambda t: torch.promote_types(t.dtype, torch.float32)  # whatever the state is in
+        zeros = lambda t: torch.zeros(count, *t.shape, dtype=wide(t), device=t.device)
+        buffers = ((name, b) for name, b in state.buffers.items() if name not in held)
+        floating = {name: b for name, b in buffers if b.is_floating_point()}
         parts = ({name: zeros(t) for name, t in named.items()} for named in (state.slots, floating))
         return Derivative(zeros(state.theta), *parts)
 

@@ -1,10 +1,12 @@
 """A training step as a record, and as a pure function of the state with adjoint and tangent.
 
-    g       = clip( sum_i w_i c_i grad l(z_i; theta) )       over the i of all its micro-batches
+    g       = clip( 1/S sum_i w_i S c_i grad l(z_i; theta) ) over the i of all its micro-batches
     s_{t+1} = update(s_t, g)
 
-objective.py knows the sum over the instances; this file knows the rest. `advance` takes the step,
-`pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent from s_t on to s_{t+1}.
+S is a GradScaler's scale, 1 without one. It keeps gradients in the range of float16, where a pass
+computes in that, and changes nothing else. objective.py knows the sum; this file knows the rest.
+`advance` takes the step, `pull` carries an adjoint from s_{t+1} back to s_t, and `push` a tangent
+from s_t on to s_{t+1}.
 For plain SGD with rate eta, `pull` turns the adjoint u into a_g = -eta u and leaves u as it is;
 the objective's pull then adds H a_g, and together that is the paper's Z_t u = u - eta H u.
 
@@ -14,14 +16,13 @@ Shapes: p parameters, Q adjoints or tangents at once.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ..autodiff.casting import widen
 from ..data.batch import MicroBatch
 from .clipping import Clip
 from .optimizers import Optimizer
-from .state import Derivative, State
-from .update_rules import Table
+from .state import Clock, Derivative, Named, State
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Step:
     numbers: np.ndarray  # float64 [groups, columns]: the optimizer's lr, momentum, ... at this step
     epoch: int = 0
     clip: Clip | None = None
+    scale: float = 1.0  # a GradScaler's: the losses were multiplied by it, and the gradient divided
+
+    @property
+    def unscale(self) -> float:
+        """1/S, rounded as a GradScaler rounds it."""
+        return float(np.float32(1 / self.scale))
 
     @property
     def ids(self) -> np.ndarray:
@@ -42,8 +49,8 @@ class Step:
 def advance(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
 ) -> State:
-    """s_{t+1} from s_t, the gradient g [p] before clipping, and the buffers after the pass."""
-    g = step.clip(g) if step.clip else g
+    """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
+    g = prepare_gradient(step, g)
     theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
     return State(theta, slots, buffers, clock)
 
@@ -57,26 +64,19 @@ def pull(
         optimizer: the update.
         state: s_t.
         step: what was recorded of the step.
-        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
         after: d query / d s_{t+1}.
 
     Returns:
         d query / d g, [Q, p]; and d query / d s_t as far as it does not pass through g.
     """
-    table = _table(optimizer, state, step, g)
     a = {"theta": after.theta, **_sort(after.slots)}
-    zero = torch.zeros_like(after.theta)
-
-    def read_column(source: str) -> Tensor:
-        """d query / d source = sum over outputs of (d query / d output) (d output / d source)."""
-        total = _weighted_sum(table, [((output, source), a[output]) for output in a])
-        return zero if total is None else total
-
-    a_g = read_column("g")
+    back = optimizer.pull(*_given(state, step, g), a)
+    a_g = back["g"]
     if step.clip:
-        a_g = step.clip.derivative(g, a_g)
-    slots = {name: read_column(name) for name in state.slots}
-    return a_g, Derivative(read_column("theta"), slots, after.buffers)
+        a_g = step.clip.derivative(_unscale(step, g), a_g)
+    slots = {name: back[name] for name in state.slots}
+    return _unscale(step, a_g), Derivative(back["theta"], slots, after.buffers)
 
 
 def push(
@@ -88,49 +88,44 @@ def push(
         optimizer: the update.
         state: s_t.
         step: what was recorded of the step.
-        g: the gradient before clipping, [p]. Unused where `needs_gradient` is False.
+        g: the gradient of the scaled losses, [p]. Unused where `needs_gradient` is False.
         before: how s_t moves.
-        g_dot: how the gradient before clipping moves, [Q, p].
+        g_dot: how g moves, [Q, p].
 
     Returns:
         How s_{t+1} moves; its buffers are still those of `before`.
     """
-    table = _table(optimizer, state, step, g)
-    g_dot = step.clip.derivative(g, g_dot) if step.clip else g_dot
+    g_dot = _unscale(step, g_dot)
+    g_dot = step.clip.derivative(_unscale(step, g), g_dot) if step.clip else g_dot
     dot = {"g": g_dot, "theta": before.theta, **_sort(before.slots)}
-
-    def read_row(output: str) -> Tensor:
-        """output_dot = sum over sources of (d output / d source) source_dot."""
-        total = _weighted_sum(table, [((output, source), dot[source]) for source in dot])
-        return torch.zeros_like(before.theta) if total is None else total
-
-    slots = {name: read_row(name) for name in state.slots}
-    return replace(before, theta=read_row("theta"), slots=slots)
+    moved = optimizer.push(*_given(state, step, g), dot)
+    slots = {name: moved[name] for name in state.slots}
+    return replace(before, theta=moved["theta"], slots=slots)
 
 
 def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
     """Whether `pull` and `push` depend on the gradient of the step."""
-    return optimizer.rule.needs_gradient or step.clip is not None
+    return optimizer.needs_gradient or step.clip is not None
 
 
-def _table(optimizer: Optimizer, state: State, step: Step, g: Tensor) -> Table:
-    clipped = step.clip(g) if step.clip else g
-    return optimizer.table(state.theta, state.slots, state.clock, clipped, step.numbers)
+def _given(state: State, step: Step, g: Tensor) -> tuple[Tensor, Named, Clock, Tensor, np.ndarray]:
+    """What the optimizer's derivative depends on, in at least 32 bits."""
+    slots = {name: widen(slot) for name, slot in state.slots.items()}
+    g = widen(prepare_gradient(step, g))
+    return widen(state.theta), slots, state.clock, g, step.numbers
+
+
+def _unscale(step: Step, g: Tensor) -> Tensor:
+    """g / S, which is its own adjoint."""
+    return g if step.scale == 1 else g * step.unscale
+
+
+def prepare_gradient(step: Step, g: Tensor) -> Tensor:
+    """What the optimizer sees of a gradient: unscaled, then clipped."""
+    g = _unscale(step, g)
+    return step.clip(g) if step.clip else g
 
 
 def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sums round by their order, and a file does not keep the order of its tensors."""
     return dict(sorted(slots.items()))
-
-
-def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
-    """The sum of table[key] * vector. None where every coefficient is 0."""
-    total = None
-    for key, vector in terms:
-        coefficient = table.get(key, 0.0)
-        constant = coefficient if isinstance(coefficient, float) else None
-        if constant == 0.0:
-            continue
-        term = vector if constant == 1.0 else vector * coefficient
-        total = term if total is None else total + term
-    return total

@@ -5,12 +5,14 @@ autograd, through the same step with `differentiable=True`.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .group_numbers import Flags, group_options
 from .state import Counters
 from .update_rules import Numbers, Slots, Table, Updated
 
@@ -34,7 +36,7 @@ class TorchStep:
     """Any elementwise optimizer of torch.optim, by its name and the flags it is built with."""
 
     name: str
-    flags: dict[str, bool]
+    flags: Flags
     needs_gradient: bool = True
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
@@ -61,24 +63,10 @@ class TorchStep:
         return theta.detach(), {name: slot.detach() for name, slot in slots.items()}, counters
 
     def table(self, theta, slots, counters, g, h) -> Table:
-        """Row `out` of the table is the gradient of out'.sum(), since the step is elementwise."""
+        """By autograd, through the same step."""
         slots = {name: self._nudge(name, slot, g) for name, slot in slots.items()}
-        inputs = {"theta": theta, "g": g, **slots}
-        inputs = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
-        with torch.enable_grad():
-            copies = {name: t.clone() for name, t in inputs.items()}  # a leaf cannot be stepped
-            held = {name: copies[name] for name in slots}
-            after, slots_after, _ = self._step(
-                copies["theta"], held, counters, copies["g"], h, True
-            )
-        table: Table = {}
-        sources = list(inputs.values())
-        for out, value in {"theta": after, **slots_after}.items():
-            if value.grad_fn is None:
-                continue
-            row = torch.autograd.grad(value.sum(), sources, retain_graph=True, allow_unused=True)
-            table |= {(out, name): entry for name, entry in zip(inputs, row) if entry is not None}
-        return table
+        step = lambda theta, slots, g: self._step(theta, slots, counters, g, h, True)[:2]
+        return differentiate_table(step, theta, slots, g)
 
     def _nudge(self, name: str, slot: Tensor, g: Tensor) -> Tensor:
         """Move second moments away from 0, where sqrt has no derivative.
@@ -96,7 +84,7 @@ class TorchStep:
         with warnings.catch_warnings():
             # torch warns about .grad on tensors that are not leaves; here that is the point
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
-            options = {**_group_numbers(h), **self.flags}
+            options = {**group_options(h), **self.flags}
             build: Any = getattr(torch.optim, self.name)
             optimizer = build([theta], **options, foreach=False, differentiable=differentiable)
             counted = {name: torch.tensor(value, dtype=exact) for name, value in counters.items()}
@@ -113,10 +101,27 @@ def counter_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def _group_numbers(h: Numbers) -> dict[str, Any]:
-    """The inverse of `optimizers.flatten_numbers`: betas.0 and betas.1 become betas=(a, b)."""
-    options: dict[str, Any] = {}
-    for key, value in h.items():
-        base, _, index = key.partition(".")
-        options[base] = (*options.get(base, ()), value) if index else value
-    return options
+def differentiate_table(
+    step: Callable[[Tensor, Slots, Tensor], tuple[Tensor, Slots]],
+    theta: Tensor,
+    slots: Slots,
+    g: Tensor,
+) -> Table:
+    """The Jacobian of an elementwise step (theta, slots, g) -> (theta', slots').
+
+    Row `out` of the table is the gradient of out'.sum(), since the step is elementwise.
+    """
+    inputs = {"theta": theta, "g": g, **slots}
+    inputs = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
+    with torch.enable_grad():
+        copies = {name: t.clone() for name, t in inputs.items()}  # a leaf cannot be stepped
+        held = {name: copies[name] for name in slots}
+        after, slots_after = step(copies["theta"], held, copies["g"])
+    table: Table = {}
+    sources = list(inputs.values())
+    for out, value in {"theta": after, **slots_after}.items():
+        if value.grad_fn is None:
+            continue
+        row = torch.autograd.grad(value.sum(), sources, retain_graph=True, allow_unused=True)
+        table |= {(out, name): entry for name, entry in zip(inputs, row) if entry is not None}
+    return table

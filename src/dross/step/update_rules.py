@@ -10,16 +10,17 @@ The other optimizers of torch.optim follow the same protocol in torch_step.py.
 Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .group_numbers import Numbers
 from .state import Counters
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
-Numbers = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
 Updated = tuple[Tensor, Slots, Counters]
 Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d input
 
@@ -207,6 +208,40 @@ class Adam:
     def _gradient(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
         """g'."""
         return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
+
+
+def pull_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
+    """Each source's adjoint: the sum over outputs of (d query / d output) (d output / d source)."""
+    zero = torch.zeros_like(after["theta"])
+
+    def read_column(source: str) -> Tensor:
+        total = _weighted_sum(table, [((output, source), after[output]) for output in after])
+        return zero if total is None else total
+
+    return {source: read_column(source) for source in sources}
+
+
+def push_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
+    """How each output moves: the sum over sources of (d output / d source) source_dot."""
+
+    def read_row(output: str) -> Tensor:
+        total = _weighted_sum(table, [((output, source), before[source]) for source in before])
+        return torch.zeros_like(before["theta"]) if total is None else total
+
+    return {output: read_row(output) for output in outputs}
+
+
+def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
+    """The sum of table[key] * vector. None where every coefficient is 0."""
+    total = None
+    for key, vector in terms:
+        coefficient = table.get(key, 0.0)
+        constant = coefficient if isinstance(coefficient, float) else None
+        if constant == 0.0:
+            continue
+        term = vector if constant == 1.0 else vector * coefficient
+        total = term if total is None else total + term
+    return total
 
 
 def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:

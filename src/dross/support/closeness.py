@@ -19,8 +19,8 @@ class Tolerance:
     order: float = float("inf")
 
     def relative(self, dtype: torch.dtype) -> float:
-        """The relative difference that it admits in this type."""
-        return self.factor * torch.finfo(dtype).eps ** self.power
+        """The relative difference that it admits in this type, a tenth at most."""
+        return min(0.1, self.factor * torch.finfo(dtype).eps ** self.power)
 
 
 #: the same kernels in the same order, perhaps fused

@@ -45,7 +45,8 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
     kind = None if instances is None else instances.digest_kind
     kind = kind if earlier is None else earlier.get("data_digest")
     layout = objective.layout
-    return {
+    held = {"held": list(objective.held)} if objective.held else {}
+    return held | {
         "made_by": "dross",
         "format": FORMAT,
         "id": uuid.uuid4().hex,
@@ -68,7 +69,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
         "seed": run.seed,
         "keep": repr(run.keep),
         "memory": run.keep.memory,
-        "arithmetic": objective.arithmetic,
+        **objective.precision.to_json(),
         "planned": run.planned,
         "schedule": run.schedule,
         "steps": 0,
@@ -79,6 +80,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
 
 _MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
 _MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory", "data_digest"}
+_MISSING_IN_OLD_TAPES |= {"autocast", "inner_cast", "kernels"}
 
 
 def check_same_run(earlier: dict, now: dict) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..autodiff.attention import are_kernels
+from ..autodiff.casting import NARROW_NAMES, is_saved_autocast
 from ..data.dataset import EVERYTHING, SAMPLE
 from ..errors import TapeDamaged
 
@@ -145,9 +147,15 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "keep": _is_text,
     "memory": _may_be_none(_is_count),
     "arithmetic": _is_text,
+    "autocast": _may_be_none(is_saved_autocast),
+    "inner_cast": _may_be_none(lambda value: value in list(NARROW_NAMES)),
+    "kernels": are_kernels,
+    "attention_gap": _may_be_none(lambda value: isinstance(value, (int, float))),
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
     "hashes": lambda value: isinstance(value, list),
+    "held": _TEXTS,
+    "average": lambda value: isinstance(value, dict),
 }
 
 
@@ -163,6 +171,7 @@ def _find_fault(manifest: dict) -> str | None:
     files = [(f"segment {k}", _SEGMENT, each) for k, each in enumerate(manifest["segments"])]
     noted = manifest.get("hashes", [])
     files += [(f"file {k} of hashes", _HASHES, each) for k, each in enumerate(noted)]
+    files += [("average", _FILE, manifest["average"])] if "average" in manifest else []
     for what, checks, entry in [*files, ("end", _FILE, manifest["end"])]:
         if fault := _find_fault_of_file(what, checks, entry):
             return fault

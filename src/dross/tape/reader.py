@@ -5,6 +5,7 @@
     tape/state-000000000412.safetensors   the state after the last recorded step
     tape/hashes-000000.safetensors        what each instance looked like, where that is not known
                                           from a digest of the whole data set
+    tape/average-000000000412.safetensors averaged weights, and how they came about
 
 Only the files that the manifest names belong to the tape. Every file is written under a temporary
 name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
@@ -28,6 +29,7 @@ from torch import Tensor
 from ..data.instance_hashes import MAX_ID
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
 from ..step.state import State
+from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
 from .storage import Bucket, Storage, open_storage
@@ -70,6 +72,7 @@ class Tape:
     def nbytes(self) -> int:
         """The size of all files but the manifest."""
         files = [*self.entries, *self.manifest.get("hashes", []), self.manifest["end"]]
+        files += [self.manifest["average"]] if "average" in self.manifest else []
         return sum(entry["bytes"] for entry in files)
 
     def read(self, index: int) -> Segment:
@@ -90,6 +93,13 @@ class Tape:
         with self._refusing_other_content(self.manifest["end"]):
             tensors, about = self._load(self.manifest["end"])
             return State.from_tensors(tensors, tuple(about["clock"]))
+
+    def average(self) -> AverageRecord | None:
+        """What is known of averaged weights, if anything; raises TapeDamaged or StorageFailed."""
+        if (entry := self.manifest.get("average")) is None:
+            return None
+        with self._refusing_other_content(entry):
+            return AverageRecord.decode(*self._load(entry))
 
     def hashes(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids of instances and what their hashes were; raises TapeDamaged or StorageFailed.

@@ -49,6 +49,8 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     if any(step.clip for step in steps):
         clip_rows = [clips.to_numbers(step.clip) for step in steps]
         tensors["clips"] = torch.tensor(clip_rows, dtype=torch.float64)
+    if any(step.scale != 1 for step in steps):
+        tensors["scales"] = torch.tensor([step.scale for step in steps], dtype=torch.float64)
     about = {
         "steps": len(steps),
         "clocks": [state.clock for state in segment.states],
@@ -78,10 +80,11 @@ def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segme
     per_step = tensors["step.micros"].tolist() if "step.micros" in tensors else [1] * count
     numbers = np.broadcast_to(tensors["numbers"].numpy(), (count, *tensors["numbers"].shape[1:]))
     clip_rows = tensors["clips"].tolist() if "clips" in tensors else [(-1.0, 0.0)] * count
+    scales = tensors["scales"].tolist() if "scales" in tensors else [1.0] * count
     steps, at = [], 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
         clip = clips.from_numbers(*clip_rows[t])
-        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip))
+        steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip, scales[t]))
         at += size
     return Segment(first, steps, states, about["checksum"])
 

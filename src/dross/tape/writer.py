@@ -20,6 +20,7 @@ from ..step.state import State
 from ..step.step import Step
 from ..support.arguments import check_folder
 from ..support.atomic_files import replace_file
+from .average_record import AverageRecord
 from .manifest_check import seal
 from .reader import MANIFEST, Tape, parse, read_manifest
 from .retention import Keep
@@ -110,13 +111,30 @@ class TapeWriter:
         if not self._may_defer_commit():
             self._publish(after)
 
-    def finish(self, after: State | None = None, complete: bool = True) -> None:
+    def save(self, after: State) -> None:
+        """Write what is open, and let the manifest name it at once."""
+        self.flush(after)
+        if self._unnamed:
+            self._publish(after)
+
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
         """Write what is open and mark the tape as complete, or as interrupted."""
         after = self.ends[self.next] if after is None else after
         self.flush(after)
         if self._unnamed:
             self._publish(after)
         noted, gone = self._write_hashes(whole=complete)
+        if average is not None:
+            old = self.manifest.get("average", {}).get("file")
+            entry = self._write(f"average-{self.next:012d}.safetensors", *average.encode())
+            self._sync(entry["file"])
+            noted["average"] = entry
+            gone = [*gone, old] if old not in (None, entry["file"]) else gone
         self._commit({**self.manifest, **noted, "complete": complete})
         self._remove(gone)
 
@@ -332,7 +350,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for kind in ("segment", "state", "hashes", "retrace"):
+        for kind in ("segment", "state", "hashes", "average", "retrace"):
             for file in folder.glob(f"{kind}-*.safetensors*"):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
@@ -347,7 +365,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
 # `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
 _TEMPORARY = re.compile(
-    r"\.?((segment|state|hashes)-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
+    r"\.?((segment|state|hashes|average)-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
 )
 
 

@@ -14,14 +14,15 @@ from typing import Any
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data.batch import MicroBatch
-from ..data.instance_hashes import HashNotes
-from ..errors import NotSupported
-from ..parallel.ranks import RankReducer
-from ..parallel.reducer import ALONE, Reducer
-from ..step.objective import Objective
-from ..step.state import State
-from ..step.step import Step
+from ...data.batch import MicroBatch
+from ...data.instance_hashes import HashNotes
+from ...errors import NotSupported
+from ...parallel.ranks import RankReducer
+from ...parallel.reducer import ALONE, Reducer
+from ...step.objective import Objective
+from ...step.state import State
+from ...step.step import Step
+from ...tape.average_record import AverageRecord
 
 
 def find_ddp(model: Any) -> DistributedDataParallel | None:
@@ -140,6 +141,15 @@ class NoTape:
         """Begin a new segment."""
         self.first = self.next
 
-    def finish(self, after: State | None = None, complete: bool = True) -> None:
+    def save(self, after: State) -> None:
+        """Begin a new segment."""
+        self.first = self.next
+
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
         """End the last segment."""
         self.first = self.next

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import NotFinite
-from ..step.state import State
+from ...errors import NotFinite
+from ...step.state import State
 
 
 def check_finite(

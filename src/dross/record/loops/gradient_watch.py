@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import NotReplayable
-from ..step.layout import Layout
+from ...errors import NotReplayable
+from ...step.layout import Layout
 
 
 class GradientWatch:
@@ -53,8 +53,8 @@ class GradientWatch:
         if accumulating and not present:
             raise NotReplayable(
                 f"The gradients of the micro-batches since step {step - 1} were cleared without a "
-                "step. A step that did not happen (a GradScaler that skipped it) cannot be "
-                "recorded as one."
+                "step. If a GradScaler skipped it, let the recorder know of it: "
+                "dross.Recorder(..., scaler=scaler)."
             )
 
     def check_step(self, layout: Layout, optimizer: Optimizer, step: int) -> None:
@@ -70,11 +70,19 @@ class GradientWatch:
                     f"Parameter '{name}' had {had} gradient at the first step and the opposite at "
                     f"step {step}. dross needs the same parameters to train in every step."
                 )
-            if p.grad is not None and self.versions.get(p) != (id(p.grad), p.grad._version):
+        self.check_unchanged(step)
+
+    def check_unchanged(self, step: int) -> None:
+        """Refuse gradients that something changed after backward(), and that was not recorded."""
+        for name, p in self.model.named_parameters():
+            if not p.requires_grad or p.grad is None:
+                continue
+            if self.versions.get(p) != (id(p.grad), p.grad._version):
                 raise NotReplayable(
                     f"The gradient of '{name}' was changed between backward() and "
                     f"optimizer.step() at step {step}. Clip with recorder.clip_grad_norm_ or "
-                    "recorder.clip_grad_value_; a GradScaler and gradient noise are not supported."
+                    "recorder.clip_grad_value_, and give a GradScaler to the recorder: "
+                    "dross.Recorder(..., scaler=scaler). Gradient noise is not supported."
                 )
 
     def _note(self, parameter: Tensor) -> None:

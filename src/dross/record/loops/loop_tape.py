@@ -8,21 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import Augment, Batch
-from ..data.dataset import Instances
-from ..errors import BadInput, TapeMismatch
-from ..execution.executor import Executor
-from ..parallel.reducer import Reducer
-from ..step.inspect_model import inspect_run
-from ..step.layout import Layout, check_signature
-from ..step.loss import NAMED_LOSSES
-from ..step.objective import Penalty
-from ..step.optimizers import Optimizer
-from ..tape.manifest import RunSettings, check_same_run, describe
-from ..tape.reader import Tape
-from ..tape.retention import Keep
-from ..tape.writer import TapeWriter, begin_notes
+from ...autodiff.attention import allowed_kernels
+from ...autodiff.casting import Autocast
+from ...autodiff.precision import Precision
+from ...data.batch import Augment, Batch
+from ...data.dataset import Instances
+from ...errors import BadInput, TapeMismatch
+from ...execution.executor import Executor
+from ...parallel.reducer import Reducer
+from ...step.inspect_model import inspect_run
+from ...step.layout import Layout, check_signature
+from ...step.loss import NAMED_LOSSES
+from ...step.objective import Penalty
+from ...step.optimizers import Optimizer
+from ...tape.manifest import RunSettings, check_same_run, describe
+from ...tape.reader import Tape
+from ...tape.retention import Keep
+from ...tape.writer import TapeWriter, begin_notes
 from . import ddp
+from .average_watch import AverageWatch
 from .live_model import LiveModel
 
 
@@ -43,6 +47,8 @@ class UserLoop:
     dtype: torch.dtype
     instances: Instances | None  # the training set, where the recorder was given it
     ranks: Reducer
+    autocast: Autocast | None = None  # that the recorder computes in; None: as it finds it
+    expected_steps: int | None = None  # about so many steps will be taken, where that is known
 
     @property
     def given_loss(self) -> Any:
@@ -88,7 +94,7 @@ class LoopTape:
         loop, made = self.loop, self.earlier
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], loop.model, layout)
-        pure = Optimizer.from_json(made["optimizer"], layout.group_sizes)
+        pure = Optimizer.from_json(made["optimizer"], layout)
         own_optimizer = type(loop.optimizer).__name__
         if made["loss"] != loop.loss_name or own_optimizer != pure.name:
             raise TapeMismatch(
@@ -99,18 +105,44 @@ class LoopTape:
         live = LiveModel(loop.model, loop.optimizer, layout, pure)
         live.write(state, slots=bool(made["steps"]))
 
-    def open(self, batch: Batch) -> OpenTape:
-        """Inspect the model with its first batch, and begin or continue the tape."""
+    def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
+        """Inspect the model with its first batch, and begin or continue the tape.
+
+        Arguments:
+            batch: the first one.
+            cast: the autocast that it is computed in.
+        """
         if self.opened is None:
-            self.opened = self._open(batch)
+            self.opened = self._open(batch, cast)
         return self.opened
 
-    def _open(self, batch: Batch) -> OpenTape:
+    def settle_backward(self, inside: bool) -> None:
+        """Note whether backward() runs inside autocast. It is known when it runs first."""
+        assert self.opened is not None
+        objective = self.opened.executor.objective
+        assert objective.precision.autocast is not None
+        cast = replace(objective.precision.autocast, backward=inside)
+        precision = replace(objective.precision, autocast=cast)
+        executor = Executor(replace(objective, precision=precision))
+        self.opened = replace(self.opened, executor=executor)
+        self.note(**precision.to_json())
+
+    def note(self, **entries: Any) -> None:
+        """Let the manifest say this from its next commit on."""
+        assert self.opened is not None
+        if isinstance(self.opened.writer, TapeWriter):
+            self.opened.writer.manifest |= entries
+
+    def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
         loop = self.loop
+        known = Autocast.from_json(self.earlier.get("autocast")) if self.earlier else None
+        if cast is not None and known is not None:
+            cast = replace(cast, backward=known.backward)
         if not loop.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
         given = (loop.given_loss, loop.penalty, batch.x, batch.y)
-        objective, pure = inspect_run(loop.model, loop.optimizer, *given)
+        precision = Precision(autocast=cast, kernels=allowed_kernels())
+        objective, pure = inspect_run(loop.model, loop.optimizer, *given, precision=precision)
         ddp.check_recordable(objective, loop.ranks)
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
@@ -133,23 +165,37 @@ class LoopTape:
             check_same_run(self.earlier, manifest)
             manifest = self.earlier
         state = live.read()
-        given = (manifest, loop.keep, state.nbytes, None)
+        given = (manifest, loop.keep, state.nbytes, loop.expected_steps)
         writer = TapeWriter(self.folder, *given, notes=self.notes)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)
 
-    def finish(self, *, whole: bool, complete: bool, buffers: dict[str, Tensor] | None) -> None:
+    def save(self) -> None:
+        """Write what is open, and name it in the manifest at once."""
+        if self.opened is not None:
+            self.opened.writer.save(self.opened.live.read())
+
+    def finish(
+        self,
+        *,
+        whole: bool,
+        complete: bool,
+        buffers: dict[str, Tensor] | None,
+        average: AverageWatch | None = None,
+    ) -> None:
         """Write what is still open.
 
         Arguments:
             whole: whether the last step is known from its beginning to its end.
             complete: whether the loop came to its end.
             buffers: of the model before micro-batches that no step followed, where there are any.
+            average: the averaged model that is watched, if there is one.
         """
         if self.opened is not None and whole:
             state = self.opened.live.read()
             state = state if buffers is None else replace(state, buffers=buffers)
-            self.opened.writer.finish(state, complete=complete)
+            record = None if average is None else average.record(self.opened.live)
+            self.opened.writer.finish(state, complete=complete, average=record)
         elif complete and self.earlier is None:
             raise BadInput("Nothing was recorded.")

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..step.inspect_model import trained_groups
-from ..step.layout import Layout
-from ..step.optimizers import Optimizer, current_numbers, read_slots, write_slots
-from ..step.state import State
+from ...step.inspect_model import trained_groups
+from ...step.layout import Layout
+from ...step.optimizers import Optimizer, current_numbers, read_slots, write_slots
+from ...step.state import State
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,4 @@ class LiveModel:
         self.layout.write(state, self.model)
         if slots:
             given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
-            write_slots(*given, state.slots, state.clock)
+            write_slots(*given, state.slots, state.clock, self.numbers())

@@ -1,0 +1,81 @@
+"""Which instances a DataLoader's batches are made of, without a change to the data.
+
+A loader draws the ids of each batch in the main process, in the order in which the batches come,
+also when its workers run ahead. They are noted as they are drawn, and taken one batch at a time.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..errors import BadInput, NotReplayable, NotSupported
+
+
+class DrawnIds:
+    """Stands in for a loader's batch sampler, and notes what it draws."""
+
+    def __init__(self, batch_sampler: Any):
+        self.batch_sampler = batch_sampler
+        self._drawn: deque[list[int]] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._drawn = drawn = deque()  # of this pass over the data
+        return self._note(drawn)
+
+    def _note(self, drawn: deque[list[int]]) -> Iterator[list[int]]:
+        for ids in self.batch_sampler:
+            drawn.append(list(ids))
+            yield ids
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "batch_sampler":
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
+
+    def take(self) -> np.ndarray:
+        """The ids of the next batch.
+
+        Raises:
+            NotReplayable: where more batches came than were drawn.
+        """
+        if not self._drawn:
+            raise NotReplayable(
+                "A batch came that the loader did not draw, so its instances are not known. Let "
+                "the trainer take its batches from one DataLoader, as they are."
+            )
+        return np.asarray(self._drawn.popleft(), dtype=np.int64)
+
+
+def note_ids(loader: Any) -> DrawnIds:
+    """Note the ids that this loader draws from now on.
+
+    Raises:
+        BadInput: for something that is no DataLoader.
+        NotSupported: where batches have no ids, or come in another order than they are drawn.
+    """
+    if not isinstance(loader, DataLoader):
+        raise BadInput(
+            f"dross follows one torch DataLoader; the training data are a "
+            f"{type(loader).__name__}. Pass a single loader over a map-style data set."
+        )
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise NotSupported(
+            "The training data are iterable, or not put into batches by their loader: instances "
+            "have no ids, so none could be scored. Use a map-style data set and a batch_size."
+        )
+    if not getattr(loader, "in_order", True):
+        raise NotSupported(
+            "The loader gives batches in any order (in_order=False), so it is not known which is "
+            "which. Use in_order=True."
+        )
+    if isinstance(loader.batch_sampler, DrawnIds):
+        return loader.batch_sampler
+    drawn = DrawnIds(loader.batch_sampler)
+    object.__setattr__(loader, "batch_sampler", drawn)  # a loader lets nobody else change it
+    return drawn

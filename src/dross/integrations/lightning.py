@@ -1,0 +1,325 @@
+"""Record a run of Lightning's Trainer.
+
+from dross.integrations.lightning import DrossCallback
+
+dross_callback = DrossCallback(tape="runs/x", loss="cross_entropy")
+trainer = lightning.Trainer(callbacks=[dross_callback], ...)
+trainer.fit(module, train_loader)
+scores = dross_callback.recorded_run().influence(dross_callback.loss_of(validation_loader))
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+try:
+    from lightning.pytorch import Callback
+except ImportError as error:
+    raise ImportError(
+        "dross.integrations.lightning needs lightning: pip install 'dross[lightning]'."
+    ) from error
+
+from ..data.collated import Collated
+from ..errors import BadInput, NotSupported
+from ..influence.query import Query
+from ..influence.query_makers import mean_loss
+from ..influence.run import Run
+from ..record.loops.followed import Followed
+from ..record.recorder import Recorder
+from ..tape.retention import Keep
+from ..tape.rewind import rewind
+from .drawn_ids import DrawnIds, note_ids
+
+
+class DrossCallback(Callback):
+    """Records what a LightningModule is trained with.
+
+    What the loss of each instance is has to be known. Either `training_step` returns it beside the
+    loss, {"loss": losses.mean(), "losses": losses}; then any weighting of the losses is recorded
+    as it was, and a replay calls training_step. Or the callback is given the loss, and the loss
+    that training_step returns is its mean over the batch; then a replay calls the module itself,
+    module(x). Automatic and manual optimization, accumulate_grad_batches, gradient_clip_val and
+    schedulers are recorded as they happen.
+
+    Arguments:
+        tape: the folder that the run is recorded in.
+        loss: as for `dross.train`; None where training_step returns losses.
+        split: takes a batch apart into (x, y), where it is not such a pair.
+        keep, overwrite, seed: as for `dross.train`.
+    """
+
+    def __init__(
+        self,
+        tape: str | os.PathLike,
+        loss: Any = None,
+        *,
+        split: Callable[[Any], tuple[Any, Any]] | None = None,
+        keep: Keep | None = None,
+        overwrite: bool = False,
+        seed: int = 0,
+    ):
+        self.tape, self.loss, self.split = tape, loss, split
+        self.keep, self.overwrite, self.seed = keep, overwrite, seed
+        self.recorder: Recorder | None = None
+        self._drawn: DrawnIds | None = None
+        self._loader: Any = None
+        self._module: Any = None
+        self._patched: list[tuple[Any, str]] = []
+        self._open: tuple[ExitStack, Followed] | None = None
+
+    # --- before training --------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Ask for the training loader, to see which instances it draws."""
+        if stage != "fit":
+            return
+        if trainer.world_size > 1:
+            raise NotSupported(
+                f"This trainer runs on {trainer.world_size} processes; dross records one. Use "
+                "Trainer(devices=1), or write the loop with dross.Recorder, which follows "
+                "DistributedDataParallel."
+            )
+        source = trainer.fit_loop._data_source
+        load = type(source).dataloader.__get__(source)
+
+        def noted() -> Any:
+            self._loader = load()
+            self._drawn = note_ids(self._loader)
+            return self._loader
+
+        self._patch(source, "dataloader", noted)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The optimizer and a checkpoint's state are there; no step is taken yet."""
+        if len(trainer.optimizers) != 1:
+            raise NotSupported(
+                f"The module has {len(trainer.optimizers)} optimizers; dross follows one."
+            )
+        if resumes := trainer.global_step > 0:
+            rewind(self.tape, trainer.global_step)
+        self._module = pl_module
+        self.recorder = Recorder(
+            self._replayed(pl_module),
+            trainer.optimizers[0],
+            self._loss,
+            self.tape,
+            keep=self.keep,
+            train_set=self._collated(self._loader),
+            seed=self.seed,
+            overwrite=self.overwrite and not resumes,
+            resume=resumes,
+            expected_steps=_count_steps(trainer),
+        )
+        self._follow_module(trainer, pl_module)
+
+    def _follow_module(self, trainer: Any, module: Any) -> None:
+        """Stand beside the module's training_step and the trainer's clip."""
+        step, clip = module.training_step, trainer.precision_plugin.clip_gradients
+        backward = module.manual_backward
+
+        def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._training_step(trainer, module, step, batch, *args, **kwargs)
+
+        def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            if self._open is not None:
+                self._open[1](loss, 1 / self._size)
+            backward(loss, *args, **kwargs)
+
+        def clip_gradients(optimizer: Any, clip_val: Any = 0.0, *given: Any, **named: Any) -> None:
+            (algorithm,) = (*given, *named.values()) or ("norm",)
+            kind = "value" if getattr(algorithm, "value", algorithm) == "value" else "max_norm"
+            if clip_val > 0 and self.recorder is not None:
+                with self.recorder.clipping(**{kind: float(clip_val)}):
+                    clip(optimizer, clip_val, *given, **named)
+
+        self._patch(module, "training_step", training_step)
+        self._patch(module, "manual_backward", manual_backward)
+        self._patch(trainer.precision_plugin, "clip_gradients", clip_gradients)
+
+    def _patch(self, owner: Any, name: str, value: Any) -> None:
+        owner.__dict__[name] = value
+        self._patched.append((owner, name))
+
+    def _unpatch(self) -> None:
+        for owner, name in self._patched:
+            owner.__dict__.pop(name, None)
+        self._patched = []
+
+    # --- a batch ----------------------------------------------------------------------------------
+
+    def _training_step(
+        self, trainer: Any, module: Any, step: Callable, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        recorder, drawn = self.recorder, self._drawn
+        assert recorder is not None and drawn is not None
+        ids, (x, y) = drawn.take(), self._split(batch)
+        self._size = len(ids)
+        stack = ExitStack()
+        followed = stack.enter_context(recorder.follow(ids, x, y, epoch=trainer.current_epoch))
+        with stack:
+            self._open = (stack, followed)
+            outputs = step(batch, *args, **kwargs)
+            if not module.automatic_optimization:
+                self._open = None
+                return outputs
+            self._watch(outputs, followed)
+            self._open = (stack.pop_all(), followed)  # until backward() has run
+        return outputs
+
+    def _watch(self, outputs: Any, followed: Followed) -> None:
+        if outputs is None:
+            raise NotSupported(
+                "training_step returned None, with which Lightning skips a batch: dross cannot "
+                "record that. Leave such instances out of the data set."
+            )
+        losses = outputs.get("losses") if isinstance(outputs, dict) else None
+        if losses is not None:
+            followed(losses)
+            return
+        if self.loss is None:
+            raise _no_losses()
+        followed(outputs["loss"] if isinstance(outputs, dict) else outputs, 1 / self._size)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """The gradient of the batch is there: it waits for a step."""
+        if self._open is not None and pl_module.automatic_optimization:
+            stack, self._open = self._open[0], None
+            stack.close()
+
+    # --- after it ---------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Let the tape end a segment here, so that it can be rewound to this checkpoint."""
+        if self.recorder is not None and not self.recorder.pending:
+            self.recorder.save()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep every step that was taken."""
+        if self._open is not None:
+            stack, self._open = self._open[0], None
+            stack.__exit__(type(exception), exception, exception.__traceback__)
+        self._unpatch()
+        if self.recorder is not None:
+            self.recorder.__exit__(type(exception), exception, exception.__traceback__)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the tape."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the module and the trainer as they were."""
+        self._unpatch()
+
+    # --- what can be asked ------------------------------------------------------------------------
+
+    def recorded_run(self, module: Any = None, loader: Any = None) -> Run:
+        """The run that was recorded.
+
+        Arguments:
+            module, loader: in a new process, the module as it was built and the training loader.
+
+        Raises:
+            BadInput: where nothing was recorded here and they are not given.
+            TapeError: where there is no tape, or it is of another model or of other data.
+        """
+        module = self._module if module is None else module
+        loader = self._loader if loader is None else loader
+        if module is None or loader is None:
+            raise BadInput(
+                "Nothing was recorded by this callback yet. Call it after trainer.fit, or pass the "
+                "module and the training loader: recorded_run(module, loader)."
+            )
+        return Run.open(self.tape, self._replayed(module), self._collated(loader), self._loss)
+
+    def loss_of(self, loader: Any) -> Query:
+        """The mean loss over the instances of a loader: a query of one number."""
+        return mean_loss(self._collated(loader))
+
+    @property
+    def _loss(self) -> Any:
+        return _own_losses if self.loss is None else self.loss
+
+    def _collated(self, loader: Any) -> Collated:
+        return Collated(loader.dataset, loader.collate_fn, self._split)
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        if self.loss is None:  # training_step gets all of the batch
+            return batch, torch.zeros(len(tree_leaves(batch)[0]))
+        if self.split is not None:
+            return self.split(batch)
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise BadInput(
+                f"A batch is a {type(batch).__name__} and not a pair (x, y). Say how to take it "
+                "apart: DrossCallback(..., split=lambda batch: (x, y))."
+            )
+        return batch[0], batch[1]
+
+    def _replayed(self, module: Any) -> nn.Module:
+        if self.loss is not None:
+            return module
+        return type(type(module).__name__, (TrainingStep,), {})(module)  # the tape has its name
+
+
+def _count_steps(trainer: Any) -> int | None:
+    count = trainer.estimated_stepping_batches
+    return int(count) if count < float("inf") else None
+
+
+def _no_losses() -> BadInput:
+    return BadInput(
+        "The loss of each instance is not known. Let training_step return it beside the loss, "
+        '{"loss": losses.mean(), "losses": losses} with reduction="none", or give it to the '
+        'callback: DrossCallback(tape, loss="cross_entropy").'
+    )
+
+
+def _own_losses(outputs: Any, y: Any) -> Tensor:
+    """What training_step returned as the losses of the instances."""
+    losses = outputs.get("losses") if isinstance(outputs, dict) else None
+    if losses is None:
+        raise _no_losses()
+    return losses
+
+
+class TrainingStep(nn.Module):
+    """A LightningModule whose forward pass is its training_step.
+
+    It shares the module's parameters, buffers and children, under the same names.
+    """
+
+    def __init__(self, module: Any):
+        object.__setattr__(self, "_module", module)
+        super().__init__()
+        for kind in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[kind] = module.__dict__[kind]
+        self.__dict__["_is_made"] = True
+
+    @property
+    def training(self) -> bool:
+        """The module's own mode."""
+        return self.__dict__["_module"].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if "_is_made" in self.__dict__:  # torch sets it while a module is made
+            self.__dict__["_module"].training = mode
+
+    def forward(self, batch: Any) -> Any:
+        """training_step of the batch; nothing is logged."""
+        module: Any = self.__dict__["_module"]
+        step: Any = type(module).training_step
+        arguments = (batch, 0) if "batch_idx" in inspect.signature(step).parameters else (batch,)
+        quiet = dict.fromkeys(("log", "log_dict"), lambda *args, **kwargs: None)
+        module.__dict__.update(quiet)
+        try:
+            return step(module, *arguments)
+        finally:
+            for name in quiet:
+                del module.__dict__[name]

@@ -1,0 +1,220 @@
+"""Record a run of a skorch net.
+
+from dross.integrations.skorch import DrossCallback
+
+net = NeuralNetClassifier(Module, callbacks=[("dross", DrossCallback(tape="runs/x"))])
+net.fit(X, y)
+run = dict(net.callbacks_)["dross"].recorded_run()
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Subset
+
+try:
+    from skorch import NeuralNetBinaryClassifier
+    from skorch.callbacks import Callback, GradientNormClipping
+    from skorch.dataset import unpack_data
+except ImportError as error:
+    raise ImportError(
+        "dross.integrations.skorch needs skorch: pip install 'dross[skorch]'."
+    ) from error
+
+from ..data.collated import Collated, Keywords
+from ..errors import BadInput, NotSupported
+from ..influence.query import Query
+from ..influence.query_makers import mean_loss
+from ..influence.run import Run
+from ..record.loops.followed import Followed
+from ..record.recorder import Recorder
+from ..tape.retention import Keep
+from .drawn_ids import DrawnIds, note_ids
+
+
+class DrossCallback(Callback):
+    """Records what a net is trained with; an instance's id is its row of X.
+
+    The net's criterion is watched. With reduction="mean" or "sum" each instance counts the same.
+    With criterion__reduction="none" and a get_loss of your own, every instance counts as get_loss
+    weighs it. Put the callback before others that change the module at the end of training.
+
+    Arguments:
+        tape: the folder that the run is recorded in.
+        keep, overwrite, seed: as for `dross.train`.
+    """
+
+    def __init__(
+        self,
+        tape: str | os.PathLike,
+        keep: Keep | None = None,
+        overwrite: bool = False,
+        seed: int = 0,
+    ):
+        self.tape, self.keep, self.overwrite, self.seed = tape, keep, overwrite, seed
+
+    def initialize(self) -> "DrossCallback":
+        """Forget an earlier training."""
+        self.recorder_: Recorder | None = None
+        self._followed: Followed | None = None
+        self._patched: list[tuple[Any, str]] = []
+        self._handle: Any = None
+        return self
+
+    def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
+        """Stand beside the net's loader, its training step and its criterion."""
+        if len(net._optimizers) != 1 or len(net._modules) != 1:
+            raise NotSupported(
+                f"The net has {len(net._modules)} modules and {len(net._optimizers)} optimizers; "
+                "dross follows one of each."
+            )
+        _check_criterion(net.criterion_)
+        self._net, load, step = net, net.get_iterator, net.train_step_single
+        self._end()
+
+        def get_iterator(dataset: Any, training: bool = False) -> Any:
+            loader = load(dataset, training=training)
+            return self._begin(net, loader) if training else loader
+
+        def train_step_single(batch: Any, **fit_params: Any) -> Any:
+            return self._train_step(step, batch, fit_params)
+
+        self._patch(net, "get_iterator", get_iterator)
+        self._patch(net, "train_step_single", train_step_single)
+        for _, callback in net.callbacks_:
+            if isinstance(callback, GradientNormClipping):
+                self._follow_clip(callback)
+        self._handle = net.criterion_.register_forward_hook(self._watch)
+
+    def _begin(self, net: Any, loader: Any) -> Any:
+        """The training data are known: begin the recording."""
+        self._drawn: DrawnIds = note_ids(loader)
+        self._rows, dataset = np.arange(len(loader.dataset)), loader.dataset
+        while isinstance(dataset, Subset):  # what is left of X beside the net's validation part
+            self._rows, dataset = np.asarray(dataset.indices)[self._rows], dataset.dataset
+        self.source_ = Collated(dataset, loader.collate_fn, _split)
+        self.recorder_ = Recorder(
+            net.module_,
+            net.optimizer_,
+            InstanceLosses(net),
+            self.tape,
+            keep=self.keep,
+            train_set=self.source_,
+            seed=self.seed,
+            overwrite=self.overwrite,
+            expected_steps=len(loader) * net.max_epochs,
+        )
+        return loader
+
+    def _train_step(self, step: Any, batch: Any, fit_params: dict) -> Any:
+        assert self.recorder_ is not None
+        if fit_params:
+            raise NotSupported(
+                f"fit passes {', '.join(fit_params)} to the module, which dross cannot replay. Put "
+                "them into X: a dict of arrays becomes the module's keyword arguments."
+            )
+        ids, (x, y) = self._rows[self._drawn.take()], _split(batch)
+        epoch = max(len(self._net.history) - 1, 0)
+        with self.recorder_.follow(ids, x, y, epoch=epoch) as self._followed:
+            try:
+                return step(batch)
+            finally:
+                self._followed = None
+
+    def _watch(self, criterion: Any, inputs: Any, loss: Tensor) -> None:
+        """The criterion's result, in a training step."""
+        if self._followed is None:
+            return
+        size = len(inputs[0])
+        if loss.dim() == 0:
+            self._followed(loss, 1.0 if criterion.reduction == "sum" else 1 / size)
+        else:
+            self._followed(loss)
+
+    def _follow_clip(self, clip: Any) -> None:
+        if clip.gradient_clip_value is not None and float(clip.gradient_clip_norm_type) != 2:
+            raise NotSupported("dross follows clipping by the Euclidean norm: use norm type 2.")
+        own = clip.on_grad_computed
+
+        def on_grad_computed(net: Any, named_parameters: Any, **kwargs: Any) -> None:
+            limit = clip.gradient_clip_value
+            if limit is not None and self.recorder_ is not None:
+                with self.recorder_.clipping(max_norm=float(limit)):
+                    own(net, named_parameters, **kwargs)
+
+        self._patch(clip, "on_grad_computed", on_grad_computed)
+
+    def _patch(self, owner: Any, name: str, value: Any) -> None:
+        owner.__dict__[name] = value
+        self._patched.append((owner, name))
+
+    def _end(self) -> None:
+        for owner, name in self._patched:
+            owner.__dict__.pop(name, None)
+        self._patched = []
+        if self._handle is not None:
+            self._handle.remove()
+
+    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
+        """Close the tape, and leave the net as it was."""
+        self._end()
+        if self.recorder_ is not None:
+            self.recorder_.close()
+
+    def recorded_run(self) -> Run:
+        """The run that was recorded.
+
+        Raises:
+            BadInput: where nothing was recorded.
+        """
+        if getattr(self, "recorder_", None) is None:
+            raise BadInput("Nothing was recorded by this callback yet: call it after net.fit.")
+        return Run.open(self.tape, self._net.module_, self.source_, InstanceLosses(self._net))
+
+    def loss_of(self, X: Any, y: Any) -> Query:
+        """The mean loss of the criterion over data: a query of one number."""
+        loader = self._net.get_iterator(self._net.get_dataset(X, y), training=False)
+        return mean_loss(Collated(loader.dataset, loader.collate_fn, _split))
+
+
+class InstanceLosses:
+    """The net's own loss of each instance, whatever the reduction of its criterion."""
+
+    def __init__(self, net: Any):
+        self.net = net
+        self.__name__ = f"of {type(net.criterion_).__name__}"
+
+    def __call__(self, outputs: Any, y: Tensor) -> Tensor:
+        """One loss per instance, [B]."""
+        net, criterion = self.net, self.net.criterion_
+        if isinstance(net, NeuralNetBinaryClassifier):
+            outputs = outputs.reshape(y.shape)
+        kinds = [kind for kind in type(net).__mro__ if "get_loss" in vars(kind)]
+        own = next(kind for kind in kinds if kind.__module__.startswith("skorch"))
+        before, criterion.reduction = criterion.reduction, "none"
+        try:
+            losses = own.get_loss(net, outputs, y, training=True)
+        finally:
+            criterion.reduction = before
+        return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+def _split(batch: Any) -> tuple[Any, Any]:
+    x, y = unpack_data(batch)
+    return (Keywords(x) if isinstance(x, dict) else x), y
+
+
+def _check_criterion(criterion: Any) -> None:
+    if not hasattr(criterion, "reduction"):
+        raise NotSupported(
+            f"The criterion {type(criterion).__name__} has no reduction, so the loss of each "
+            "instance is not known. Use one of torch.nn's losses, or give yours an attribute "
+            "`reduction` that may be 'none'."
+        )
+    if getattr(criterion, "weight", None) is not None and criterion.reduction == "mean":
+        raise NotSupported(
+            f"{type(criterion).__name__} with class weights divides by their sum in each batch. "
+            'Use criterion__reduction="none" and a get_loss that weighs the losses itself.'
+        )

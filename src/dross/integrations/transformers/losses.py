@@ -1,0 +1,210 @@
+"""One loss per example, of what a model of transformers returns; and the query made of them.
+
+A model of transformers returns the mean over all tokens. What dross needs is what each example adds
+to it: the sum over the example's own tokens, or its one loss where it has one label.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from transformers.loss.loss_utils import (
+    LOSS_MAPPING,
+    ForCausalLMLoss,
+    ForMaskedLMLoss,
+    ForQuestionAnsweringLoss,
+    ForSequenceClassificationLoss,
+    ForTokenClassification,
+)
+
+from ...data.collated import Collated
+from ...data.dataset import move_to
+from ...errors import BadInput, NotSupported
+from ...influence.query import Buffers, Query, QueryPart
+from ...step.objective import Objective
+
+IGNORED = -100  # the label of a token that has no loss
+_KINDS = {
+    ForCausalLMLoss: "next token",
+    ForMaskedLMLoss: "token",
+    ForTokenClassification: "token",
+    ForSequenceClassificationLoss: "label",
+    ForQuestionAnsweringLoss: "answer",
+}
+
+
+@dataclass(frozen=True)
+class InstanceLosses:
+    """The loss of each example of a batch, [B].
+
+    Arguments:
+        kind: "next token", "token", "label" or "answer": what has a label.
+        labels: how many classes there are; 1 is a regression.
+        problem: the configuration's problem_type, where it says one.
+        smoothing: the trainer's label_smoothing_factor.
+        each_token: one loss per token that has one instead, [tokens]; an example without any has
+            one of 0.
+    """
+
+    kind: str
+    labels: int = 0
+    problem: str | None = None
+    smoothing: float = 0.0
+    each_token: bool = False
+
+    @property
+    def __name__(self) -> str:
+        """What a tape calls it."""
+        smoothed = f", smoothed by {self.smoothing:g}" if self.smoothing else ""
+        return f"of each {self.kind}{smoothed}"
+
+    @staticmethod
+    def of(model: nn.Module, smoothing: float = 0.0) -> "InstanceLosses":
+        """The losses of a model as transformers computes them.
+
+        Raises:
+            NotSupported: for a model whose loss dross does not know.
+        """
+        inner: Any = model
+        if hasattr(inner, "get_base_model"):  # a model of peft
+            inner = inner.get_base_model()
+        name = getattr(inner, "loss_type", None)
+        if name is None and hasattr(inner, "loss_function"):
+            name = "ForCausalLM"  # as transformers has it
+        kind = _KINDS.get(LOSS_MAPPING.get(name)) if name else None
+        if kind is None:
+            raise NotSupported(
+                f"dross does not know the loss of each example of {type(inner).__name__}. Pass it: "
+                "RecordingTrainer(..., losses=fn), where fn(outputs, labels) returns one loss per "
+                "example, [B]."
+            )
+        config = inner.config
+        if kind == "next token" and getattr(config, "is_encoder_decoder", False):
+            kind = "token"
+        labels = int(getattr(config, "num_labels", 0))
+        return InstanceLosses(kind, labels, getattr(config, "problem_type", None), smoothing)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether an example has one loss per token."""
+        return self.kind in ("next token", "token")
+
+    def __call__(self, outputs: Any, y: dict[str, Tensor]) -> Tensor:
+        """The losses of a batch. y: its labels by name."""
+        if self.kind == "answer":
+            return self._of_answers(outputs, y)
+        logits, labels = _widen(_logits(outputs)), y["labels"]
+        if not self.has_tokens:
+            return self._of_labels(logits, labels)
+        labels, logits = self._align(labels), self._align_logits(logits)
+        losses = self._cross_entropy(logits.flatten(0, 1), labels.flatten()).view(labels.shape)
+        return losses[_counted(labels)] if self.each_token else losses.sum(1)
+
+    def count(self, y: dict[str, Tensor]) -> Tensor:
+        """How many losses each example has that are not ignored, [B]."""
+        if not self.has_tokens:
+            return torch.ones(len(next(iter(y.values()))), dtype=torch.long)
+        return (self._align(y["labels"]) != IGNORED).sum(1)
+
+    def slots(self, y: dict[str, Tensor]) -> Tensor:
+        """How many numbers `each_token` gives for each example, [B]."""
+        return self.count(y).clamp(min=1)
+
+    def token_by_token(self) -> "InstanceLosses":
+        """The same losses, one per token."""
+        if not self.has_tokens:
+            raise BadInput(
+                f"This model has one loss of each {self.kind} and none per token: ask for scores "
+                "per example."
+            )
+        return replace(self, each_token=True)
+
+    def _align(self, labels: Tensor) -> Tensor:
+        return labels[:, 1:] if self.kind == "next token" else labels
+
+    def _align_logits(self, logits: Tensor) -> Tensor:
+        return logits[:, :-1] if self.kind == "next token" else logits
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing = self.smoothing
+        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+
+    def _of_labels(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem = self.problem
+        if problem is None and self.labels > 1 and not labels.is_floating_point():
+            problem = "single_label_classification"
+        problem = problem or ("regression" if self.labels == 1 else "multi_label_classification")
+        if problem == "single_label_classification":
+            return self._cross_entropy(logits.view(-1, self.labels), labels.view(-1))
+        labels = labels.view(logits.shape).to(logits.dtype)
+        if problem == "regression":
+            return ((logits - labels) ** 2).flatten(1).mean(1)
+        each = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return each.flatten(1).mean(1)
+
+    def _of_answers(self, outputs: Any, y: dict[str, Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for end in ("start", "end"):
+            logits = _widen(outputs[f"{end}_logits"])
+            places = y[f"{end}_positions"].view(-1).clamp(0, logits.shape[1])
+            ignored = {"ignore_index": logits.shape[1], "reduction": "none"}
+            loss = F.cross_entropy(logits, places, **ignored) / 2
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+
+def _counted(labels: Tensor) -> Tensor:
+    """Which tokens have a loss of their own; the first one of an example that has none."""
+    counted = labels != IGNORED
+    first = torch.zeros_like(counted)
+    first[:, 0] = ~counted.any(1)
+    return counted | first
+
+
+def _logits(outputs: Any) -> Tensor:
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+def _widen(logits: Tensor) -> Tensor:
+    """At least float32, as transformers does it; a double stays one."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def loss_of(
+    data: Collated,
+    batch_size: int = 8,
+    count: Callable[[Any, dict[str, Tensor]], Any] | None = None,
+) -> Query:
+    """The loss on a data set as Trainer.evaluate computes it: a query of one number.
+
+    Every batch has the mean over its tokens (or examples), and counts by its examples.
+
+    Arguments:
+        data: the data set with its collator.
+        batch_size: examples in a batch.
+        count: count(losses, y) says how many losses a batch has; by default as many as are not
+            ignored.
+    """
+    count = (lambda losses, y: losses.count(y).sum()) if count is None else count
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        losses: Any = objective.loss
+        parameter = next(objective.model.parameters())
+        to = lambda t: move_to(t, parameter.device, parameter.dtype)
+        for start in range(0, len(data), batch_size):
+            ids = range(start, min(start + batch_size, len(data)))
+            x, y = tree_map(to, data.collate(ids))
+            items = count(losses, y) if isinstance(losses, InstanceLosses) else len(ids)
+            share = len(ids) / len(data) / items
+
+            def ask(theta: Tensor, buffers: Buffers, x=x, y=y, share=share) -> Tensor:
+                return objective.apply_loss(objective.predict(theta, buffers, x), y).sum() * share
+
+            yield len(ids), ask
+
+    return Query("loss_of", parts, added=True, data=data)

@@ -1,0 +1,317 @@
+"""Trainer with a recorder inside: the training is the trainer's own, step by step."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
+
+from ...data.collated import Collated
+from ...errors import BadInput, NotReplayable, NotSupported
+from ...influence.query import Query
+from ...influence.run import Run
+from ...record.recorder import Recorder
+from ...tape.retention import Keep
+from ...tape.rewind import rewind
+from .data import ID, IdCollator, Split, WithIds, check_rows, packing_refused, take_ids
+from .losses import InstanceLosses, loss_of
+from .shares import Shares
+from .tokens import TokenRun, per_token
+
+
+class RecordingMixin:
+    """What `recording` adds to a trainer.
+
+        trainer = RecordingTrainer(model, args, train_dataset=train, tape="runs/x")
+        trainer.train()
+        run = trainer.recorded_run()
+        scores = run.influence(trainer.loss_of(validation))
+
+    Arguments:
+        tape: the folder that the run is recorded in.
+        keep: what is kept of it, as for `dross.train`.
+        losses: losses(outputs, labels) -> [B], the loss of each example, where dross does not know
+            it. The trainer's own loss must be their mean, or their sum divided by the number of
+            labelled tokens.
+        overwrite: replace a tape that is there already.
+
+    All other arguments are the trainer's own.
+    """
+
+    def __init__(
+        self: Any,
+        *args: Any,
+        tape: str | os.PathLike,
+        keep: Keep | None = None,
+        losses: Callable[[Any, Any], Tensor] | None = None,
+        overwrite: bool = False,
+        **kwargs: Any,
+    ):
+        settings = next((a for a in (*args, *kwargs.values()) if hasattr(a, "output_dir")), None)
+        _check_settings(settings)
+        self.recorder: Recorder | None = None
+        self._dross = {"tape": tape, "keep": keep, "overwrite": overwrite}
+        self._shares, self._given_losses = Shares(), losses
+        self._following: tuple[ExitStack, Tensor] | None = None
+        super().__init__(*args, **kwargs)
+        _check_settings(self.args)
+        self.add_callback(_Listener(self))
+
+    # --- examples that carry their ids ------------------------------------------------------------
+
+    def _get_dataloader(
+        self: Any, dataset: Any, description: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        make = super()._get_dataloader  # type: ignore[misc]
+        if not kwargs.get("is_training", False):
+            return make(dataset, description, *args, **kwargs)
+        sampler_fn = kwargs.pop("sampler_fn", None)
+        if sampler_fn is not None:
+            kwargs["sampler_fn"] = lambda _: sampler_fn(dataset)
+        collator = self.data_collator
+        self.data_collator = IdCollator(collator)
+        try:
+            return make(WithIds(self._kept_columns(dataset)), description, *args, **kwargs)
+        finally:
+            self.data_collator = collator
+
+    def _kept_columns(self: Any, dataset: Any) -> Any:
+        """The training set without the columns that the model does not take."""
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise NotSupported(
+                "The training set is iterable: its examples have no ids, so none could be scored. "
+                "Use a map-style data set (datasets.Dataset, or one with __len__ and __getitem__)."
+            )
+        is_table = hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns")
+        return self._remove_unused_columns(dataset, "training") if is_table else dataset
+
+    def _set_signature_columns_if_needed(self: Any) -> None:
+        super()._set_signature_columns_if_needed()  # type: ignore[misc]
+        if ID not in self._signature_columns:
+            self._signature_columns = [*self._signature_columns, ID]
+
+    def _collated(self: Any, dataset: Any, collator: Any = None) -> Collated:
+        """A data set with the collator, as the trainer makes batches of it."""
+        collator = self.data_collator if collator is None else collator
+        collate = self._get_collator_with_removed_columns(collator, "recorded")
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        decodes = bool(getattr(getattr(inner, "config", None), "is_encoder_decoder", False))
+        split = Split(self.label_names, keep_labels=decodes)
+        return Collated(self._kept_columns(dataset), collate, split)
+
+    # --- the training itself ----------------------------------------------------------------------
+
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The trainer's own, followed by the recorder."""
+        if self.recorder is None:
+            return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        ids = take_ids(inputs)
+        with ExitStack() as stack:
+            self._following = (stack, ids)
+            try:
+                return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+            finally:
+                self._following = None
+
+    def compute_loss(
+        self: Any,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The trainer's own; while it trains, the recorder watches the result."""
+        own: Any = super()
+        options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+        if self._following is None or self.recorder is None:
+            return own.compute_loss(model, inputs, **options)
+        stack, ids = self._following
+        self._following = None  # a trainer that computes the loss twice is seen by the check
+        x, y = self.recorder.instances.source.split(inputs)
+        check_rows(ids, x, y)
+        epoch = int(self.state.epoch or 0)
+        followed = stack.enter_context(self.recorder.follow(ids, x, y, epoch=epoch))
+        result = own.compute_loss(model, inputs, **options)
+        loss = result[0] if return_outputs else result
+        share = self._shares.find(self._losses, y, num_items_in_batch, loss, followed)
+        followed(loss, share)
+        return result
+
+    def _clip_grad_norm(self: Any, model: Any) -> Any:
+        own: Any = super()
+        if self.recorder is None:
+            return own._clip_grad_norm(model)
+        with self.recorder.clipping(max_norm=self.args.max_grad_norm):
+            return own._clip_grad_norm(model)
+
+    def _get_grad_norm(self: Any, model: Any, grad_norm: Any = None) -> Any:
+        own: Any = super()
+        if self.recorder is None or grad_norm is not None:
+            return own._get_grad_norm(model, grad_norm=grad_norm)
+        with self.recorder.clipping(max_norm=float("inf")):  # it only measures
+            return own._get_grad_norm(model, grad_norm=grad_norm)
+
+    def _save_checkpoint(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.recorder is not None:
+            self.recorder.save()  # so that the tape can be rewound to this checkpoint
+        return super()._save_checkpoint(model, *args, **kwargs)  # type: ignore[misc]
+
+    def _load_best_model(self: Any) -> None:
+        self._close_recorder()  # the model that was recorded is the one after the last step
+        super()._load_best_model()  # type: ignore[misc]
+
+    def _close_recorder(self: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+    # --- what can be asked ------------------------------------------------------------------------
+
+    @property
+    def _losses(self: Any) -> Any:
+        if self._given_losses is not None:
+            return _OneArgument(self._given_losses)
+        smoother = self.label_smoother
+        return InstanceLosses.of(self.model, 0.0 if smoother is None else smoother.epsilon)
+
+    def recorded_run(self: Any, *, per_token: bool = False) -> Any:
+        """The run that was recorded; a trainer that is built as it was opens it in a new process.
+
+        Arguments:
+            per_token: give a `TokenRun`, which scores every labelled token of every example.
+
+        Raises:
+            TapeError: where there is no tape, or it is of another model or of other data.
+        """
+        self._close_recorder()
+        given = (self._dross["tape"], self.model, self._collated(self.train_dataset), self._losses)
+        run = Run.open(*given)
+        return self._by_token(run) if per_token else run
+
+    def _by_token(self, run: Run) -> TokenRun:
+        return per_token(run)
+
+    def loss_of(self: Any, dataset: Any = None, collator: Any = None) -> Query:
+        """The loss on a data set, as `evaluate` computes it: a query of one number.
+
+        Arguments:
+            dataset: by default the trainer's eval_dataset.
+            collator: by default the trainer's own.
+        """
+        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            raise BadInput("Pass the data set that is asked about: trainer.loss_of(validation).")
+        counted = "counted items" in self._shares.fitting[:1]
+
+        def count(losses: InstanceLosses, y: dict[str, Tensor]) -> Any:
+            items = self._get_num_items_in_batch([y], torch.device("cpu")) if counted else None
+            return losses.count(y).sum() if items is None else items
+
+        return loss_of(self._collated(dataset, collator), self.args.eval_batch_size, count)
+
+
+class _OneArgument:
+    """The user's losses(outputs, labels): one tensor of labels where there is one."""
+
+    def __init__(self, losses: Callable[[Any, Any], Tensor]):
+        self.losses = losses
+        self.__name__ = getattr(losses, "__name__", type(losses).__name__)
+
+    def __call__(self, outputs: Any, y: dict[str, Tensor]) -> Tensor:
+        return self.losses(outputs, next(iter(y.values())) if len(y) == 1 else y)
+
+
+class _Listener(TrainerCallback):
+    """Begins the recording, looks after every step, and ends it."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The model, the optimizer and a checkpoint's state are there; no step is taken yet."""
+        trainer, settings = self.trainer, self.trainer._dross
+        _check_settings(trainer.args)
+        source = trainer._collated(trainer.train_dataset)
+        if resumes := state.global_step > 0:
+            rewind(settings["tape"], state.global_step)
+        trainer._shares = Shares()
+        trainer.recorder = Recorder(
+            trainer.model,
+            trainer.optimizer,
+            trainer._losses,
+            settings["tape"],
+            keep=settings["keep"],
+            train_set=source,
+            seed=trainer.args.seed,
+            overwrite=settings["overwrite"] and not resumes,
+            resume=resumes,
+            expected_steps=state.max_steps,
+        )
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped, or should have."""
+        recorder, skipped = (
+            self.trainer.recorder,
+            self.trainer.accelerator.optimizer_step_was_skipped,
+        )
+        if recorder is not None and recorder.steps != state.global_step + 1 and not skipped:
+            raise NotReplayable(
+                f"Trainer counts step {state.global_step}, and its optimizer has taken "
+                f"{recorder.steps} recorded steps: a step was skipped, or another optimizer "
+                "stepped. dross records the steps of trainer.optimizer; let it step once per "
+                "update."
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the tape."""
+        self.trainer._close_recorder()
+
+
+def _check_settings(args: Any) -> None:
+    """Refuse what cannot be recorded, before an hour of training is lost."""
+    if args is None:
+        return
+    if getattr(args, "packing", False) or getattr(args, "padding_free", False):
+        raise packing_refused("The trainer puts several examples into one row")
+    if getattr(args, "n_gpu", 1) > 1:
+        raise NotSupported(
+            f"Trainer would spread each batch over {args.n_gpu} GPUs with DataParallel, which "
+            "cannot be recorded. Let it see one GPU: CUDA_VISIBLE_DEVICES=0."
+        )
+    if getattr(args, "world_size", 1) > 1:
+        raise NotSupported(
+            f"This Trainer runs on {args.world_size} processes; dross records one. Start one "
+            "process, or write the loop with dross.Recorder, which follows "
+            "DistributedDataParallel."
+        )
+    if getattr(args, "neftune_noise_alpha", None) is not None:
+        raise NotSupported(
+            "neftune_noise_alpha adds noise that Trainer takes out of the model after training, "
+            "so the run could not be replayed. Train without it."
+        )
+
+
+@cache
+def recording(trainer_class: type[Trainer]) -> Any:
+    """A class like this one that records its training: recording(SFTTrainer)(..., tape="runs/x").
+
+    Arguments:
+        trainer_class: transformers' Trainer, or any class made from it.
+
+    Raises:
+        BadInput: for anything else.
+    """
+    if not (isinstance(trainer_class, type) and issubclass(trainer_class, Trainer)):
+        raise BadInput(
+            f"recording takes a class of trainers, such as SFTTrainer, not {trainer_class!r}."
+        )
+    name = f"Recording{trainer_class.__name__}"
+    return type(name, (RecordingMixin, trainer_class), {"__doc__": RecordingMixin.__doc__})
+
+
+RecordingTrainer = recording(Trainer)

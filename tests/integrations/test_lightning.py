@@ -1,0 +1,194 @@
+"""Runs of Lightning's Trainer, recorded: the scores are those of the training as it was."""
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+import lightning
+
+import dross
+from dross.errors import BadInput, NotReplayable, NotSupported
+from dross.integrations.lightning import DrossCallback
+from integrations.slopes import slope
+from record.user_loops import close
+
+random = np.random.default_rng(0)
+X, Y = torch.tensor(random.normal(size=(11, 4))), torch.tensor(random.integers(3, size=11))
+X_VAL, Y_VAL = torch.tensor(random.normal(size=(6, 4))), torch.tensor(random.integers(3, size=6))
+
+
+class Classifier(lightning.LightningModule):
+    """Weights of the instances come with the batch, where it has any."""
+
+    def __init__(self, returns="losses", clip=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
+        self.double()
+        self.returns, self.automatic_optimization, self.clip = returns, returns != "manual", clip
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y, *weights = batch
+        losses = F.cross_entropy(self(x), y, reduction="none")
+        if weights:
+            losses = losses * weights[0]
+        loss = losses.mean()
+        self.log("train_loss", loss)
+        if self.returns == "manual":
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            if self.clip is not None:
+                self.clip_gradients(optimizer, self.clip, "norm")
+            optimizer.step()
+        return {"loss": loss, "losses": losses} if self.returns == "losses" else loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05, eps=1e-4)
+        if self.returns == "manual":
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def fit(module, tensors, callbacks=(), **options):
+    """Train; returns the mean loss on the validation set."""
+    checkpoint = options.pop("ckpt_path", None)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.manual_seed(1)
+    trainer = lightning.Trainer(
+        **{
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": list(callbacks),
+            **options,
+        }
+    )
+    loader = DataLoader(TensorDataset(*tensors), batch_size=3, shuffle=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning on the number of workers
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+    with torch.no_grad():
+        return float(F.cross_entropy(module.eval()(X_VAL), Y_VAL))
+
+
+CASES = {
+    "losses": ("losses", {}),
+    "accumulated": ("losses", {"accumulate_grad_batches": 2}),
+    "clipped": ("losses", {"gradient_clip_val": 0.2}),
+    "clipped by value": ("loss", {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}),
+    "loss": ("loss", {"accumulate_grad_batches": 2}),
+    "manual": ("manual", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_against_finite_differences_through_fit(tmp_path, case):
+    returns, options = CASES[case]
+    clip = 0.2 if case == "manual" else None
+    given = None if returns == "losses" else "cross_entropy"
+    callback = DrossCallback(tmp_path / "tape", given)
+    value = fit(Classifier(returns, clip), (X, Y), [callback], **options)
+    run = callback.recorded_run()
+    validation = DataLoader(TensorDataset(X_VAL, Y_VAL), batch_size=4)
+    query = callback.loss_of(validation)
+    np.testing.assert_allclose(run.evaluate(query), value, rtol=1e-12)
+    scores = run.influence(query).values
+    assert next(iter(run.parameters())) == "net.0.weight"
+    for j in (2, 7):
+
+        def loss_with(offset, j=j):
+            weights = torch.ones(len(X), dtype=torch.float64)
+            weights[j] += offset
+            return fit(Classifier(returns, clip), (X, Y, weights), **options)
+
+        np.testing.assert_allclose(-scores[j], slope(loss_with), atol=1e-8 * np.abs(scores).max())
+
+
+def test_a_run_that_is_opened_again(tmp_path):
+    callback = DrossCallback(tmp_path / "tape", "cross_entropy")
+    fit(Classifier("loss"), (X, Y), [callback])
+    query = dross.mean_loss((X_VAL, Y_VAL))
+    expected = callback.recorded_run().influence(query).values
+    again = dross.Run.open(
+        tmp_path / "tape",
+        Classifier("loss"),
+        callback._collated(DataLoader(TensorDataset(X, Y))),
+        "cross_entropy",
+    )
+    close(again.influence(query).values, expected)
+
+
+def test_a_run_goes_on_from_a_checkpoint(tmp_path):
+    callback = DrossCallback(tmp_path / "whole")
+    fit(Classifier(), (X, Y), [callback], max_epochs=4)
+    validation = DataLoader(TensorDataset(X_VAL, Y_VAL), batch_size=4)
+    whole = callback.recorded_run()
+
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", save_last=True)
+    first = DrossCallback(tmp_path / "cut")
+    options = {"enable_checkpointing": True}
+    fit(Classifier(), (X, Y), [first, saving], max_epochs=2, **options)
+    second = DrossCallback(tmp_path / "cut")
+    last = str(tmp_path / "kept" / "last.ckpt")
+    fit(Classifier(), (X, Y), [second, saving], max_epochs=4, ckpt_path=last, **options)
+    run = second.recorded_run()
+    assert run.steps == whole.steps == 16
+    scores = run.influence(second.loss_of(validation))
+    assert scores.by_epoch.shape == (4, 11) and np.isfinite(scores.values).all()
+
+
+class TestRefusals:
+    """Each with a sentence, at the first batch."""
+
+    def test_losses_that_nobody_knows(self, tmp_path):
+        with pytest.raises(BadInput, match="loss of each instance is not known"):
+            fit(Classifier("loss"), (X, Y), [DrossCallback(tmp_path / "tape")])
+
+    def test_a_loss_that_is_not_the_mean(self, tmp_path):
+        class Summed(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch, batch_idx) * 3
+
+        with pytest.raises(NotReplayable, match="the optimizer saw a gradient of length"):
+            fit(Summed("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
+
+    def test_two_optimizers(self, tmp_path):
+        class Two(Classifier):
+            def configure_optimizers(self):
+                return [torch.optim.SGD(self.parameters(), 0.1) for _ in range(2)]
+
+        with pytest.raises(NotSupported, match="2 optimizers"):
+            fit(Two("manual"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
+
+    def test_a_batch_that_is_no_pair(self, tmp_path):
+        callback = DrossCallback(tmp_path / "tape", "cross_entropy")
+        with pytest.raises(BadInput, match="split=lambda batch"):
+            fit(Classifier("loss"), (X, Y, torch.ones(11)), [callback])
+
+    def test_nothing_recorded(self, tmp_path):
+        with pytest.raises(BadInput, match=r"after trainer\.fit"):
+            DrossCallback(tmp_path / "tape").recorded_run()
+
+    def test_a_training_step_that_skips(self, tmp_path):
+        class Skips(Classifier):
+            def training_step(self, batch, batch_idx):
+                return None
+
+        with pytest.raises(NotSupported, match="returned None"):
+            fit(Skips("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
