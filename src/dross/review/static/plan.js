@@ -61,9 +61,9 @@ function open() {
   const { plan } = project;
   const number = (text) => h("td", { class: "number" }, text);
   const rows = plan.others.map((other) =>
-    h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""), h("td", {}, data(other.what)),
-      number(other.change === null ? "" : percentage(100 * other.change)), number(other.error === null ? "" : (100 * other.error).toFixed(2)), other.by_kind.map((change) => number(percentage(100 * change)))));
-  const titles = ["Plan", "What it does", "Change of mistakes, %", "Standard error", ...plan.kinds.map((kind) => `Change with ${kind}, %`)];
+    h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""),
+      number(other.change === null ? "" : percentage(100 * other.change)), number(other.error === null ? "" : (100 * other.error).toFixed(2)), other.by_kind.map((change) => number(percentage(100 * change))), h("td", {}, data(other.what))));
+  const titles = ["Plan", "Change of mistakes, %", "Standard error", ...plan.kinds.map((kind) => `Change with ${kind}, %`), "What it does"];
   const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "The change of the error against how many instances a plan touches, one line for each kind of plan. The best are in the table." }),
     h("figcaption", {}, "Every plan that was tried, on data that had no part in its ranking. Below zero is better; the circle is the recommended plan."));
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best plans" }, h("table", {},
