@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dross
 from dross.errors import TapeDamaged, TapeMismatch
+from dross.tape.manifest import check_same_run
 from dross.tape.manifest_check import seal
 from dross.tape.reader import Tape
 from tape.helpers import reopen, train
@@ -261,3 +262,12 @@ def test_a_manifest_that_is_no_json_is_refused(tmp_path, raw):
     (tmp_path / "manifest.json").write_bytes(raw)
     with pytest.raises(TapeDamaged, match=r"JSON|not written by dross"):
         Tape(tmp_path)
+
+
+def test_only_a_complete_tape_is_taken_up_on_another_device():
+    earlier, now = ({"device": device, "seed": 0} for device in ("cuda:0", "cpu"))
+    check_same_run({**earlier, "complete": True}, now)  # there is nothing left to compute
+    with pytest.raises(TapeMismatch, match="device was"):
+        check_same_run({**earlier, "complete": False}, now)
+    with pytest.raises(TapeMismatch, match="seed was"):
+        check_same_run({**earlier, "complete": True}, {**now, "seed": 1})
