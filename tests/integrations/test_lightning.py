@@ -83,8 +83,9 @@ def fit(module, tensors, callbacks=(), **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning on the number of workers
         trainer.fit(module, loader, ckpt_path=checkpoint)
+    asked = X_VAL.to(next(module.parameters()).dtype)
     with torch.no_grad():
-        return float(F.cross_entropy(module.eval()(X_VAL), Y_VAL))
+        return float(F.cross_entropy(module.eval()(asked), Y_VAL))
 
 
 CASES = {

@@ -1,0 +1,98 @@
+"""Trainers in bfloat16: recorded as they cast, and scores that differ from float32's by rounding.
+
+That a retrace under autocast is the derivative of the cast run is shown in
+tests/record/test_mixed_precision.py; here, that each trainer's own way to cast is seen.
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import dross
+
+
+def check_alike(plain, cast):
+    """The same scores but for the rounding of bfloat16 over a few steps, and not the same bits."""
+    one, other = plain.values, cast.values
+    assert not np.array_equal(one, other)
+    apart = np.linalg.norm(one - other) / np.linalg.norm(one)
+    assert apart < 0.1 and np.corrcoef(one, other)[0, 1] > 0.995, apart
+
+
+def precision_of(run):
+    manifest = run.recording.tape.manifest
+    return manifest["inner_cast"] or (manifest["autocast"] or {}).get("dtype")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer(tmp_path, checkpointing):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from dross.integrations.transformers import RecordingTrainer
+    from integrations.language import language_model, pad, settings, texts
+
+    scores = []
+    for bf16 in (False, True):
+        options = {"bf16": bf16, "gradient_checkpointing": checkpointing, "learning_rate": 1e-3}
+        folder = tmp_path / str(bf16)
+        trainer = RecordingTrainer(
+            language_model().float(),
+            settings(folder, **options),
+            train_dataset=texts(),
+            eval_dataset=texts()[:5],
+            data_collator=pad,
+            tape=folder / "tape",
+            keep=dross.Checkpoints(every=4),
+        )
+        trainer.train()
+        run = trainer.recorded_run()
+        assert precision_of(run) == ("bfloat16" if bf16 else None)
+        loss = trainer.evaluate()["eval_loss"]
+        assert np.isclose(float(run.evaluate(trainer.loss_of())), loss, rtol=1e-2 if bf16 else 1e-5)
+        scores.append(run.influence(trainer.loss_of()))
+    check_alike(*scores)
+
+
+def test_lightning(tmp_path):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    from dross.integrations.lightning import DrossCallback
+    from integrations.test_lightning import X_VAL, Y_VAL, Classifier, X, Y, fit
+
+    scores = []
+    for precision in ("32-true", "bf16-mixed"):
+        callback = DrossCallback(tmp_path / precision)
+        fit(Classifier().float(), (X.float(), Y), [callback], precision=precision)
+        run = callback.recorded_run()
+        assert precision_of(run) == {"32-true": None, "bf16-mixed": "bfloat16"}[precision]
+        validation = DataLoader(TensorDataset(X_VAL.float(), Y_VAL), batch_size=4)
+        scores.append(run.influence(callback.loss_of(validation)))
+    check_alike(*scores)
+
+
+def test_accelerate(tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    scores = []
+    for precision in ("no", "bf16"):
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        tape = tmp_path / precision
+        recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, train_set=(x, y))
+        for start in (*range(0, 40, 8), *range(0, 40, 8)):
+            ids = np.arange(start, start + 8)
+            with recorder.follow(ids, x[ids], y[ids]) as watch:
+                loss = F.cross_entropy(model(x[ids]), y[ids])
+                watch(loss)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        run = recorder.run()
+        assert precision_of(run) == {"no": None, "bf16": "bfloat16"}[precision]
+        scores.append(run.influence(dross.mean_loss((x[:20], y[:20]))))
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    check_alike(*scores)
