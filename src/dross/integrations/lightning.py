@@ -115,6 +115,7 @@ class DrossCallback(Callback):
             overwrite=self.overwrite and not resumes,
             resume=resumes,
             expected_steps=_count_steps(trainer),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),  # with "16-mixed"
         )
         self._follow_module(trainer, pl_module)
 

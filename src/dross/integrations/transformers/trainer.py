@@ -251,15 +251,13 @@ class _Listener(TrainerCallback):
             overwrite=settings["overwrite"] and not resumes,
             resume=resumes,
             expected_steps=state.max_steps,
+            scaler=trainer.accelerator.scaler,  # with fp16=True
         )
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped, or should have."""
-        recorder, skipped = (
-            self.trainer.recorder,
-            self.trainer.accelerator.optimizer_step_was_skipped,
-        )
-        if recorder is not None and recorder.steps != state.global_step + 1 and not skipped:
+        recorder = self.trainer.recorder
+        if recorder is not None and recorder.steps + recorder.skipped != state.global_step + 1:
             raise NotReplayable(
                 f"Trainer counts step {state.global_step}, and its optimizer has taken "
                 f"{recorder.steps} recorded steps: a step was skipped, or another optimizer "
