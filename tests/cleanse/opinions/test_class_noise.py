@@ -78,3 +78,16 @@ def test_one_class_and_very_many_classes():
     chances = softmax(6 * np.eye(150)[truth] + rng.normal(size=(3000, 150)), axis=1)
     wrong = 1 - fit_class_noise(chances, labels).posterior[np.arange(3000), labels]
     assert ((wrong > 0.5) == (labels != truth)).mean() > 0.98
+
+
+@pytest.mark.parametrize("classes, share", [(3, 0.75), (4, 0.75), (4, 1.0), (10, 0.9)])
+def test_where_most_labels_are_wrong_models_are_not_said_to_know_nothing(classes, share):
+    """That would explain such labels, too, but not as well."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        truth = rng.integers(0, classes, 90)
+        chances = softmax(rng.normal(0, 1, (90, classes)) + 4.5 * np.eye(classes)[truth], axis=1)
+        labels = np.where(rng.random(90) < share, (truth + 1) % classes, truth)
+        found = fit_class_noise(chances, labels)
+        wrong = 1 - found.posterior[np.arange(90), labels]
+        assert found.sharpness > 0.1 and ((wrong > 0.5) == (labels != truth)).mean() > 0.8, seed

@@ -29,6 +29,8 @@ _CLASS_WEIGHT = 2.0  # of the prior that all classes are mistaken as often
 _PAIR_COUNT = 0.3  # of each pair of classes: mistakes that are assumed before any is seen
 _PAIR_WEIGHT = 0.01  # keeps log odds of pairs finite
 _MOST_PAIRED = 100  # classes; with more, all wrong classes count as equally likely
+_MOST = 0.5  # of the labels: where models disagree with more, the search begins there as well
+_LARGEST_SHARE = 0.95  # of wrong labels, from which it begins
 _SUREST = 0.3  # of each class, by which the search for the table begins
 _STEPS = 80
 
@@ -56,7 +58,16 @@ def fit_class_noise(chances: np.ndarray, labels: np.ndarray) -> ClassNoise:
         torch.from_numpy(np.log(np.maximum(chances, _SMALLEST))).double(),
         torch.tensor(labels),
     )
-    table = _Table(_start_of_pairs(chances, labels), paired=count <= _MOST_PAIRED)
+    starts = [_Table(_start_of_pairs(chances, labels), _USUAL_SHARE)]
+    disagreement = float((chances.argmax(1) != labels).mean())
+    if disagreement > _MOST:  # the usual beginning may lead to where models know nothing
+        start = _count_pairs(chances.argmax(1), labels, count)
+        starts.append(_Table(start, min(disagreement, _LARGEST_SHARE)))
+    return min((_fit(logs, y, table) for table in starts), key=lambda found: found[0])[1]
+
+
+def _fit(logs: Tensor, y: Tensor, table: "_Table") -> tuple[float, ClassNoise]:
+    """What is found from one beginning, and its cost; logs: of the chances."""
     sharpness = torch.zeros((), dtype=torch.float64, requires_grad=True)  # its logarithm
     parameters = [sharpness, *table.parameters]
     optimizer = torch.optim.LBFGS(parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
@@ -73,19 +84,22 @@ def fit_class_noise(chances: np.ndarray, labels: np.ndarray) -> ClassNoise:
         return cost
 
     optimizer.step(lower)  # type: ignore[arg-type]  # it takes tensors as well as floats
+    cost = lower().item()
     with torch.no_grad():
         posterior = torch.softmax(joint(), 1).numpy()
-        return ClassNoise(float(sharpness.exp()), table.mistakes().numpy(), posterior)
+        found = ClassNoise(float(sharpness.exp()), table.mistakes().numpy(), posterior)
+    return cost if np.isfinite(cost) else np.inf, found
 
 
 class _Table:
     """M by its parameters: how often each class is mistaken, and for which."""
 
-    def __init__(self, pairs: np.ndarray, *, paired: bool):
+    def __init__(self, pairs: np.ndarray, share: float):
+        """Begin with log odds of pairs, and with this share of wrong labels."""
         count = len(pairs)
-        usual = float(np.log(_USUAL_SHARE / (1 - _USUAL_SHARE)))
-        self.usual = usual
-        self.share = torch.tensor(usual, dtype=torch.float64, requires_grad=True)  # log odds
+        paired = count <= _MOST_PAIRED
+        self.usual, begin = (float(np.log(p / (1 - p))) for p in (_USUAL_SHARE, share))
+        self.share = torch.tensor(begin, dtype=torch.float64, requires_grad=True)  # log odds
         self.by_class = torch.zeros(count, dtype=torch.float64, requires_grad=True)
         self.pairs = torch.from_numpy(pairs if paired else np.zeros_like(pairs)).double()
         self.pairs.requires_grad_(paired)
@@ -109,6 +123,15 @@ class _Table:
             - _PAIR_COUNT * pairs.sum()
             + _PAIR_WEIGHT * (self.pairs**2).sum()
         )
+
+
+def _count_pairs(predicted: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
+    """Log odds of what each class is taken for, as if the models were right."""
+    seen = np.zeros((count, count))
+    np.add.at(seen, (predicted, labels), 1)
+    odds = np.log(seen + _PAIR_COUNT)
+    np.fill_diagonal(odds, 0.0)
+    return (odds - odds.sum(1, keepdims=True) / max(count - 1, 1)) * (1 - np.eye(count))
 
 
 def _start_of_pairs(chances: np.ndarray, labels: np.ndarray) -> np.ndarray:

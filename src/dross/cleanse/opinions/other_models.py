@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _TREES = 100
+_THREADS_PAY_FROM = 1_000  # instances: fewer are learnt sooner than threads are started
 _MOST_TREES_LEARN = 10_000  # instances; of more, each tree learns a sample
 _WIDEST_FOR_TREES = 4096  # features
 _LARGEST_FOR_LINEAR = 2e7  # instances x features: with more it takes too long
@@ -44,7 +45,7 @@ def list_other_models(x: np.ndarray, *, classes: bool) -> dict[str, Maker]:
         kind = ExtraTreesClassifier if classes else ExtraTreesRegressor
         many = len(x) > _MOST_TREES_LEARN
         sample = {"bootstrap": True, "max_samples": _MOST_TREES_LEARN} if many else {}
-        cores = torch.get_num_threads()
+        cores = torch.get_num_threads() if len(x) >= _THREADS_PAY_FROM else 1
         chosen["trees"] = lambda: kind(_TREES, random_state=0, n_jobs=cores, **sample)
     return chosen
 
@@ -68,7 +69,10 @@ def fit_other_model(make: Maker, x: np.ndarray, y: np.ndarray, ids: np.ndarray) 
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # nearly converged is good enough here
-        return make().fit(x[ids], y[ids])
+        model = make().fit(x[ids], y[ids])
+    if getattr(model, "n_jobs", None):
+        model.n_jobs = 1  # threads would add up what trees say in any order, and round otherwise
+    return model
 
 
 def say_of(model: Any, x: np.ndarray, classes: int) -> np.ndarray:
