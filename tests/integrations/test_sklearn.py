@@ -22,6 +22,8 @@ from sklearn.utils.estimator_checks import check_classifiers_train, check_estima
 
 import dross
 from cleanse.made_inputs import flipped
+from dross.cleanse.opinions import other_models
+from dross.cleanse.plans import compete
 from dross.errors import BadInput, DrossWarning
 from dross.integrations.sklearn import CleaningClassifier, CleaningRegressor
 
@@ -39,6 +41,16 @@ def made(count=400, share=0.2, kinds=("no", "yes")):
 
 def quick(estimator=None, **options):
     return CleaningClassifier(estimator, options=QUICK, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_seeds():
+    """The same competition with fewer seeds and trees: these tests are about rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compete, "SIDE_BY_SIDE", (compete.Stage(1000, 1), compete.Stage(4, 2)))
+        patch.setattr(compete, "_OTHER_KINDS_TRY", 1)
+        patch.setattr(other_models, "_TREES", 50)
+        yield
 
 
 @pytest.fixture(scope="module")
