@@ -6,15 +6,17 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleanse.made_inputs import QUICK, enrichment, small_table
+from cleanse.made_inputs import QUICK, enrichment, recommend_most_harmful, small_table
 from dross import cli
 from dross.cleanse.export import _place_pictures
 from dross.cleanse.inputs.table_copy import RowEdits, copy_table
+from dross.cleanse.pipeline import rounds
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
 
 
-def test_pictures_in_folders(tmp_path):
+def test_pictures_in_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))  # for many cnn it takes long
     digits = load_flipped_digits()
     folders = write_pictures(digits, tmp_path / "digits")
     project = dross.clean(
@@ -23,7 +25,7 @@ def test_pictures_in_folders(tmp_path):
         test=str(folders["test"]),
         model="cnn",
         out=tmp_path / "run",
-        **QUICK | {"epochs": 4, "verified": 2},
+        **QUICK | {"runs": 1, "epochs": 4, "verified": 1},
     )
     sources = project.instances["source"]
     bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in sources])
