@@ -10,7 +10,20 @@ import dross
 from cleanse.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
 from cleanse.made_labels import QUICK as QUICK_LABELS
 from cleanse.made_labels import make_part
+from dross.cleanse.opinions import other_models
 from dross.support.png import encode_png
+
+_FEW_TREES = 20
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Trees are most of what a small project costs; tests in this folder grow fewer of them."""
+    usual, other_models._TREES = other_models._TREES, _FEW_TREES
+    try:
+        return (yield)
+    finally:
+        other_models._TREES = usual
 
 
 @pytest.fixture(scope="session")

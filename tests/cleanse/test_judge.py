@@ -16,6 +16,7 @@ from cleanse.made_inputs import (
     enrichment,
     load_or_skip,
     other_parts,
+    recommend_most_harmful,
     set_in_json,
     small_table,
     write_parts,
@@ -23,7 +24,7 @@ from cleanse.made_inputs import (
 from dross.cleanse import edits, report
 from dross.cleanse.confidence.suggestions import suggestion_confidence
 from dross.cleanse.judging import train_seeds
-from dross.cleanse.pipeline import search
+from dross.cleanse.pipeline import rounds, search
 from dross.cleanse.project import Project
 from dross.errors import BadInput
 from dross.support.file_digests import digest_file
@@ -124,13 +125,13 @@ def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeyp
     assert not (run / "judging").exists() and not (run / "judging.json").exists()
 
 
-def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path):
+def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))  # others are removed below
     data = load_digits()
     frame = pandas.DataFrame(data.data[:900]).add_prefix("p").assign(digit=data.target[:900])
     frame.to_csv(tmp_path / "digits.csv", index=False)
-    project = dross.clean(
-        tmp_path / "digits.csv", "digit", task="classification", out=tmp_path / "run", **QUICK
-    )
+    options = QUICK | {"task": "classification", "model": "linear", "runs": 1, "verified": 1}
+    project = dross.clean(tmp_path / "digits.csv", "digit", out=tmp_path / "run", **options)
     chance = np.random.default_rng(3).choice(len(project.instances), 30, replace=False)
     project.decisions.record({int(k): ("remove", None) for k in chance})
     verdict = dross.judge(tmp_path / "run", decisions=True, progress=False)

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
+from cleanse.made_inputs import copy_project
 from dross import cli
+from dross.cleanse.project import Project
 from dross.errors import TapeMismatch
 from dross.review.judge_process import JudgeProcess
 from review.review_client import client_of, decide, wait_for
@@ -100,21 +102,32 @@ def network():
 """
 
 
-@pytest.fixture
-def own_code(tmp_path, monkeypatch):
-    """A small project whose model is the user's code, in a module of the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "ownmodel.py").write_text(OWN_MODEL)
+@pytest.fixture(scope="module")
+def made_with_own_code(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "made"
+    folder.mkdir()
+    (folder / "ownmodel.py").write_text(OWN_MODEL)
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame(rng.normal(size=(90, 3)).round(3), columns=["a", "b", "c"])
     frame["kind"] = np.where(frame["a"] > 0, "yes", "no")
-    frame.to_csv("t.csv", index=False)
+    frame.to_csv(folder / "t.csv", index=False)
     options = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
-    project = dross.clean("t.csv", "kind", out="run", make="ownmodel:network", **options)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "path", list(sys.path))
+        dross.clean("t.csv", "kind", out="run", make="ownmodel:network", **options)
     sys.modules.pop("ownmodel", None)
-    (tmp_path / "was-run").unlink()
-    return project
+    (folder / "was-run").unlink()
+    return folder
+
+
+@pytest.fixture
+def own_code(made_with_own_code, tmp_path, monkeypatch):
+    """A small project whose model is the user's code, in a module of the current folder."""
+    run = copy_project(made_with_own_code, tmp_path / "own")
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return Project.open("run")
 
 
 def test_the_page_runs_no_code_that_the_command_line_does_not_name(own_code):
