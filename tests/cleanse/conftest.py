@@ -1,6 +1,7 @@
 """Cleaned projects that several test modules look at."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ _FEW_TREES = 20
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
+def pytest_runtest_protocol(item):
     """Trees are most of what a small project costs; tests in this folder grow fewer of them."""
+    if Path(__file__).parent not in item.path.parents:  # xdist asks this hook about all tests
+        return (yield)
     usual, other_models._TREES = other_models._TREES, _FEW_TREES
     try:
         return (yield)
