@@ -212,6 +212,18 @@ def test_the_scores_of_a_sign_are_zero(record):
     assert run.leave_one_out(query(p), [3]).any()  # though removing an instance matters
 
 
+def test_the_lion_of_a_package(tmp_path):
+    """lion-pytorch's own class: recorded, replayed and run again without instances."""
+    package = pytest.importorskip("lion_pytorch", reason="lion-pytorch is not installed")
+    p = problem("mlp", "sgd")
+    p.optimizer = lambda parameters: package.Lion(parameters, lr=0.01, weight_decay=0.1)
+    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.Checkpoints(every=3))
+    run = recorder.run((p.X, p.Y))
+    found = run.leave_one_out(query(p), p.used)
+    expected = [literal_leave_one_out(p, j) for j in p.used]
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+
 def test_adafactor_with_a_rate_that_a_scheduler_shows(tmp_path):
     """transformers' AdafactorSchedule writes the rate that was used into the group."""
     optimization = pytest.importorskip("transformers.optimization")
