@@ -142,7 +142,7 @@ def test_two_newsgroups_as_text(tmp_path):
     news = load_or_skip("20news")
     texts, labels = news.train
     pair = [news.classes.index(name) for name in ("rec.sport.hockey", "sci.space")]
-    chosen = [k for k in range(len(labels)) if labels[k] in pair][:800]
+    chosen = [k for k in range(len(labels)) if labels[k] in pair][:500]
     frame = pandas.DataFrame(
         {"post": [texts[k] for k in chosen], "group": [news.classes[labels[k]] for k in chosen]}
     )
@@ -152,8 +152,8 @@ def test_two_newsgroups_as_text(tmp_path):
         "group",
         text="post",
         out=tmp_path / "run",
-        runs=2,
-        verified=4,
+        runs=1,
+        verified=1,
         progress=False,
         **other_parts(tmp_path),
     )
@@ -174,8 +174,8 @@ def test_a_sample_of_adult(tmp_path):
         tmp_path / "train.csv",
         "income",
         out=tmp_path / "run",
-        runs=3,
-        verified=4,
+        runs=2,
+        verified=2,
         progress=False,
         **other_parts(tmp_path),
     )

@@ -21,11 +21,11 @@ def run_script(name: str, *options: str) -> str:
 
 
 def test_a_killed_job_gives_the_same_bits_when_it_is_started_again():
-    said = run_script("kill_anytime.py", "--moments", "3", "--only", "record")
+    said = run_script("kill_anytime.py", "--moments", "2", "--only", "record")
     assert "same bits" in said
 
 
 def test_a_job_on_a_full_disk_gives_the_same_bits_once_there_is_room():
-    said = run_script("full_disk.py", "--sizes", "3")
+    said = run_script("full_disk.py", "--sizes", "1")
     for job in ("record", "clean", "judge", "export", "review"):
         assert f"{job}: full " in said and f"{job}: full 0 times" not in said

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture
 def commit_every_segment(monkeypatch):
     """These problems are over before the first half second is."""
-    monkeypatch.setattr("dross.tape.writer._SECONDS_BETWEEN_COMMITS", 0.0)
+    monkeypatch.setattr("dross.tape.writer.seconds_between_commits", lambda took: 0.0)

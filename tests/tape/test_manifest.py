@@ -24,7 +24,7 @@ def recorded(tmp_path_factory):
     p = problem("batchnorm", "adam", epochs=3)
     folder = tmp_path_factory.mktemp("manifest") / "t"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dross.tape.writer._SECONDS_BETWEEN_COMMITS", 0.0)
+        patch.setattr("dross.tape.writer.seconds_between_commits", lambda took: 0.0)
         train(p, folder, keep=dross.Checkpoints(every=3), epochs=3)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert len(manifest["segments"]) > 3

@@ -164,10 +164,9 @@ def count_instances(y: Any) -> int:
 
 
 def trained_groups(
-    layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer
+    layout: Layout, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> list[dict]:
     """The optimizer's parameter groups that have a part of theta, in theta's order."""
-    parameters = dict(model.named_parameters())
     moving = {parameters[name] for name in layout.names}
     return [group for group in optimizer.param_groups if any(p in moving for p in group["params"])]
 

@@ -8,6 +8,7 @@ their names. Everything else is constant.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Layout:
         """How many numbers of theta belong to each name."""
         return [shape.numel() for shape in self.shapes]
 
-    @property
+    @cached_property
     def group_of(self) -> list[int]:
         """The parameter group of each name."""
         group_ends, ends = np.cumsum(self.group_sizes), np.cumsum(self.sizes)

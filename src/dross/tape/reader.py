@@ -9,8 +9,8 @@
 
 Only the files that the manifest names belong to the tape. Every file is written under a temporary
 name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
-at most the open segment and the last half second. There is no pickle: a foreign or damaged file is
-refused, never run.
+at most the open segment and the steps since the last commit. There is no pickle: a foreign or
+damaged file is refused, never run.
 """
 
 import hashlib

@@ -228,3 +228,14 @@ class Budget(Keep):
             return EveryStep()
         states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER_BYTES)
         return replace(self, spacing=max(1, math.ceil(planned / states)))
+
+
+def seconds_between_commits(took: float) -> float:
+    """How long a quick run waits with its next commit.
+
+    Half a second, or so long that commits take at most a fiftieth of the run's time.
+
+    Arguments:
+        took: seconds that the last commit took.
+    """
+    return max(0.5, 50 * took)

@@ -23,11 +23,9 @@ from ..support.atomic_files import replace_file
 from .average_record import AverageRecord
 from .manifest_check import seal
 from .reader import MANIFEST, Tape, parse, read_manifest
-from .retention import Keep
+from .retention import Keep, seconds_between_commits
 from .segment import Segment, decode_segment, encode_segment
 from .storage import is_url
-
-_SECONDS_BETWEEN_COMMITS = 0.5
 
 
 class TapeWriter:
@@ -59,7 +57,7 @@ class TapeWriter:
         #: the states before and after the last step, by the number of steps taken
         self.ends: dict[int, State] = {}
         self._unnamed: list[dict] = []  # written segments that the manifest does not name yet
-        self._last_commit = -math.inf  # seconds of the monotonic clock
+        self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
 
     @property
     def next(self) -> int:
@@ -139,10 +137,10 @@ class TapeWriter:
         self._remove(gone)
 
     def _may_defer_commit(self) -> bool:
-        """A commit waits for the disk several times: a quick run makes only two a second."""
+        """A commit waits for the disk several times: a quick run makes at most two a second."""
         # Files go as the manifest lets go of them: a bounded tape has to commit at once.
         bounded = self.keep.limit is not None or self.keep.last_epochs is not None
-        return not bounded and time.monotonic() - self._last_commit < _SECONDS_BETWEEN_COMMITS
+        return not bounded and time.monotonic() < self._next_commit
 
     def _steps_written(self) -> int:
         last = self._unnamed[-1] if self._unnamed else None
@@ -150,20 +148,22 @@ class TapeWriter:
 
     def _publish(self, after: State) -> None:
         """Let the manifest name what has been written. `after`: the state after the last step."""
+        started = time.monotonic()
         old_end, steps = self.manifest.get("end"), self._steps_written()
         for entry in self._unnamed:
             self._sync(entry["file"])
-        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
-        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
+        tensors = {name: t.detach().cpu() for name, t in after.tensors().items()}
+        end = self._write(f"state-{steps:012d}.safetensors", tensors, {"clock": after.clock})
         self._sync(end["file"])
         entries = [*self.manifest.get("segments", []), *self._unnamed]
         entries, dropped = self._drop_old_epochs(entries)
         noted, replaced = self._write_hashes()
         others = [end, *noted.get("hashes", [])]
         entries, merged = self._merge_to_fit(entries, sum(other["bytes"] for other in others))
-        now = {"segments": entries, "end": end, "steps": steps}
-        self._commit({**self.manifest, **noted, **now})
-        self._unnamed, self._last_commit = [], time.monotonic()
+        named = {"segments": entries, "end": end, "steps": steps}
+        self._commit({**self.manifest, **noted, **named})
+        now = time.monotonic()
+        self._unnamed, self._next_commit = [], now + seconds_between_commits(now - started)
         gone = [*dropped, *merged, *replaced]
         if old_end and old_end["file"] != end["file"]:
             gone.append(old_end["file"])

@@ -24,8 +24,8 @@ def check_finite(
     Raises:
         NotFinite: it names the step and the instances.
     """
-    gradient_is_finite = bool(torch.isfinite(g).all())
-    if gradient_is_finite and bool(torch.isfinite(after.theta).all()):
+    gradient_is_finite = _is_finite(g)
+    if gradient_is_finite and _is_finite(after.theta):
         return
     bad = ids[~torch.isfinite(torch.cat(losses)).cpu().numpy()]
     if len(bad):
@@ -38,3 +38,12 @@ def check_finite(
         f"is whole up to step {kept}.",
         step=t,
     )
+
+
+def _is_finite(t: Tensor) -> bool:
+    """Whether every number is finite.
+
+    The sum of finite numbers nearly always is, and takes a fiftieth of the time that looking at
+    each takes. Where it is not, it may have overflowed, and each is looked at.
+    """
+    return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())

@@ -15,9 +15,9 @@ class GradientWatch:
     """
 
     def __init__(self, model: nn.Module):
-        self.model = model
+        self.parameters = dict(model.named_parameters())
         self.versions: dict[Tensor, tuple[int, int]] = {}
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in self.parameters.values() if p.requires_grad]
         self.handles: list[RemovableHandle] = [
             p.register_post_accumulate_grad_hook(self._note) for p in trained
         ]
@@ -30,8 +30,7 @@ class GradientWatch:
 
     def flat(self, layout: Layout) -> Tensor:
         """The gradients of the parameters in training, one after the other: [p]."""
-        parameters = dict(self.model.named_parameters())
-        gradients = {name: parameters[name].grad for name in layout.names}
+        gradients = {name: self.parameters[name].grad for name in layout.names}
         return layout.flatten({name: g for name, g in gradients.items() if g is not None})
 
     def check_start(self, layout: Layout, step: int, *, accumulating: bool) -> None:
@@ -42,8 +41,7 @@ class GradientWatch:
             step: the number of the next step.
             accumulating: whether there are such micro-batches.
         """
-        parameters = dict(self.model.named_parameters())
-        gradients = [parameters[name].grad for name in layout.names]
+        gradients = [self.parameters[name].grad for name in layout.names]
         present = any(g is not None and bool((g != 0).any()) for g in gradients)
         if present and not accumulating:
             raise NotReplayable(
@@ -61,7 +59,7 @@ class GradientWatch:
         """As the optimizer starts: the same parameters train, and the gradients are unchanged."""
         moving = set(layout.names)
         in_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
-        for name, p in self.model.named_parameters():
+        for name, p in self.parameters.items():
             if p not in in_optimizer:
                 continue
             if (p.grad is not None) != (name in moving):
@@ -74,7 +72,7 @@ class GradientWatch:
 
     def check_unchanged(self, step: int) -> None:
         """Refuse gradients that something changed after backward(), and that was not recorded."""
-        for name, p in self.model.named_parameters():
+        for name, p in self.parameters.items():
             if not p.requires_grad or p.grad is None:
                 continue
             if self.versions.get(p) != (id(p.grad), p.grad._version):

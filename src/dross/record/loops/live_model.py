@@ -1,6 +1,7 @@
 """A model and its torch optimizer, read as a pure state and written back."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,21 +25,27 @@ class LiveModel:
     @property
     def groups(self) -> list[dict]:
         """The optimizer's parameter groups that have a part of theta."""
-        return trained_groups(self.layout, self.model, self.torch_optimizer)
+        return trained_groups(self.layout, self.parameters, self.torch_optimizer)
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The model's parameters by name."""
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name, looked up once: an optimizer has no others later."""
         return dict(self.model.named_parameters())
 
     def numbers(self) -> np.ndarray:
         """The optimizer's numbers (lr, momentum, ...) as they are now: [G, H]."""
         return current_numbers(self.optimizer, self.groups)
 
-    def read(self, numbers: np.ndarray | None = None) -> State:
-        """A copy of the state. numbers: those of the next step, by default the present ones."""
+    def read(self, numbers: np.ndarray | None = None, theta: Tensor | None = None) -> State:
+        """A copy of the state.
+
+        Arguments:
+            numbers: the optimizer's, of the next step; by default the present ones.
+            theta: a copy of it, where the caller has one already.
+        """
         numbers = self.numbers() if numbers is None else numbers
-        theta, buffers = self.layout.read(self.model)
+        buffers = self.layout.read_buffers(self.model)
+        theta = self.read_theta() if theta is None else theta
         given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
         slots, clock = read_slots(*given, theta, numbers)
         return State(theta, {name: slot.clone() for name, slot in slots.items()}, buffers, clock)

@@ -133,8 +133,8 @@ class StepWatch:
             return buffers
         self.check_untouched()
         if writer.is_full(self._epoch):
-            writer.flush(live.read())
-        self._before = live.read() if writer.wants_state() else None
+            writer.flush(live.read(theta=self._after))
+        self._before = live.read(theta=self._after) if writer.wants_state() else None
         self._buffers = buffers
         return buffers
 
@@ -187,8 +187,9 @@ class StepWatch:
             return opened.executor.losses(theta, buffers, batch)[0]
 
     def _count_buffer_writes(self) -> dict[str, int]:
-        own = dict(self.loop.model.named_buffers())
-        return {name: own[name]._version for name in self._opened.live.layout.moving_buffers}
+        moving = self._opened.live.layout.moving_buffers
+        own = dict(self.loop.model.named_buffers()) if moving else {}
+        return {name: own[name]._version for name in moving}
 
     def _check_buffers(self) -> None:
         """Refuse statistics that move in backward(), where a block is computed once more."""
