@@ -1,5 +1,7 @@
 """The executor: the eager way and the fast ways give the same bits; memory may run out."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import dross
 from dross.data.batch import Batch
 from dross.errors import BadInput
 from dross.execution.executor import Executor
+from dross.execution.pull_plan import PullPlan
 from dross.step.layout import Layout
 from dross.step.objective import Objective
 from zoo import problem
@@ -133,6 +136,52 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
         raise torch.OutOfMemoryError("none at all")
 
     monkeypatch.setattr(Objective, "pull_reverse", impossible)
+    with (
+        pytest.warns(dross.DrossWarning, match="going on with 1 instances"),
+        pytest.raises(torch.OutOfMemoryError) as error,
+    ):
+        run.influence(dross.mean_loss((p.X_val, p.Y_val)))
+    assert "an instance and one query do not fit" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "pull_reverse", "pull_forward"])
+def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
+    """The sums of its parts are those of the whole, to rounding; one query at a time by then."""
+    p = problem("cnn", "adam")
+    run = record(p, keep=dross.Checkpoints(every=4))
+    query = dross.losses((p.X_val[:3], p.Y_val[:3]))
+    size = max(len(step.ids) for step in run.recording.segment(0).steps)
+    if kind == "pull_forward":
+        for count in range(1, size + 1):
+            run.recording.executor.plans.set(count, PullPlan(True, 8))
+    whole, pass_ = run.influence(query).values, getattr(Objective, kind)
+
+    def limited(self, theta, buffers, batch, *rest):
+        if len(batch.c) > 3:
+            raise torch.OutOfMemoryError("no memory for so many")
+        return pass_(self, theta, buffers, batch, *rest)
+
+    monkeypatch.setattr(Objective, kind, limited)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = run.influence(query).values
+    assert any("instances of a batch at once" in str(warning.message) for warning in said)
+    assert np.abs(whole).max() > 1e-8
+    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
+    assert {name for name, _, _ in run.recording.executor.cuts.to_json()} == {kind.split("_")[0]}
+
+
+@pytest.mark.parametrize("model", ["batchnorm", "dropout"])
+def test_a_batch_whose_instances_share_something_is_not_cut(model, record, monkeypatch):
+    p = problem(model, "sgd")
+    run, pull = record(p), Objective.pull_reverse
+
+    def limited(self, theta, buffers, batch, *rest):
+        if len(batch.c) > 3:
+            raise torch.OutOfMemoryError("no memory for so many")
+        return pull(self, theta, buffers, batch, *rest)
+
+    monkeypatch.setattr(Objective, "pull_reverse", limited)
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
-    assert "do not fit" in error.value.__notes__[0]
+    assert "cannot be cut" in error.value.__notes__[0]

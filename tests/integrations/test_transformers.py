@@ -1,5 +1,7 @@
 """Runs of transformers' Trainer, recorded: the scores are those of the training as it was."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from dross.data.collated import Collated
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.data import Split
 from dross.integrations.transformers.losses import InstanceLosses
+from dross.step.objective import Objective
 from integrations.language import Exact, classifier, language_model, pad, settings, texts
 from integrations.slopes import slope
 from record.user_loops import close
@@ -108,6 +111,31 @@ def test_scores_per_token_add_up_and_are_derivatives(tmp_path):
     u = run.recording.objective.layout.unflatten(seed.theta[0])
     product = sum(float((influence[name][0] * u[name]).sum()) for name in influence)
     np.testing.assert_allclose(product, each[3][1], rtol=1e-8)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_padded_texts_are_cut_where_a_pass_does_not_fit(tmp_path, per_token, monkeypatch):
+    """One text at a time, with all of its tokens; a query for each of several prompts."""
+    trainer = trainer_for("language", tmp_path, per_device_train_batch_size=4)
+    trainer.train()
+    run, query = trainer.recorded_run(per_token=per_token), trainer.loss_of(each=True)
+    recording = (run.run if per_token else run).recording
+    few = (run.run if per_token else run).influence(query)
+    assert few.values.shape[0] == 5 and np.abs(few.values).max() > 1e-6
+    mean = recording.objective, recording.state_at(recording.tape.steps)
+    assert len(query.evaluate(*mean)) == 5
+    pull = Objective.pull_reverse
+
+    def limited(self, theta, buffers, batch, *rest):
+        if len(batch.x["input_ids"]) > 1:
+            raise torch.OutOfMemoryError("no memory for so many")
+        return pull(self, theta, buffers, batch, *rest)
+
+    monkeypatch.setattr(Objective, "pull_reverse", limited)
+    with pytest.warns(dross.DrossWarning, match="instances of a batch at once"):
+        warnings.filterwarnings("ignore", message="Out of memory: going on with . of the queries")
+        found = (run.run if per_token else run).influence(query)
+    np.testing.assert_allclose(found.values, few.values, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,6 +40,18 @@ def use_kernels(names: Sequence[str]) -> Iterator[None]:
         yield
 
 
+class AttentionCalls(TorchFunctionMode):
+    """Counts how often attention is called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is F.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
 class MathAttention(TorchFunctionMode):
     """Inside, attention is the math kernel, even where a model asks for another by itself."""
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ..data.lazy_batch import AnyBatch, LazyBatches
 from ..errors import BadInput
 from ..step.objective import Buffers, Objective, Pulled
 from . import threads
+from .batch_cuts import BatchCuts, join_gradients, join_pulls
 from .conv_as_matmul import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cpu_program import Programs
 from .cuda_graph import Graphs
@@ -33,6 +34,7 @@ from .narrow_range import pull_in_range
 from .pull_plan import PullPlans, count_flops
 
 _KINDS = ("auto", "eager")
+Result = TypeVar("Result")
 
 
 class Executor:
@@ -42,6 +44,7 @@ class Executor:
         """usual_batch: the size of a run's batches; passes of other sizes are not compiled."""
         self.objective = objective
         self.plans = PullPlans(objective)
+        self.cuts = BatchCuts(objective)
         self.graphs = Graphs(usual_batch)
         self.programs = Programs()
         self._mode = ""  # "training" or "evaluating", inside those contexts
@@ -58,9 +61,17 @@ class Executor:
         return self._run_pass("training step", self.plain_gradient, batch, 1, theta, buffers, w)
 
     def plain_gradient(self, batch: Batch, theta: Tensor, buffers: Buffers, w: Tensor | None):
-        """`Objective.gradient`, always as it stands."""
-        with convolutions(batch.c.device, wide=WIDE):
-            return self.objective.gradient(theta, buffers, batch, w)
+        """`Objective.gradient`, always as it stands; in parts where it does not fit."""
+
+        def gradient(part: Batch, own: Tensor | None) -> tuple[Tensor, Tensor, Buffers] | None:
+            with convolutions(part.c.device, wide=WIDE):
+                action = partial(self.objective.gradient, theta, buffers, part, own)
+                return self._fit_rows("gradient", action, theta, part)
+
+        def compute(part: Batch, losses: slice) -> tuple[Tensor, Tensor, Buffers] | None:
+            return gradient(part, None if w is None else w[losses])
+
+        return self._in_parts("gradient", batch, compute, join_gradients)
 
     def gradients(
         self, thetas: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor, cut: bool = False
@@ -114,23 +125,41 @@ class Executor:
         a_buffers: Buffers,
         hessian: bool,
     ) -> Pulled:
-        """`pull`, always as it stands."""
+        """`pull`, always as it stands; in parts where it does not fit."""
+
+        def compute(part: Batch, _: slice) -> Pulled | None:
+            return self._pull_part(part, theta, buffers, a_g, a_buffers, hessian)
+
+        return self._in_parts("pull", batch, compute, join_pulls)
+
+    def _pull_part(
+        self,
+        batch: Batch,
+        theta: Tensor,
+        buffers: Buffers,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool,
+    ) -> Pulled | None:
+        """The pull of a batch or a part of one, or None where one query of it does not fit."""
         parts, done = [], 0
         while done < len(a_g):
             with convolutions(batch.c.device):
-                plan = self.plans.choose(theta, buffers, batch, a_buffers)
+                choose = partial(self.plans.choose, theta, buffers, batch, a_buffers)
+                if (plan := self._fit_rows("pull", choose, theta, batch)) is None:
+                    return None
             rows = slice(done, min(done + plan.queries_at_once, len(a_g)))
             count = rows.stop - done
             some = (theta, buffers, batch, a_g[rows], {n: a[rows] for n, a in a_buffers.items()})
-            part = try_to_fit(
-                partial(self._pull_together, plan.forward_mode, *some, hessian),
-                count,
-                what="of the queries at once",
-                free=self.free_memory,
-                may_halve=not self.graphs.capturing,
-                advice=f"a batch of {len(batch.c)} and one query do not fit. Retrace with group=, "
-                "or where there is more memory.",
-            )
+            action = partial(self._pull_together, plan.forward_mode, *some, hessian)
+            if count == 1:
+                part = self._fit_rows("pull", action, theta, batch)
+            else:
+                may_halve, free = not self.graphs.capturing, self.free_memory
+                what = "of the queries at once"
+                part = try_to_fit(action, count, what=what, free=free, may_halve=may_halve)
+            if part is None and count == 1:
+                return None
             if part is None:
                 self.plans.halve(batch, count)
                 continue
@@ -141,6 +170,48 @@ class Executor:
         terms, a_theta, a_before = zip(*parts)
         joined = {name: torch.cat([a[name] for a in a_before]) for name in a_buffers}
         return torch.cat(terms), torch.cat(a_theta), joined
+
+    def _in_parts(
+        self,
+        name: str,
+        batch: Batch,
+        compute: Callable[[Batch, slice], Result | None],
+        join: Callable[[list[Result]], Result],
+    ) -> Result:
+        """compute(batch, all its losses), or of its parts, smaller until each of them fits."""
+        while True:
+            parts, found, at = self.cuts.parts(name, batch), [], 0
+            for part in parts:
+                result = compute(part, slice(at, at + len(part.c)))
+                if result is None:  # it did not fit, and can be cut
+                    self.cuts.limit(name, batch, max(1, self.cuts.rows(part) // 2))
+                    break
+                found.append(result)
+                at += len(part.c)
+            else:
+                return found[0] if len(found) == 1 else join(found)
+
+    def _fit_rows(
+        self, name: str, action: Callable[[], Result], theta: Tensor, batch: Batch
+    ) -> Result | None:
+        """action(), or None where it does not fit and the batch can be cut."""
+        try:
+            return action()
+        except torch.OutOfMemoryError:
+            pass
+        self.free_memory()
+        can_cut = not self.graphs.capturing and self.cuts.can_cut(theta, batch)
+        rows = self.cuts.rows(batch) if can_cut else 1
+        count = len(batch.c)
+        size = "an instance" if count == 1 else f"a batch of {count}, which cannot be cut,"
+        return try_to_fit(
+            action,
+            rows,
+            what=f"instances of a batch at once ({name})",
+            free=self.free_memory,
+            advice=f"{size} and one query do not fit. Retrace with group=, or where there is more "
+            "memory.",
+        )
 
     def _pull_together(self, forward_mode: bool, theta, buffers, batch, a_g, a_buffers, hessian):
         objective, device = self.objective, batch.c.device
@@ -218,6 +289,25 @@ class Executor:
     def free_memory(self) -> None:
         """Free memory whose contents can be made again: that of captured passes."""
         self.graphs.free_memory()
+
+    @contextmanager
+    def limited(self, queries: int | None, rows: int | None) -> Iterator[None]:
+        """Inside, a pull takes at most so many queries, and rows of a batch, at once."""
+        before = (self.plans.most_queries, self.cuts.most_rows)
+        self.plans.most_queries, self.cuts.most_rows = queries, rows
+        try:
+            yield
+        finally:
+            self.plans.most_queries, self.cuts.most_rows = before
+
+    def choices(self) -> dict:
+        """How passes are computed, for a file: another way would round differently."""
+        return {"pulls": self.plans.to_json(), "cuts": self.cuts.to_json()}
+
+    def load_choices(self, saved: dict) -> None:
+        """Take over the choices of an earlier process."""
+        self.plans.load_json(saved["pulls"])
+        self.cuts.load_json(saved["cuts"])
 
     def _count_flops_each(self, batch: AnyBatch, theta: Tensor, buffers: Buffers) -> float:
         """Operations of the forward pass for one instance, counted at the first batch."""

@@ -5,7 +5,7 @@ because another way rounds differently.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class PullPlans:
     def __init__(self, objective: Objective):
         self.objective = objective
         self._plans: dict[int, PullPlan] = {}
+        self.most_queries: int | None = None  # at once, where memory is planned
 
     def choose(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
         """The plan for batches of this size, made for the first of them."""
@@ -50,7 +51,7 @@ class PullPlans:
             most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
             at_once = min(_MAX_QUERIES, max(_MIN_QUERIES, _power_of_two(most)))
             self._plans[size] = PullPlan(forward, at_once)
-        return self._plans[size]
+        return self._limited(self._plans[size])
 
     def halve(self, batch: Batch, failed: int) -> None:
         """From now on, compute half as many queries at once as did not fit."""
@@ -70,7 +71,11 @@ class PullPlans:
         self._plans = {size: PullPlan(forward, at_once) for size, (forward, at_once) in saved}
 
     def __iter__(self):
-        return iter(self._plans.values())
+        return (self._limited(plan) for plan in self._plans.values())
+
+    def _limited(self, plan: PullPlan) -> PullPlan:
+        most = _MAX_QUERIES if self.most_queries is None else self.most_queries
+        return replace(plan, queries_at_once=min(most, plan.queries_at_once))
 
 
 def forward_mode_is_right(

@@ -5,7 +5,6 @@ because rounding differs between one model and many and would look like an effec
 """
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..errors import DrossError, DrossWarning, NotFinite, NotSupported, first_line
 from ..execution.memory import try_to_fit
+from ..execution.peak_memory import available_memory
 from ..parallel.job_pool import local_workers
 from ..replay.average import Average
 from ..replay.recording import Recording
@@ -300,7 +300,7 @@ def _count_fitting(recording: Recording, state: State, first: int) -> int:
     # a careful guess, not a measurement: activations and their gradients under vmap; the state, its
     # gradient, update and copies; who is present. Where it is too low, try_to_fit halves.
     each = 3 * saved + 6 * state.nbytes + len(recording.instances)
-    available = _available_memory(recording.device) // 3
+    available = available_memory(recording.device) // 3
     if (allowed := recording.memory_limit) is not None:
         available = min(available, allowed - each)  # the replica beside them
     return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
@@ -320,16 +320,3 @@ def _even_size(count: int, most: int) -> int:
     """The size of about equal chunks of at most `most`: a GPU captures one graph per size."""
     chunks = math.ceil(count / max(1, most))
     return math.ceil(count / chunks) if count else 1
-
-
-def _available_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as lines:
-            line = next(line for line in lines if line.startswith("MemAvailable"))
-            return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        if not hasattr(os, "sysconf"):  # Windows: assume little
-            return 2 << 30
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

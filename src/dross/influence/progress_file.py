@@ -10,6 +10,7 @@ file is written whole or not at all, and removed when the scores are finished.
 
 import hashlib
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data.tensor_digests import digest_tensors
-from ..errors import StorageFailed, TapeDamaged
+from ..errors import BadInput, StorageFailed, TapeDamaged
 from ..replay.recording import Recording
 from ..step.state import Derivative
+from ..support.arguments import check_folder
 from ..support.atomic_files import delete_stale, write_bytes
 from ..tape.reader import parse
+from ..tape.storage import is_url
 
 _SECONDS_BETWEEN_WRITES = 30.0  # the work that a kill may cost
 _MIN_TIMES_OF_WRITING = 20  # at most 1/20 of the time goes into writing, however large the file
@@ -36,7 +39,7 @@ class Place:
     position: int  # every step from this one on has been retraced
     adjoint: Derivative  # d query / d the state before that step
     totals: Tensor  # [E, Q, N]: the scores so far
-    plans: list  # how it is computed (PullPlans.to_json); another way rounds differently
+    choices: dict  # how it is computed (Executor.choices); another way rounds differently
 
 
 class ProgressFile:
@@ -61,7 +64,7 @@ class ProgressFile:
             "position": place.position,
             "names": list(tensors),
             "digest": digest_tensors(tensors),
-            "plans": place.plans,
+            "choices": place.choices,
         }
         write_bytes(self.path, save(tensors, {"dross": json.dumps(about)}))
         now = time.monotonic()
@@ -78,8 +81,11 @@ class ProgressFile:
             if digest_tensors(tensors) != about["digest"]:
                 raise TapeDamaged("its digest differs")
             adjoint = Derivative.from_tensors(tensors)
-            plans = [[size, [forward, count]] for size, (forward, count) in about["plans"]]
-            return Place(about["position"], adjoint, tensors["totals"], plans)
+            choices = about["choices"] if "choices" in about else {"pulls": about["plans"]}
+            pulls = [[size, [forward, count]] for size, (forward, count) in choices["pulls"]]
+            cuts = [[name, size, rows] for name, size, rows in choices.get("cuts", [])]
+            choices = {"pulls": pulls, "cuts": cuts}
+            return Place(about["position"], adjoint, tensors["totals"], choices)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -93,6 +99,20 @@ class ProgressFile:
         """Remove the file once the scores are finished, and temporary ones that a kill left."""
         for path in [self.path, *self.path.parent.glob(f".{self.path.name}.*")]:
             path.unlink(missing_ok=True)
+
+
+def progress_folder(resume: str | os.PathLike | bool | None, tape: Path | str) -> Path | None:
+    """The folder that progress is kept in, as `Run.influence` is asked for it."""
+    if resume is None or resume is False:
+        return None
+    if resume is not True:
+        return Path(check_folder(resume, "resume"))
+    if is_url(tape):
+        raise BadInput(
+            f"resume=True keeps progress beside the tape, and {tape} can only be read. Give a "
+            "folder: resume='folder'."
+        )
+    return Path(tape)
 
 
 def describe_question(

@@ -136,9 +136,11 @@ class Query:
                 if not torch.isfinite(value).all():
                     raise NotFinite(f"The query {self.name} is not finite at the trained model.")
                 scalar = scalar or value.dim() == 0
-                rows.append(_derivatives(value.reshape(-1), [theta, *leaves.values()]))
-        combine = (lambda parts: torch.stack(parts).sum(0)) if self.added else torch.cat
-        a_theta, *a_buffers = [widen(combine(parts)) for parts in zip(*rows)]
+                found = _derivatives(value.reshape(-1), [theta, *leaves.values()])
+                if self.added and rows:  # at once: one part is as large as the parameters
+                    found = [total + part for total, part in zip(rows.pop(), found)]
+                rows.append(found)
+        a_theta, *a_buffers = [widen(torch.cat(parts)) for parts in zip(*rows)]
         slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
         return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
 

@@ -24,7 +24,7 @@ from ..replay.average import MODEL, Average, check_of
 from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
 from ..replay.window import Window, choose_window
-from ..step.state import Derivative, State
+from ..step.state import Derivative
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_derivative
@@ -70,11 +70,10 @@ def retrace(
     ranks = ALONE if group is None else RankReducer(group, recording.device)
     asked = {"query": query.name, "the steps asked for": (window.first, window.stop)}
     check_agreement(recording, ranks, asked | {"hessian": hessian})
-    average, state = _asked(recording, window, of)
-    seed, scalar = query.derivative(recording.objective, state)
+    average, seed, scalar = _differentiate(recording, query, window, of)
     seed = agree_on_derivative(seed, ranks)
     name = query.name if average is None else f"{query.name} of the average"
-
+    sketch = sketch_derivative(seed)
     file = _progress_file(resume, recording, window, hessian, name, seed)
     # on a GPU, a block's terms are read while the next block is computed
     lag = 1 if recording.device.type == "cuda" else 0
@@ -82,46 +81,48 @@ def retrace(
     totals = ScoreTotals(window, len(seed.theta), len(recording.instances), own_file, lag)
     adjoint, position, enter = seed, window.stop, None
     if average is not None:  # it enters where it was averaged
-        adjoint, enter = seed.map(torch.zeros_like), lambda a, t: average.enter(a, seed, t)
+        adjoint = seed.map(torch.zeros_like)
+        enter = lambda a, t, seed=seed: average.enter(a, seed, t)
     if file is not None and (place := ranks.on_first(file.read)) is not None:
         position, totals.totals = place.position, place.totals
         adjoint = place.adjoint.map(lambda t: t.to(recording.device))
-        recording.executor.plans.load_json(place.plans)  # another plan would round differently
-
+        recording.executor.load_choices(place.choices)  # others would round differently
+    del seed  # as large as the adjoint
     recording.check_unchanged()
     if isinstance(ranks, RankReducer):
         recording = divide_between_ranks(recording, ranks, window.stop)
     executor, show = recording.executor, progress and ranks.rank == 0
-    with (
-        executor.training(),
-        progress_bar("retracing", position - window.first, show=show) as advance,
-    ):
+    bar = progress_bar("retracing", position - window.first, show=show)
+    with executor.training(), bar as advance:
         for block in recording.walk_backward(window.first, window.stop, position):
-            adjoint = _drop_vanished_buffers(adjoint, recording)
-            adjoint, terms = reverse_steps(recording, block, adjoint, hessian, advance, enter)
-            totals.add(block, terms, adjoint, executor.plans.to_json())
+            # handed over, so that it is freed once the block's first reverse step is done
+            handed = [_drop_vanished_buffers(adjoint, recording)]
+            del adjoint
+            adjoint, terms = reverse_steps(recording, block, handed.pop(), hessian, advance, enter)
+            totals.add(block, terms, adjoint, executor.choices())
             if recording.memory_limit is not None:
                 totals.wait()  # until this block's states can go
             del block, terms  # before the next block is replayed
         by_epoch = totals.finish()  # [Q, E, N]
-    values = by_epoch.sum(1)
+    by_epoch = by_epoch[0] if scalar else by_epoch
     return Scores(
-        values[0] if scalar else values,
-        by_epoch[0] if scalar else by_epoch,
+        by_epoch.sum(-2),
+        by_epoch,
         query=name,
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
-        query_sketch=sketch_derivative(seed),
+        query_sketch=sketch,
     )
 
 
-def _asked(recording: Recording, window: Window, of: str) -> tuple[Average | None, State]:
-    """The average if it is asked, and the state that the query looks at."""
-    if not check_of(of):
-        return None, recording.state_at(window.stop)
-    average = recording.average()
-    return average, average.state
+def _differentiate(
+    recording: Recording, query: Query, window: Window, of: str
+) -> tuple[Average | None, Derivative, bool]:
+    """The average if it is asked, the query's derivative, and whether the query is a scalar."""
+    average = recording.average() if check_of(of) else None
+    state = recording.state_at(window.stop) if average is None else average.state
+    return average, *query.derivative(recording.objective, state)
 
 
 def _progress_file(

@@ -17,12 +17,13 @@ from ..replay.recording import Recording
 from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..step.state import State
-from ..support.arguments import check_folder
+from ..support.arguments import check_whole
 from ..support.progress import report
-from ..tape.reader import Tape
-from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
+from .planning.measure import make_plan
+from .planning.retrace_plan import RetracePlan
+from .progress_file import progress_folder
 from .query import Query, as_query, same_question, sketch_derivative
 from .retrace import retrace
 from .scores import Scores
@@ -80,7 +81,7 @@ class Run:
         opened = recording.tape
         if not opened.complete:
             warnings.warn(
-                f"The tape at {tape} is not complete: it holds {_describe_length(opened)}. Scores "
+                f"The tape at {tape} is not complete: it holds {opened.length}. Scores "
                 "are of the model at that point; continue the run with resume=True.",
                 DrossWarning,
                 stacklevel=2,
@@ -114,10 +115,9 @@ class Run:
         return len(self.recording.instances)
 
     def __repr__(self) -> str:
-        made = self.recording.tape.manifest
-        names = f"{made['model']['class']} with {made['optimizer']['name']}"
-        length = _describe_length(self.recording.tape)
-        return f"<Run of {names} on {len(self):,} instances: {length}>"
+        tape = self.recording.tape
+        names = f"{tape.manifest['model']['class']} with {tape.manifest['optimizer']['name']}"
+        return f"<Run of {names} on {len(self):,} instances: {tape.length}>"
 
     def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
         """The query's value at the trained model.
@@ -160,6 +160,7 @@ class Run:
         resume: str | os.PathLike | bool | None = None,
         group: Any = None,
         of: str = MODEL,
+        memory: int | None = None,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
@@ -176,6 +177,8 @@ class Run:
             group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
                 them makes this call and gets the scores.
             of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
+            memory: bytes for states, adjoints, scores and passes together. Queries, instances of a
+                batch and states at once are then chosen by `plan`, which measures one step first.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -187,18 +190,46 @@ class Run:
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
         self._check_at(of, at)
-        scores = retrace(
-            self.recording,
-            as_query(query),
-            epochs=epochs,
-            at=at,
-            resume=self._progress_folder(resume),
-            group=group,
-            progress=self.progress,
-            of=of,
-        )
+        recording, limits = self.recording, (None, None)
+        if memory is not None:
+            plan, recording = self._plan(as_query(query), epochs, at, of, memory)
+            limits = plan.limits
+        with recording.executor.limited(*limits):
+            scores = retrace(
+                recording,
+                as_query(query),
+                epochs=epochs,
+                at=at,
+                resume=progress_folder(resume, self.tape),
+                group=group,
+                progress=self.progress,
+                of=of,
+            )
         report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
         return scores
+
+    def plan(
+        self, query: Query, *, epochs: int | None = None, memory: int | None = None
+    ) -> RetracePlan:
+        """The time, memory and disk that `influence` would take. One step is measured.
+
+            print(run.plan(query))
+
+        Arguments:
+            query, epochs, memory: as for `influence`.
+
+        Raises:
+            BadInput: where the query does not fit the model, or no way fits into the memory.
+        """
+        return self._plan(as_query(query), epochs, None, MODEL, memory)[0]
+
+    def _plan(
+        self, query: Query, epochs: int | None, at: int | None, of: str, memory: int | None
+    ) -> tuple[RetracePlan, Recording]:
+        memory = None if memory is None else check_whole(memory, "memory")
+        window = choose_window(self.recording.tape, epochs=epochs, at=at)
+        values = query.evaluate(self.recording.objective, self._asked(of, at))
+        return make_plan(self.recording, max(1, values.numel()), window, memory)
 
     def _asked(self, of: str, at: int | None) -> State:
         """The state that is asked."""
@@ -210,18 +241,6 @@ class Run:
     def _check_at(self, of: str, at: int | None) -> None:
         if check_of(of) and at not in (None, self.steps):
             raise BadInput("The average is known at the end of the run: leave `at` out.")
-
-    def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
-        if resume is None or resume is False:
-            return None
-        if resume is not True:
-            return Path(check_folder(resume, "resume"))
-        if is_url(self.tape):
-            raise BadInput(
-                f"resume=True keeps progress beside the tape, and {self.tape} can only be read. "
-                "Give a folder: resume='folder'."
-            )
-        return Path(self.tape)
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
@@ -377,11 +396,3 @@ class Run:
         if len(ids) == 0:
             raise BadInput("Pass at least one instance id.")
         return ids
-
-
-def _describe_length(tape: Tape) -> str:
-    planned = tape.manifest["planned"]
-    kept = "" if tape.first == 0 else f", of which the tape keeps those from {tape.first} on"
-    if planned in (None, tape.steps):
-        return f"{tape.steps:,} steps{kept}"
-    return f"{tape.steps:,} of {planned:,} planned steps{kept}"

@@ -32,17 +32,19 @@ class ScoreTotals:
         self.totals = torch.zeros(window.epochs, queries, instances, dtype=torch.float64)
         self._waiting: list[_Terms] = []
 
-    def add(self, block: Block, terms: Sequence[Tensor], adjoint: Derivative, plans: list) -> None:
+    def add(
+        self, block: Block, terms: Sequence[Tensor], adjoint: Derivative, choices: dict
+    ) -> None:
         """Add a block's terms, the last step's first.
 
         Arguments:
             block: its steps.
             terms: [Q, |S_t|] for each step.
             adjoint: before the block's first step.
-            plans: how it was computed; another way rounds differently.
+            choices: how it was computed; another way rounds differently.
         """
         if terms:
-            self._waiting.append(_Terms.send(block, terms, adjoint, plans))
+            self._waiting.append(_Terms.send(block, terms, adjoint, choices))
         while len(self._waiting) > self.lag:
             self._count(self._waiting.pop(0))
 
@@ -62,7 +64,7 @@ class ScoreTotals:
     def _count(self, terms: "_Terms") -> None:
         terms.add_to(self.totals, self.window.oldest)
         if self.file is not None and self.file.due:
-            self.file.write(Place(terms.first, terms.adjoint, self.totals, terms.plans))
+            self.file.write(Place(terms.first, terms.adjoint, self.totals, terms.choices))
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,15 @@ class _Terms:
     numbered: list[tuple[int, Step]]  # the last step first
     sent: HostCopy
     adjoint: Derivative  # before the block's first step
-    plans: list
+    choices: dict
 
     @staticmethod
-    def send(block: Block, terms: Sequence[Tensor], adjoint: Derivative, plans: list) -> "_Terms":
+    def send(block: Block, terms: Sequence[Tensor], adjoint: Derivative, choices: dict) -> "_Terms":
         numbered = list(enumerate(block.steps, start=block.first))[::-1]
         finite = torch.isfinite(adjoint.theta).all()
         together = torch.cat([*terms], dim=1).detach().double()
         sent = HostCopy({"terms": together, "finite": finite})
-        return _Terms(block.first, numbered, sent, adjoint, plans)
+        return _Terms(block.first, numbered, sent, adjoint, choices)
 
     def add_to(self, totals: Tensor, oldest: int) -> None:
         """Add the terms at their instances; one may be in a batch several times."""

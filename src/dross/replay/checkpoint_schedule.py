@@ -12,6 +12,7 @@ nine states and four times for 550.
 """
 
 import math
+from dataclasses import dataclass
 
 
 def longest_row(capacity: int, times: int) -> int:
@@ -37,3 +38,38 @@ def split_point(steps: int, capacity: int) -> int:
     """
     k = repetitions(steps, capacity)
     return min(longest_row(capacity, k - 1), steps - longest_row(capacity - 1, k - 1))
+
+
+@dataclass(frozen=True)
+class RowsTaken:
+    """What going backwards through a row costs."""
+
+    steps: int  # that are taken, each as often as it is
+    without_gradient: tuple[int, ...]  # steps whose state is known and which are not taken
+
+
+def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True) -> RowsTaken:
+    """Count what `SegmentReplay` takes again of a row of which no state but the first is kept.
+
+    Arguments:
+        steps: in the row.
+        capacity: how many states fit.
+        begin: steps before this one are not asked for.
+        check_end: whether the last step is taken in any case, to compare its end with the tape.
+    """
+    taken, alone = 0, []
+    rows = [(0, steps, capacity)]
+    while rows:
+        low, high, fitting = rows.pop()
+        if high <= begin:
+            continue
+        length = high - low
+        if length == 1 and not check_end:
+            alone.append(low)
+        elif length <= max(1, fitting):
+            taken, check_end = taken + length, False
+        else:
+            middle = low + split_point(length, fitting)
+            taken += middle - low
+            rows += [(low, middle, fitting), (middle, high, fitting - 1)]
+    return RowsTaken(taken, tuple(alone))

@@ -5,14 +5,13 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..errors import BadInput, DrossWarning, TapeMismatch
+from ..execution.batch_cuts import losses_are_separate
 from ..parallel.ranks import RankReducer
 from ..parallel.reducer import Reducer
 from ..step.state import Derivative
 from ..step.step import Step
-from ..support.closeness import ROUNDING, ROUNDING_OF_LENGTH, is_close
+from ..support.closeness import ROUNDING_OF_LENGTH, is_close
 from .recording import Recording
 
 
@@ -114,13 +113,7 @@ def instances_are_independent(recording: Recording, stop: int) -> bool:
         return True  # nothing to cut
     theta, batch = found
     half, count = len(batch.c) // 2, len(batch.c)
+    parts = [batch.rows(slice(0, half)), batch.rows(slice(half, count))]
     with executor.training():
-        whole, _ = executor.losses(theta, {}, batch)
-        try:
-            parts = [batch.rows(slice(0, half)), batch.rows(slice(half, count))]
-            halves = torch.cat([executor.losses(theta, {}, part)[0] for part in parts])
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError):  # normalising over a single instance
-            return False
-    return is_close(halves, whole, ROUNDING)
+        losses = lambda batch: executor.losses(theta, {}, batch)[0]
+        return losses_are_separate(losses, batch, parts)

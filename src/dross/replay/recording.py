@@ -59,6 +59,7 @@ class Recording:
     augment: Augment | None
     seed: int
     reducer: Reducer = ALONE  # shares the work of a step among ranks
+    memory: int | None = None  # bytes of states that a replay may hold; by default the run's budget
 
     @staticmethod
     def open(
@@ -142,7 +143,7 @@ class Recording:
     @property
     def memory_limit(self) -> int | None:
         """Bytes of states that a replay may hold, where a budget says so."""
-        return self.tape.manifest.get("memory")
+        return self.tape.manifest.get("memory") if self.memory is None else self.memory
 
     def batches(self, first: int, steps: Sequence[Step]) -> list[list[LazyBatch]]:
         """The batches of each of these steps; the first of them is step number `first`."""
@@ -170,7 +171,7 @@ class Recording:
                 after, g, _ = take_step(self.executor, self.optimizer, state, step, batches)
                 yield TakenStep(segment.first + k, step, batches, state, g)
                 state = after
-            self._replay.check_end(index, state, segment)
+            self.replay.check_end(index, state, segment)
 
     def walk_backward(self, first: int, stop: int, position: int | None = None) -> Iterator[Block]:
         """Steps first..stop-1 in blocks, the last block first, each compared with the tape.
@@ -180,14 +181,16 @@ class Recording:
         position = stop if position is None else position
         for index, segment in self.segments_backward(first, position):
             if position < min(stop, segment.end):
-                self._replay.check_segment(index, segment)
-            for block in self._replay.blocks(index, segment, first, position):
+                self.replay.check_segment(index, segment)
+            for block in self.replay.blocks(index, segment, first, position):
                 yield block.from_step(first)
                 del block  # before the next one is made
 
     @property
-    def _replay(self) -> SegmentReplay:
-        return SegmentReplay(self.tape, self.executor, self.optimizer, self.reducer, self.batches)
+    def replay(self) -> SegmentReplay:
+        """Takes the steps of segments again."""
+        given = (self.tape, self.executor, self.optimizer, self.reducer, self.batches)
+        return SegmentReplay(*given, self.memory_limit)
 
     # --- segments and states ----------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class Recording:
         if len(segment.states) == len(segment.steps):
             return segment.states[t - segment.first]
         with self.executor.training():
-            return self._replay.replay_first_steps(segment, t - segment.first)
+            return self.replay.replay_first_steps(segment, t - segment.first)
 
     def average(self) -> Average:
         """The averaged weights that were watched while the run was recorded.

@@ -54,6 +54,7 @@ class SegmentReplay:
     optimizer: Optimizer
     reducer: Reducer
     batches: Callable[[int, Sequence[Step]], list[list[LazyBatch]]]
+    memory: int | None = None  # bytes of states that may be held, where a budget says so
 
     def blocks(self, index: int, segment: Segment, begin: int, stop: int) -> Iterator[Block]:
         """The steps of a segment from `begin` to before `stop`, in blocks, the last block first.
@@ -107,7 +108,7 @@ class SegmentReplay:
     ) -> Iterator[tuple[int, StatesAndGradients]]:
         """Replayed states in blocks (see checkpoint_schedule.py). One may begin before `begin`."""
         first, last = segment.first, min(stop, segment.end) - segment.first
-        capacity = self._capacity(segment, last)
+        capacity = self.capacity(segment, last)
         self._warn_of_recomputes(segment, last, capacity)
         check_end = last == len(segment.steps)  # by the last block, which comes first
         # from, to, the state at the start, and how many states fit, that one included
@@ -155,7 +156,7 @@ class SegmentReplay:
 
     def replay_first_steps(self, segment: Segment, steps: int) -> State:
         """The state after the first `steps` steps of a segment."""
-        taken, capacity = segment.steps[:steps], self._capacity(segment, steps)
+        taken, capacity = segment.steps[:steps], self.capacity(segment, steps)
         return self.replay_to_end(segment.first, taken, segment.states[0], capacity)[0]
 
     def _replay_if_it_fits(self, first: int, steps: Sequence[Step], start: State):
@@ -195,12 +196,12 @@ class SegmentReplay:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _capacity(self, segment: Segment, steps: int) -> int:
+    def capacity(self, segment: Segment, steps: int) -> int:
         """How many states to hold at a time while a row of `steps` steps is replayed.
 
         With a memory budget, the states before and after the current step come on top.
         """
-        if (allowed := self.tape.manifest.get("memory")) is None:
+        if (allowed := self.memory) is None:
             by_default = _MAX_BYTES_OF_STATES // self._bytes_per_state(segment)
             return max(by_default, steps.bit_length())
         return max(1, allowed // self._bytes_per_state(segment))

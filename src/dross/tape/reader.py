@@ -64,6 +64,15 @@ class Tape:
         return self.manifest["steps"]
 
     @property
+    def length(self) -> str:
+        """How many steps it holds, in words."""
+        planned = self.manifest["planned"]
+        kept = "" if self.first == 0 else f", of which the tape keeps those from {self.first} on"
+        if planned in (None, self.steps):
+            return f"{self.steps:,} steps{kept}"
+        return f"{self.steps:,} of {planned:,} planned steps{kept}"
+
+    @property
     def complete(self) -> bool:
         """Whether the run reached its planned end."""
         return self.manifest["complete"]

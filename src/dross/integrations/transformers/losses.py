@@ -114,6 +114,11 @@ class InstanceLosses:
         """How many numbers `each_token` gives for each example, [B]."""
         return self.count(y).clamp(min=1)
 
+    def losses_of_rows(self, y: dict[str, Tensor]) -> Tensor:
+        """How many numbers a call gives for each example, [B]."""
+        slots = self.slots(y)
+        return slots if self.each_token else torch.ones_like(slots)
+
     def token_by_token(self) -> "InstanceLosses":
         """The same losses, one per token."""
         if not self.has_tokens:
@@ -179,6 +184,7 @@ def loss_of(
     data: Collated,
     batch_size: int = 8,
     count: Callable[[Any, dict[str, Tensor]], Any] | None = None,
+    each: bool = False,
 ) -> Query:
     """The loss on a data set as Trainer.evaluate computes it: a query of one number.
 
@@ -189,7 +195,9 @@ def loss_of(
         batch_size: examples in a batch.
         count: count(losses, y) says how many losses a batch has; by default as many as are not
             ignored.
+        each: one query per example instead, the mean over its own tokens.
     """
+    batch_size = 1 if each else batch_size
     count = (lambda losses, y: losses.count(y).sum()) if count is None else count
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -200,11 +208,12 @@ def loss_of(
             ids = range(start, min(start + batch_size, len(data)))
             x, y = tree_map(to, data.collate(ids))
             items = count(losses, y) if isinstance(losses, InstanceLosses) else len(ids)
-            share = len(ids) / len(data) / items
+            share = 1 / items if each else len(ids) / len(data) / items
 
             def ask(theta: Tensor, buffers: Buffers, x=x, y=y, share=share) -> Tensor:
-                return objective.apply_loss(objective.predict(theta, buffers, x), y).sum() * share
+                losses = objective.apply_loss(objective.predict(theta, buffers, x), y)
+                return (losses.sum() * share).reshape((1,) if each else ())
 
             yield len(ids), ask
 
-    return Query("loss_of", parts, added=True, data=data)
+    return Query("losses_of" if each else "loss_of", parts, added=not each, data=data)

@@ -196,12 +196,15 @@ class RecordingMixin:
     def _by_token(self, run: Run) -> TokenRun:
         return per_token(run)
 
-    def loss_of(self: Any, dataset: Any = None, collator: Any = None) -> Query:
+    def loss_of(
+        self: Any, dataset: Any = None, collator: Any = None, *, each: bool = False
+    ) -> Query:
         """The loss on a data set, as `evaluate` computes it: a query of one number.
 
         Arguments:
             dataset: by default the trainer's eval_dataset.
             collator: by default the trainer's own.
+            each: one query per example instead: the loss of each prompt, the mean over its tokens.
         """
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
@@ -212,7 +215,8 @@ class RecordingMixin:
             items = self._get_num_items_in_batch([y], torch.device("cpu")) if counted else None
             return losses.count(y).sum() if items is None else items
 
-        return loss_of(self._collated(dataset, collator), self.args.eval_batch_size, count)
+        collated = self._collated(dataset, collator)
+        return loss_of(collated, self.args.eval_batch_size, count, each)
 
 
 class _OneArgument:

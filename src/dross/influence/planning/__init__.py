@@ -1,0 +1,1 @@
+"""What a retrace will take, before it is begun."""

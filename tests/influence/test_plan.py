@@ -1,0 +1,116 @@
+"""What a retrace takes, planned before it is begun, against what it takes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dross
+from dross.errors import BadInput
+from dross.execution.executor import Executor
+from dross.execution.peak_memory import measure_peak
+from dross.influence.retrace import retrace
+from zoo import problem
+
+KEEPS = {
+    "every": dross.EveryStep(),
+    "checkpoints": dross.Checkpoints(every=8),
+    "two states": dross.Budget(60_000, in_memory=4_000),
+    "last": dross.LastEpochs(2),
+}
+
+
+def count_gradients(monkeypatch) -> list:
+    taken, gradient = [], Executor.gradient
+
+    def watched(self, *given):
+        taken.append(1)
+        return gradient(self, *given)
+
+    monkeypatch.setattr(Executor, "gradient", watched)
+    return taken
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("keep", list(KEEPS))
+def test_the_steps_that_are_taken_again_are_counted_exactly(
+    keep, optimizer, epochs, record, monkeypatch
+):
+    p = problem("mlp", optimizer, epochs=6)
+    run, query = record(p, keep=KEEPS[keep]), dross.mean_loss((p.X_val, p.Y_val))
+    plan = run.plan(query, epochs=epochs)
+    taken = count_gradients(monkeypatch)
+    run.influence(query, epochs=epochs)
+    assert plan.taken_again == len(taken)
+    asked = 2 if keep == "last" or epochs == 2 else 6
+    assert plan.steps == asked * run.steps / 6
+
+
+@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=5)])
+def test_those_of_a_loop_of_ones_own_too(keep, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    recorder = dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t", keep=keep)
+    for t in range(12):
+        ids = torch.arange(t % 3, 12, 3)
+        with recorder.step(ids, x[ids], y[ids]) as losses:
+            losses.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run, query = recorder.run((x, y)), dross.mean_loss((x, y))
+    plan, taken = run.plan(query), count_gradients(monkeypatch)
+    run.influence(query)
+    assert plan.taken_again == len(taken) == 12
+
+
+def test_the_peak_is_that_of_all_tensors_that_a_retrace_holds(tmp_path):
+    """A model so large that states and adjoints are what counts."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 400), torch.randint(0, 400, (12,))
+    model = nn.Linear(400, 400)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    options = {"tape": tmp_path / "t", "epochs": 6, "batch_size": 6, "progress": False}
+    keep = dross.Checkpoints(every=6)
+    run = dross.train(model, (x, y), "cross_entropy", optimizer, keep=keep, **options)
+    query = dross.losses((x[:3], y[:3]))
+    plan = run.plan(query)
+    _, counted = measure_peak(lambda: retrace(run.recording, query), torch.device("cpu"))
+    assert plan.state_bytes == 3 * 4 * 400 * 401 and plan.adjoint_bytes == 3 * plan.state_bytes
+    assert plan.states_at_once == 7 and plan.kept_states == 2
+    assert 0.85 * counted < plan.peak_bytes < 1.2 * counted
+
+
+def test_memory_bounds_queries_instances_and_states(record):
+    p = problem("cnn", "adam", epochs=4)
+    run = record(p, keep=dross.Checkpoints(every=8))
+    query = dross.losses((p.X_val[:4], p.Y_val[:4]))
+    free = run.plan(query)
+    assert (free.rows_at_once, free.queries_at_once) == (free.batch, 4)
+    whole, seen = run.influence(query).values, set()
+    for share in (0.9, 0.7, 0.5, 0.35, 0.25):
+        try:
+            bounded = run.plan(query, memory=int(share * free.peak_bytes))
+        except BadInput:
+            break
+        assert bounded.peak_bytes <= share * free.peak_bytes
+        found = run.influence(query, memory=int(share * free.peak_bytes)).values
+        np.testing.assert_allclose(found, whole, rtol=1e-8, atol=1e-12)
+        seen |= {"queries"} if bounded.queries_at_once < 4 else set()
+        seen |= {"rows"} if bounded.rows_at_once < bounded.batch else set()
+        seen |= {"states"} if bounded.states_at_once < free.states_at_once else set()
+    assert seen >= {"queries", "states"}
+    assert run.plan(query).limits == free.limits  # a plan leaves nothing behind
+    with pytest.raises(BadInput, match=r"too small for this run.*Give at least"):
+        run.plan(query, memory=1000)
+
+
+def test_a_plan_fits_on_eighty_columns(record):
+    p = problem("mlp", "adam", epochs=6)
+    run = record(p, keep=dross.Checkpoints(every=8))
+    plan = run.plan(dross.losses((p.X_val, p.Y_val)))
+    assert max(map(len, str(plan).splitlines())) <= 80 and len(repr(plan)) <= 80
+    assert plan.seconds > 0 and plan.training_steps > 1
+    assert "taken again" in str(plan) and "to read" in str(plan)
