@@ -1,15 +1,13 @@
-"""`dross clean`, `review`, `judge` and `export`: from a file to a better model."""
+"""`dross clean`, `review`, `judge` and `export`: from a file to a better model.
+
+What takes long to import is imported by the command that needs it: `dross --help` needs none of it.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from ..cleanse.export import export as export_project
-from ..cleanse.inputs.user_code import show_source
-from ..cleanse.judge import judge as judge_project
-from ..cleanse.judging.estimators import names_user_code
-from ..cleanse.pipeline.clean import clean as clean_data
 from ..errors import BadInput
 from . import options as option
 from .app import app, command
@@ -56,6 +54,8 @@ def clean(
     page (dross review) which are right, wrong, or really another class, and give the same command
     again: it scores with what you said, and keeps the recorded runs and all decisions.
     """
+    from ..cleanse.pipeline.clean import clean as clean_data
+
     columns = dict(_read_column_kind(given) for given in column or [])
     is_function = model is not None and ":" in model
     project = clean_data(
@@ -156,6 +156,9 @@ def judge(
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
+    from ..cleanse.judge import judge as judge_project
+    from ..cleanse.judging.estimators import names_user_code
+
     own = [with_model] if with_model is not None and names_user_code(with_model) else []
     _show_trusted([*own, *(trust_code or [])])
     verdict = judge_project(
@@ -202,6 +205,8 @@ def export(
 
     Without options the decisions made on the page are applied, or else the recommended plan.
     """
+    from ..cleanse.export import export as export_project
+
     done = export_project(run, to, remove=remove, relabel=relabel, plan=plan, overwrite=overwrite)
     _print_path(
         f"{done.cleaned}: {done.written:,} instances; "
@@ -211,6 +216,8 @@ def export(
 
 def _show_trusted(entries: list[str] | None) -> None:
     """Show the code that is about to be trusted."""
+    from ..cleanse.inputs.user_code import show_source
+
     for entry in entries or []:
         _print_path(show_source(entry))
 

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..cleanse.findings import list_findings
-from ..cleanse.project import Project
-from ..cleanse.verdict import Verdict
 from ..support.printable import printable
-from ..tape.reader import Tape
+
+if TYPE_CHECKING:
+    from ..cleanse.project import Project
+    from ..cleanse.verdict import Verdict
+    from ..tape.reader import Tape
 
 
 class PlainConsole(Console):
@@ -34,8 +35,10 @@ def say(line: str) -> None:
     console.print(line, highlight=False)
 
 
-def print_findings(project: Project) -> None:
+def print_findings(project: "Project") -> None:
     """Print what `dross clean` found, and the commands that come next."""
+    from ..cleanse.findings import list_findings
+
     console.print()
     for sentence in list_findings(project.about, project.instances):
         say(sentence)
@@ -48,7 +51,7 @@ def print_findings(project: Project) -> None:
     )
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: "Verdict") -> None:
     """Print a verdict: its sentence, its numbers, and what would settle it."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
@@ -148,7 +151,7 @@ def _print_table(
     console.print(table)
 
 
-def print_tape(tape: Tape) -> None:
+def print_tape(tape: "Tape") -> None:
     """Describe a recorded run; every file is read, so damage is found."""
     rows = _describe(tape)
     for index in range(len(tape.entries)):
@@ -161,7 +164,7 @@ def print_tape(tape: Tape) -> None:
     console.print(table)
 
 
-def _describe(tape: Tape) -> dict[str, str]:
+def _describe(tape: "Tape") -> dict[str, str]:
     manifest = tape.manifest
     shapes = {name: shape for name, (shape, _) in manifest["model"]["parameters"].items()}
     trained = [shape for name, shape in shapes.items() if name in manifest["layout"]["names"]]

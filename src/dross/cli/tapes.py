@@ -6,8 +6,6 @@ from typing import Annotated
 from typer import Argument
 
 from ..errors import BadInput
-from ..tape.reader import MANIFEST, Tape
-from ..tape.storage import is_url
 from .app import app, command
 from .output import print_tape
 
@@ -19,6 +17,9 @@ def info(
     ],
 ) -> None:
     """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    from ..tape.reader import MANIFEST, Tape
+    from ..tape.storage import is_url
+
     folder = Path(tape)
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
