@@ -18,7 +18,9 @@ from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..step.state import State
 from ..support.arguments import check_folder
+from ..support.display.tables import named_values
 from ..support.progress import report
+from ..tape.describe import describe_tape
 from ..tape.reader import Tape
 from ..tape.storage import is_url
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
@@ -118,6 +120,10 @@ class Run:
         names = f"{made['model']['class']} with {made['optimizer']['name']}"
         length = _describe_length(self.recording.tape)
         return f"<Run of {names} on {len(self):,} instances: {length}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was trained, how far it got, and what the tape keeps."""
+        return named_values(describe_tape(self.recording.tape) | {"tape": self.tape})
 
     def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
         """The query's value at the trained model.

@@ -8,6 +8,9 @@ import numpy as np
 
 from ..errors import BadInput
 from ..support.arguments import check_whole
+from ..support.display.plots import open_axes, plot_agreement
+from ..support.display.tables import named_values, paragraph, table
+from ..support.messages.installed import check_installed
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -50,12 +53,42 @@ class Verification:
     def __repr__(self) -> str:
         return f"<Verification: {self.sentence}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the sentence, the correlations, and the largest true changes."""
+        names = {"Kendall's tau": self.tau, "Spearman's rho": self.spearman, "slope": self.slope}
+        numbers = {name: f"{value:.3f}" for name, value in names.items()}
+        numbers["extremes in common"] = f"{self.jaccard:.0%}"
+        estimated, actual = (np.atleast_2d(each)[0] for each in (self.estimated, self.actual))
+        largest = np.argsort(-np.abs(actual), kind="stable")[:_EXTREMES]
+        rows = [(self.instances[k], f"{estimated[k]:+.3e}", f"{actual[k]:+.3e}") for k in largest]
+        of = " (query 0)" if self.estimated.ndim == 2 else ""
+        headers = (f"largest true changes{of}", "estimated", "actual")
+        return paragraph(self.sentence) + named_values(numbers) + table(headers, rows)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Plot the estimated against the true changes. On the line they are the same.
+
+        Arguments:
+            ax: matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            BadInput: matplotlib is not installed.
+        """
+        ax = open_axes(ax)
+        plot_agreement(ax, self.estimated.ravel(), self.actual.ravel())
+        ax.set_title(f"{len(self.instances):,} instances, Kendall's tau {self.tau:.2f}")
+        return ax
+
     def to_frame(self) -> "pandas.DataFrame":
         """A table with one row per checked instance (and query).
 
         Returns:
             Columns id, estimated, actual; where there are several queries, the first is query.
         """
+        check_installed("to_frame", "pandas")
         import pandas
 
         estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
@@ -107,6 +140,7 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
     """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K]."""
+    check_installed("A verification", "scipy")
     from scipy import stats
 
     with warnings.catch_warnings():
