@@ -68,12 +68,34 @@ def test_the_public_names_are_sorted_and_there():
     assert all(hasattr(dross, name) for name in PUBLIC)
 
 
-def test_importing_pulls_in_only_the_core():
-    code = "import sys, dross; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    heavy = "sklearn scipy pandas pyarrow matplotlib rich typer starlette uvicorn jinja2 joblib PIL"
-    assert not set(heavy.split()) & {name.split(".")[0] for name in loaded}
+def loaded_by(code):
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint('LOADED', *sys.modules)"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name.split(".")[0] for name in output.split("LOADED")[1].split()}
+
+
+INSTALLED = "numpy sklearn scipy pandas pyarrow matplotlib starlette uvicorn jinja2 joblib PIL"
+
+
+def test_a_public_name_imports_only_the_core():
+    loaded = loaded_by("import dross; [getattr(dross, name) for name in dross.__all__]")
+    assert {"torch", "numpy", "safetensors"} <= loaded
+    assert not {*INSTALLED.split()[1:], "rich", "typer"} & loaded
+
+
+def test_importing_the_package_or_asking_for_help_does_not_import_torch():
+    assert not {"torch", *INSTALLED.split(), "rich", "typer"} & loaded_by("import dross")
+    help_only = "from dross import cli; cli.app(['--help'], standalone_mode=False)"
+    assert not {"torch", *INSTALLED.split()} & loaded_by(help_only)
+
+
+def test_names_are_imported_when_they_are_used():
+    assert set(dross.__all__) <= set(dir(dross))
+    assert dross.estimators is importlib.import_module("dross.estimators")
+    assert dross.tape.reader.Tape  # a folder of dross, as an attribute
+    for name in ("nothing", "__main__", "_HOME"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(dross, name)
 
 
 def test_every_module_has_a_docstring():

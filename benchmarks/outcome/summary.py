@@ -11,6 +11,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+from dross.support import charts
+
 BEST = "exactly the wrong ones"
 WORSE = 0.005  # of the error, which counts as harm on clean data
 TOLD = ("random", "training loss")  # methods that know how many labels are wrong
@@ -109,13 +111,12 @@ def write_rows(cases: dict, path: Path) -> None:
                     writer.writerow((*about, method, judge, *row))
 
 
+@charts.house_style()
 def draw(cases: dict, path: Path) -> None:
     """Bars: the share of the possible gain, and how often clean data became worse."""
-    from dross.support import charts
-
-    plt = charts.load_pyplot()
     names = sorted(list_methods(cases), key=lambda m: share(cases, m) or 0.0)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 0.42 * len(names) + 1.1), sharey=True)
+    height = 0.42 * len(names) + 1.1
+    figure, (left, right) = charts.panels(2, 2, width=7.2, height=height, sharey=True)
     left.set_title("share of the possible gain")
     right.set_title("clean data made worse, %")
     for place, name in enumerate(names):

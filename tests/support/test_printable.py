@@ -32,6 +32,7 @@ def test_pages_show_control_characters(monkeypatch):
     assert page == "&lt;b&gt;\\x00 <i>x</i> 3"
 
 
+@charts.house_style()
 def test_a_dollar_in_a_name_is_a_dollar():
     figure, (panel,) = charts.panels(1, 1)
     panel.set(xlabel="cost in $ and in $\\notamacro$", title="5 $")

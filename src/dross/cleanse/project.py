@@ -31,15 +31,18 @@ from typing import Any
 
 from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
+from ..support.display.plots import open_axes
+from ..support.messages.installed import TABLES, check_installed
 from .confidence.suggestions import suggestion_confidence
 from .copies.found import FILE as COPIES
 from .copies.found import Copies, no_copies, split_content
 from .decision_state import TRAIN, Decision
 from .decisions import Decisions
 from .doubts.labels import list_doubted, no_doubts
-from .findings import list_findings
 from .inputs.source import PARTS, Frame
+from .notebook import show_project
 from .plans.actions import KEEP, REMOVE
+from .plans.drawing import draw_competition
 from .plans.known import KnownPlan, read_plans, read_recommended
 from .project_files import (
     ABOUT,
@@ -68,7 +71,6 @@ _REASONS = {
     "unusual": dict[str, str],
     "words": list[list[str | float]],
 }  # of why.json
-_PREVIEW_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Project:
             TapeMismatch: another version of dross wrote it in another format.
             StorageFailed: project.json cannot be read.
         """
+        check_installed("A project", *TABLES)
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
             raise TapeDamaged(explain_missing(project.folder))
@@ -329,17 +332,15 @@ class Project:
 
     def _repr_html_(self) -> str:
         """In a notebook: what was found, the first suggestions, and the latest verdict."""
-        from ..support.html import render, safe
+        return show_project(self.folder, self.about, self.instances, self.verdicts())
 
-        first = self.instances.sort_values("harm_rank").head(10)
-        verdicts = self.verdicts()
-        return render(
-            "project.html",
-            findings=list_findings(self.about, self.instances),
-            table=safe(first[_PREVIEW_COLUMNS].to_html(border=0)),
-            folder=str(self.folder),
-            verdict=verdicts[-1] if verdicts else None,
-        )
+    def plot(self, *, ax: Any = None) -> Any:
+        """Plot what every plan that was tried would have given; the recommended one is circled.
+
+        Arguments, Returns, Raises: as `Scores.plot`.
+        """
+        draw_competition(ax := open_axes(ax), self.about)
+        return ax
 
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
         """The data without the removed instances and with the corrected labels, for Python.

@@ -12,26 +12,17 @@ import numpy as np
 
 from ..support import charts
 from ..support.atomic_files import write_bytes
+from ..support.display.plots import plot_agreement
 from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
 from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
 from .inputs.source import Frame
+from .plans import drawing
 from .plans.actions import KEEP
-from .plans.candidates import KINDS
 from .plans.known import tabulate_plans
 from .project import Project
 
-_KIND_COLOURS = (
-    "black",
-    charts.BLUE,
-    "#c9b28a",
-    charts.RED,
-    "#9bb8a0",
-    "#8a6d3b",
-    "#b7a3c4",
-    "0.6",
-)
 _CARDS = 24  # instances in each list
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400
@@ -191,67 +182,26 @@ def _command_line(about: dict, folder: Path) -> str:
 # --- figures ---
 
 
+@charts.house_style()
 def draw_competition(about: dict[str, Any]) -> str:
     """What every plan that was tried would have given, as an <svg> element.
 
-    Takes `Project.about`; of projects of earlier versions, how many removals were tried.
+    Takes `Project.about`.
     """
-    return _draw_plans(about["plans"]) if "plans" in about else _draw_curve(about["curve"])
-
-
-def _draw_plans(plans: dict) -> str:
-    """The change of the validation error against how many instances a plan touches, by kind."""
-    figure, (panel,) = charts.panels(1, 1, width=5.6, height=3.0)
-    for kind, colour in zip(KINDS, _KIND_COLOURS, strict=True):
-        tried = sorted((p for p in plans["tried"] if p["kind"] == kind), key=lambda p: p["size"])
-        changes = [100 * plan["change"] for plan in tried]
-        sizes = [plan["size"] for plan in tried]
-        panel.plot(sizes, changes, color=colour, marker="o", markersize=3, label=kind)
-    for plan in plans["finalists"]:
-        if plan["name"] == plans["recommended"]:
-            place = (len(plan["removed"]) + len(plan["relabelled"]), 100 * plan["change"])
-            panel.plot(*place, marker="o", markersize=9, color="none", markeredgecolor="black")
-    panel.axhline(0, color="0.4", linewidth=0.7)
-    panel.set(xscale="log", xlabel="instances touched", ylabel="change of the error, %")
-    sizes = sorted({plan["size"] for plan in plans["tried"]})
-    ticks = [size for size in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if size <= sizes[-1]]
-    panel.set_xticks(ticks, [f"{size:,}" for size in ticks])
-    panel.minorticks_off()
-    panel.legend(fontsize=7)
+    width, height = (5.6, 3.0) if "plans" in about else (5.2, 2.6)
+    figure, (panel,) = charts.panels(1, 1, width=width, height=height)
+    drawing.draw_competition(panel, about)
     return charts.as_svg(figure)
 
 
-def _draw_curve(curve: dict) -> str:
-    """How many to remove, in projects of earlier versions."""
-    figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.6)
-    sizes, changes = np.array(curve["sizes"]), np.array(curve["changes"])
-    for one_seed in changes:
-        panel.plot(sizes, one_seed, color="0.8", linewidth=0.7)
-    mean, error = changes.mean(0), np.array(curve["errors"])
-    low, high = mean - 2 * error, mean + 2 * error
-    panel.fill_between(sizes, low, high, color=charts.BLUE, alpha=0.15, linewidth=0)
-    panel.plot(sizes, mean, color=charts.BLUE, marker="o", markersize=3)
-    panel.axhline(0, color="0.4", linewidth=0.7)
-    if curve["m"] in sizes:
-        panel.axvline(curve["m"], color=charts.RED, linewidth=0.8, linestyle=":")
-    panel.set(xscale="log", xlabel="instances removed", ylabel="change of the validation loss")
-    panel.set_xticks(sizes, [f"{m:,}" for m in sizes])
-    panel.minorticks_off()
-    return charts.as_svg(figure)
-
-
+@charts.house_style()
 def _draw_verification(verification: dict) -> str:
     figure, (panel,) = charts.panels(1, 1, width=3.6, height=2.9)
-    estimated, actual = np.array(verification["estimated"]), np.array(verification["actual"])
-    panel.scatter(estimated, actual, s=12, color=charts.BLUE, alpha=0.8, linewidths=0)
-    ends = [min(estimated.min(), actual.min()), max(estimated.max(), actual.max())]
-    panel.plot(ends, ends, color="0.6", linewidth=0.7, zorder=0)
-    panel.set(xlabel="estimated change", ylabel="change when retrained without it")
-    panel.ticklabel_format(style="sci", scilimits=(-2, 2))
-    panel.locator_params(nbins=5)
+    plot_agreement(panel, np.array(verification["estimated"]), np.array(verification["actual"]))
     return charts.as_svg(figure)
 
 
+@charts.house_style()
 def _draw_rate_search(about: dict) -> str:
     """The validation loss against the number of epochs, one line per rate."""
     curves: dict[str, list[float]] = about["search"]
@@ -279,6 +229,7 @@ def _draw_rate_search(about: dict) -> str:
     return charts.as_svg(figure)
 
 
+@charts.house_style()
 def _draw_verdict(verdict: dict) -> str:
     """Seed by seed: the control, before, and after."""
     metrics = verdict["metrics"]

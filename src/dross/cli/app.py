@@ -17,11 +17,13 @@ from .output import PlainConsole, console
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
+    epilog="Exit codes: 0, done (whatever the verdict); 1, an error, explained on stderr; 2, a "
+    "command line that is wrong; 130, stopped with Ctrl-C: the same command goes on.",
 )
 Command = Callable[..., None]
 

@@ -1,19 +1,18 @@
-"""`dross clean`, `review`, `judge` and `export`: from a file to a better model."""
+"""`dross clean`, `review`, `judge` and `export`: from a file to a better model.
+
+What takes long to import is imported by the command that needs it: `dross --help` needs none of it.
+"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..cleanse.export import export as export_project
-from ..cleanse.inputs.user_code import show_source
-from ..cleanse.judge import judge as judge_project
-from ..cleanse.judging.estimators import names_user_code
-from ..cleanse.pipeline.clean import clean as clean_data
 from ..errors import BadInput
 from . import options as option
 from .app import app, command
-from .output import console, print_findings, print_verdict, say
+from .json_results import project_as_json, verdict_as_json
+from .output import Say, choose_say, console, print_findings, print_json, print_verdict
 
 
 @command(app, examples=option.CLEAN_EXAMPLES)
@@ -42,6 +41,8 @@ def clean(
     device: option.Device = None,
     out: option.Out = None,
     overwrite: option.Overwrite = False,
+    quiet: option.Quiet = False,
+    as_json: option.Json = False,
 ) -> None:
     """Find the training instances that make a model worse.
 
@@ -56,37 +57,20 @@ def clean(
     page (dross review) which are right, wrong, or really another class, and give the same command
     again: it scores with what you said, and keeps the recorded runs and all decisions.
     """
-    columns = dict(_read_column_kind(given) for given in column or [])
-    is_function = model is not None and ":" in model
-    project = clean_data(
-        data,
-        label,
-        out=out,
-        text=text,
-        images=images,
-        validation=validation,
-        test=test,
-        task=task,
-        columns=columns,
-        separator=separator,
-        na=na or None,
-        features=features,
-        backbone=backbone,
-        model=None if is_function else model,
-        make=model if is_function else None,
-        runs=runs,
-        rounds=rounds,
-        rate=rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        verified=verified,
-        trusted_validation=trusted_validation,
-        seed=seed,
-        device=device,
-        overwrite=overwrite,
-        say=say,
-    )
-    print_findings(project)
+    given: dict[str, Any] = dict(locals())  # the arguments of dross.clean, but for these:
+    for name in ("column", "quiet", "as_json"):
+        del given[name]
+    given["columns"] = dict(_read_column_kind(each) for each in column or [])
+    given["na"] = na or None
+    if model is not None and ":" in model:
+        given |= {"model": None, "make": model}
+    from ..cleanse.pipeline.clean import clean as clean_data
+
+    project = clean_data(**given, progress=not quiet, say=choose_say(quiet, as_json))
+    if as_json:
+        print_json(project_as_json(project))
+    elif not quiet:
+        print_findings(project)
 
 
 def _read_column_kind(given: str) -> tuple[str, str]:
@@ -117,7 +101,7 @@ def review(
     """
     from ..review.server import serve
 
-    _show_trusted(trust_code)
+    _show_trusted(trust_code, _print_path)
     serve(run, port=port, host=host, open_browser=browser, trust_code=trust_code or [])
 
 
@@ -142,6 +126,8 @@ def judge(
     with_model: option.WithModel = None,
     device: option.Device = None,
     trust_code: option.TrustCode = None,
+    quiet: option.Quiet = False,
+    as_json: option.Json = False,
 ) -> None:
     """Does it help? Train new models with and without the removed instances and compare them on
     the test part.
@@ -156,8 +142,12 @@ def judge(
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
+    from ..cleanse.judge import judge as judge_project
+    from ..cleanse.judging.estimators import names_user_code
+
     own = [with_model] if with_model is not None and names_user_code(with_model) else []
-    _show_trusted([*own, *(trust_code or [])])
+    show = choose_say(quiet, as_json) if quiet or as_json else _print_path
+    _show_trusted([*own, *(trust_code or [])], show)
     verdict = judge_project(
         run,
         remove=remove,
@@ -170,9 +160,13 @@ def judge(
         device=device,
         trust_code=trust_code or [],
         with_model=with_model,
+        progress=not quiet,
     )
-    print_verdict(verdict)
-    _print_path(f"The report has the details: {run / 'report.html'}")
+    if as_json:
+        print_json(verdict_as_json(verdict, run))
+    elif not quiet:
+        print_verdict(verdict)
+        _print_path(f"The report has the details: {run / 'report.html'}")
 
 
 @command(app)
@@ -197,22 +191,29 @@ def export(
             "--overwrite", help="Replace the copy if it is there: a file, or an earlier export."
         ),
     ] = False,
+    quiet: option.Quiet = False,
 ) -> None:
     """Write a cleaned copy of the data and the list of decisions. The input is never touched.
 
     Without options the decisions made on the page are applied, or else the recommended plan.
     """
+    from ..cleanse.export import export as export_project
+
     done = export_project(run, to, remove=remove, relabel=relabel, plan=plan, overwrite=overwrite)
+    if quiet:
+        return
     _print_path(
         f"{done.cleaned}: {done.written:,} instances; "
         f"{done.removed} removed, {done.relabelled} relabelled.\nDecisions: {done.decisions}"
     )
 
 
-def _show_trusted(entries: list[str] | None) -> None:
+def _show_trusted(entries: list[str] | None, show: Say) -> None:
     """Show the code that is about to be trusted."""
+    from ..cleanse.inputs.user_code import show_source
+
     for entry in entries or []:
-        _print_path(show_source(entry))
+        show(show_source(entry))
 
 
 def _print_path(line: str) -> None:

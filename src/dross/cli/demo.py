@@ -5,7 +5,6 @@ from typing import Annotated
 
 from typer import Option
 
-from ..demo import FLIPPED_SHARE, TRAIN, run_demo
 from .app import app, command
 from .output import console, print_verdict, say
 
@@ -23,6 +22,8 @@ def demo(
     much worse it makes the model, checks the scores against real retraining, recommends a plan of
     what to remove or relabel, and judges that plan with fresh seeds on test data.
     """
+    from ..demo import FLIPPED_SHARE, TRAIN, run_demo
+
     console.print(
         f"{TRAIN} digits to learn from, {FLIPPED_SHARE:.0%} of them with a wrong label on purpose."
     )

@@ -110,6 +110,13 @@ Overwrite = Annotated[
     bool,
     Option("--overwrite", help="Replace what dross wrote into the folder; other files stay."),
 ]
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", help="Print nothing but errors, and what --json asks for.")
+]
+Json = Annotated[
+    bool,
+    Option("--json", help="Print the result as one JSON object; everything else goes to stderr."),
+]
 PlanName = Annotated[
     str | None,
     Option(

@@ -1,18 +1,21 @@
 """What the commands print: verdicts, findings, tables of results, and recorded runs."""
 
+import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..cleanse.findings import list_findings
-from ..cleanse.project import Project
-from ..cleanse.verdict import Verdict
 from ..support.printable import printable
-from ..tape.reader import Tape
+
+if TYPE_CHECKING:
+    from ..cleanse.project import Project
+    from ..cleanse.verdict import Verdict
+    from ..tape.reader import Tape
 
 
 class PlainConsole(Console):
@@ -27,6 +30,7 @@ class PlainConsole(Console):
 
 
 console = PlainConsole()
+Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
@@ -34,8 +38,35 @@ def say(line: str) -> None:
     console.print(line, highlight=False)
 
 
-def print_findings(project: Project) -> None:
+def say_to_stderr(line: str) -> None:
+    """The same on stderr, where stdout is for a machine to read."""
+    PlainConsole(stderr=True).print(line, highlight=False)
+
+
+def choose_say(quiet: bool, as_json: bool) -> Say:
+    """Where a command says what it does: nowhere, on stderr, or on stdout."""
+    if quiet:
+        return lambda line: None
+    return say_to_stderr if as_json else say
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """Print one JSON object on stdout, with null for what is no number."""
+    sys.stdout.write(json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_findings(project: "Project") -> None:
     """Print what `dross clean` found, and the commands that come next."""
+    from ..cleanse.findings import list_findings
+
     console.print()
     for sentence in list_findings(project.about, project.instances):
         say(sentence)
@@ -48,7 +79,7 @@ def print_findings(project: Project) -> None:
     )
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: "Verdict") -> None:
     """Print a verdict: its sentence, its numbers, and what would settle it."""
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
@@ -148,36 +179,11 @@ def _print_table(
     console.print(table)
 
 
-def print_tape(tape: Tape) -> None:
-    """Describe a recorded run; every file is read, so damage is found."""
-    rows = _describe(tape)
-    for index in range(len(tape.entries)):
-        tape.read(index)  # checks the digest
-    tape.end_state()
-    rows["files"] = "all intact"
+def print_tape(tape: "Tape") -> None:
+    """Describe a recorded run that was found intact."""
+    from ..tape.describe import describe_tape
+
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in rows.items():
+    for name, value in {**describe_tape(tape), "files": "all intact"}.items():
         table.add_row(Text(name, style="bold"), value)
     console.print(table)
-
-
-def _describe(tape: Tape) -> dict[str, str]:
-    manifest = tape.manifest
-    shapes = {name: shape for name, (shape, _) in manifest["model"]["parameters"].items()}
-    trained = [shape for name, shape in shapes.items() if name in manifest["layout"]["names"]]
-    parameters = sum(math.prod(shape) for shape in trained)
-    planned = manifest["planned"]
-    of_planned = "" if planned in (None, tape.steps) else f" of {planned:,} planned"
-    state = "complete" if tape.complete else "not complete: continue with resume=True"
-    instances, megabytes = manifest["instances"], tape.nbytes / 1e6
-    return {
-        "model": f"{manifest['model']['class']}, {parameters:,} parameters in training",
-        "optimizer": manifest["optimizer"]["name"],
-        "loss": manifest["loss"] + (" with a penalty" if manifest["penalty"] else ""),
-        "instances": "not recorded" if instances is None else f"{instances:,}",
-        "steps": f"{tape.steps:,}{of_planned} ({state})",
-        "kept": f"steps {tape.first:,} to {tape.steps:,} in {len(tape.entries)} segments, "
-        f"{megabytes:,.1f} MB",
-        "recorded on": f"{manifest['device']}, torch {manifest['torch']}, "
-        f"dross {manifest['dross']}",
-    }

@@ -6,10 +6,9 @@ from typing import Annotated
 from typer import Argument
 
 from ..errors import BadInput
-from ..tape.reader import MANIFEST, Tape
-from ..tape.storage import is_url
+from . import options as option
 from .app import app, command
-from .output import print_tape
+from .output import print_json, print_tape
 
 
 @command(app)
@@ -17,11 +16,24 @@ def info(
     tape: Annotated[
         str, Argument(help="The folder that a run was recorded in, or the URL of a copy of it.")
     ],
+    as_json: option.Json = False,
 ) -> None:
-    """Describe a recorded run: what was trained, how far it got, what the tape holds."""
+    """Describe a recorded run: what was trained, how far it got, what the tape holds.
+
+    Every file is read and compared with its digest, so damage is found.
+    """
+    from ..tape.describe import summarize_tape
+    from ..tape.reader import MANIFEST, Tape
+    from ..tape.storage import is_url
+
     folder = Path(tape)
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
         if inside:
             raise BadInput(f"{tape} is a folder of dross clean; its recorded runs are {inside}.")
-    print_tape(Tape(tape))
+    opened = Tape(tape)
+    opened.check_files()
+    if as_json:
+        print_json({"tape": tape, **summarize_tape(opened), "intact": True})
+    else:
+        print_tape(opened)

@@ -20,6 +20,7 @@ from ..errors import BadInput, NotSupported
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
+from ..support.messages.installed import check_installed
 
 _CHUNK = 1024
 
@@ -94,6 +95,7 @@ class IsolationForest:
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance by how normal it is among the query's data."""
+        check_installed("An outlier detector", "sklearn")
         from sklearn import ensemble
 
         return _score_outliers(ensemble.IsolationForest(random_state=self.seed), run, query)
@@ -111,6 +113,7 @@ class LocalOutlierFactor:
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance by minus its local outlier factor."""
+        check_installed("An outlier detector", "sklearn")
         from sklearn import neighbors
 
         detector = neighbors.LocalOutlierFactor(self.neighbours, novelty=True)
@@ -129,6 +132,7 @@ class OneClassSVM:
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance by its place inside or outside of the region."""
+        check_installed("An outlier detector", "sklearn")
         from sklearn import svm
 
         return _score_outliers(svm.OneClassSVM(nu=self.nu), run, query)

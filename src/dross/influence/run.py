@@ -18,16 +18,18 @@ from ..replay.window import choose_window
 from ..step.objective import Penalty
 from ..step.state import State
 from ..support.arguments import check_whole
+from ..support.display.tables import named_values
 from ..support.progress import report
+from ..tape.describe import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
 from .planning.measure import make_plan
 from .planning.retrace_plan import RetracePlan
 from .progress_file import progress_folder
-from .query import Query, as_query, same_question, sketch_derivative
+from .query import Query, as_query
 from .retrace import retrace
 from .scores import Scores
-from .verification import Verification, choose, compare
+from .verification import Verification, check_scores, choose, compare
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,10 @@ class Run:
         tape = self.recording.tape
         names = f"{tape.manifest['model']['class']} with {tape.manifest['optimizer']['name']}"
         return f"<Run of {names} on {len(self):,} instances: {tape.length}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was trained, how far it got, and what the tape keeps."""
+        return named_values(describe_tape(self.recording.tape) | {"tape": self.tape})
 
     def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
         """The query's value at the trained model.
@@ -353,16 +359,10 @@ class Run:
         Raises:
             BadInput: where the scores are of another query or another run.
         """
-        if not isinstance(scores, Scores):
-            raise BadInput(
-                "verify takes the Scores of this run and the query they are of, not a "
-                f"{type(scores).__name__}."
-            )
-        if len(scores) != len(self):
-            raise BadInput(
-                f"These are the scores of {len(scores)} instances; the run has {len(self)}."
-            )
-        self._check_same_question(scores, as_query(query), of)
+        query = as_query(query)
+        objective = self.recording.objective
+        derive = lambda: query.derivative(objective, self._asked(of, scores.at))[0]
+        check_scores(scores, query, len(self), derive)
         ids = choose(scores, n) if instances is None else self._ids(instances)
         whole = choose_window(self.recording.tape, at=scores.at)
         epochs = whole.newest - scores.first_epoch + 1
@@ -373,23 +373,6 @@ class Run:
                 f"{scores.values.shape[:-1]}: they belong to other data."
             )
         return compare(ids, scores.values[..., ids], actual)
-
-    def _check_same_question(self, scores: Scores, query: Query, of: str) -> None:
-        """Refuse scores of another query.
-
-        Queries are compared by their derivatives, and by name where scores have no sketch of it.
-        """
-        if scores.query_sketch is None:
-            same = scores.query == query.name
-        else:
-            state = self._asked(of, scores.at)
-            seed, _ = query.derivative(self.recording.objective, state)
-            same = same_question(scores.query_sketch, sketch_derivative(seed))
-        if not same:
-            raise BadInput(
-                f"These are the scores of {scores.query}, and this {query.name} asks something "
-                "else of the model: pass the query they were computed for, on the same data."
-            )
 
     def _ids(self, instances: Any) -> np.ndarray:
         ids = self.recording.instances.check(instances)

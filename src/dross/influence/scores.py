@@ -18,12 +18,16 @@ from ..data.tensor_digests import digest_tensors
 from ..errors import BadInput, TapeDamaged
 from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes
+from ..support.display.plots import open_axes, plot_ranked
+from ..support.display.tables import paragraph, table
 from ..support.file_digests import break_seal, seal
+from ..support.messages.installed import check_installed
 
 if TYPE_CHECKING:
     import pandas
 
 _FORMATS = (".parquet", ".csv", ".safetensors")
+_SHOWN = 5  # rows in a notebook
 _DIGEST = "digest"  # of the numbers, in the files that carry one
 # what every file says of the scores; the sketch of the query is missing in older files
 _NEEDED = ("query", "first_epoch", "at", "hessian", "details")
@@ -68,11 +72,45 @@ class Scores:
         shape = f"{len(self):,} instances"
         worst = ""
         if self.values.ndim == 1:
-            j = self.most_harmful(1)[0]
-            worst = f", most harmful {j} ({self.values[j]:+.2e})"
+            for j in self.most_harmful(1):
+                worst = f", most harmful {j} ({self.values[j]:+.2e})"
         else:
             shape = f"{len(self.values)} queries x {shape}"
         return f"<Scores of {shape} for {self.query}, {self.by_epoch.shape[-2]} epochs{worst}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the extremes, or where there are several queries, a row of each."""
+        title = paragraph(repr(self).strip("<>"))
+        if self.values.ndim == 1:
+            pairs = zip(self.most_harmful(_SHOWN).tolist(), self.most_helpful(_SHOWN).tolist())
+            rows = [(a, f"{self.values[a]:+.3e}", b, f"{self.values[b]:+.3e}") for a, b in pairs]
+            return title + table(("most harmful", "score", "most helpful", "score"), rows)
+        rows = []
+        for q, values in enumerate(self.values[: 2 * _SHOWN]):
+            low, high = self.most_harmful(1, q)[0], self.most_helpful(1, q)[0]
+            ends = (low, f"{values[low]:+.3e}", high, f"{values[high]:+.3e}")
+            rows.append((q, f"{(values < 0).mean():.0%}", *ends))
+        headers = ("query", "harmful", "most harmful", "score", "most helpful", "score")
+        return title + table(headers, rows)
+
+    def plot(self, query: int | None = None, *, ax: Any = None) -> Any:
+        """Plot the scores from the most harmful to the most helpful.
+
+        Arguments:
+            query: of which query, where there are several.
+            ax: matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            BadInput: where there are several queries and `query` names none of them, or matplotlib
+                is not installed.
+        """
+        ax, order = open_axes(ax), self._order(query)
+        plot_ranked(ax, np.atleast_2d(self.values)[query or 0][order])
+        ax.set_title(f"{self.query}, {len(self):,} instances", parse_math=False)
+        return ax
 
     def most_harmful(self, m: int = 10, query: int | None = None) -> np.ndarray:
         """The ids of the m lowest scores, lowest first.
@@ -140,10 +178,9 @@ class Scores:
         Raises:
             BadInput: where pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise BadInput("to_frame needs pandas: pip install pandas pyarrow.") from None
+        check_installed("to_frame", "pandas")
+        import pandas
+
         return pandas.DataFrame(self._columns())
 
     def save(self, path: str | Path) -> Path:
@@ -190,6 +227,7 @@ class Scores:
                 _check_digest(arrays, about)
                 return _build(arrays["values"], arrays["by_epoch"], about)
             if path.suffix == ".parquet":
+                check_installed("A Parquet file", "pandas", "pyarrow")
                 import pandas
 
                 frame = pandas.read_parquet(path)
@@ -202,6 +240,8 @@ class Scores:
             return _from_columns(dict(zip(names, table.T)), about)
         except FileNotFoundError:
             raise BadInput(f"There are no scores at {path}.") from None
+        except BadInput:
+            raise
         except Exception as error:  # a file that is not ours can fail anywhere inside three parsers
             raise TapeDamaged(f"{path} does not hold scores written by dross ({error}).") from None
 
@@ -219,6 +259,7 @@ class Scores:
         return np.argsort(self.values[query], kind="stable")
 
     def _to_parquet(self) -> bytes:
+        check_installed("A Parquet file", "pandas", "pyarrow")
         frame = self.to_frame()
         frame.attrs = {"dross": self._about()}
         return frame.to_parquet()

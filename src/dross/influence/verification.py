@@ -1,6 +1,7 @@
 """How well scores agree with the truth: estimated and actual changes, instance by instance."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,10 @@ import numpy as np
 
 from ..errors import BadInput
 from ..support.arguments import check_whole
+from ..support.display.plots import open_axes, plot_agreement
+from ..support.display.tables import named_values, paragraph, table
+from ..support.messages.installed import check_installed
+from .query import Derivative, Query, same_question, sketch_derivative
 from .scores import Scores
 
 if TYPE_CHECKING:
@@ -50,12 +55,42 @@ class Verification:
     def __repr__(self) -> str:
         return f"<Verification: {self.sentence}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the sentence, the correlations, and the largest true changes."""
+        names = {"Kendall's tau": self.tau, "Spearman's rho": self.spearman, "slope": self.slope}
+        numbers = {name: f"{value:.3f}" for name, value in names.items()}
+        numbers["extremes in common"] = f"{self.jaccard:.0%}"
+        estimated, actual = (np.atleast_2d(each)[0] for each in (self.estimated, self.actual))
+        largest = np.argsort(-np.abs(actual), kind="stable")[:_EXTREMES]
+        rows = [(self.instances[k], f"{estimated[k]:+.3e}", f"{actual[k]:+.3e}") for k in largest]
+        of = " (query 0)" if self.estimated.ndim == 2 else ""
+        headers = (f"largest true changes{of}", "estimated", "actual")
+        return paragraph(self.sentence) + named_values(numbers) + table(headers, rows)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Plot the estimated against the true changes. On the line they are the same.
+
+        Arguments:
+            ax: matplotlib axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            BadInput: matplotlib is not installed.
+        """
+        ax = open_axes(ax)
+        plot_agreement(ax, self.estimated.ravel(), self.actual.ravel())
+        ax.set_title(f"{len(self.instances):,} instances, Kendall's tau {self.tau:.2f}")
+        return ax
+
     def to_frame(self) -> "pandas.DataFrame":
         """A table with one row per checked instance (and query).
 
         Returns:
             Columns id, estimated, actual; where there are several queries, the first is query.
         """
+        check_installed("to_frame", "pandas")
         import pandas
 
         estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
@@ -107,6 +142,7 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
     """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K]."""
+    check_installed("A verification", "scipy")
     from scipy import stats
 
     with warnings.catch_warnings():
@@ -143,3 +179,35 @@ def _sentence(count: int, tau: float, slope: float) -> str:
     if not 0.67 <= slope <= 1.5:
         size = f"off in size (true change = {slope:.2g} x estimate)"
     return f"{checked} {verdict} (Kendall's tau {tau:.2f}). The estimates are {size}."
+
+
+def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Derivative]) -> None:
+    """Refuse scores of another run or of another query.
+
+    Queries are compared by their derivatives, and by name where scores have no sketch of it.
+
+    Arguments:
+        scores: what the user gave.
+        query: that they should be of.
+        count: how many instances the run has.
+        derive: gives the query's derivative at the state that was asked.
+
+    Raises:
+        BadInput: it says what is wrong with them.
+    """
+    if not isinstance(scores, Scores):
+        raise BadInput(
+            "verify takes the Scores of this run and the query they are of, not a "
+            f"{type(scores).__name__}."
+        )
+    if len(scores) != count:
+        raise BadInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
+    if scores.query_sketch is None:
+        same = scores.query == query.name
+    else:
+        same = same_question(scores.query_sketch, sketch_derivative(derive()))
+    if not same:
+        raise BadInput(
+            f"These are the scores of {scores.query}, and this {query.name} asks something else of "
+            "the model: pass the query they were computed for, on the same data."
+        )

@@ -26,6 +26,7 @@ import numpy as np
 
 from ..errors import BadInput, DrossWarning, WorkerLost, first_line
 from ..support.arguments import shorten
+from ..support.messages.installed import check_installed
 from ..support.progress import hide_progress, no_bar, progress_bar
 from .result_store import ResultStore
 
@@ -46,8 +47,11 @@ def uses_workers(n_jobs: int | None) -> bool:
     """Whether a sweep would leave this process; raises BadInput for a wrong `n_jobs`."""
     if n_jobs is not None and (not isinstance(n_jobs, int) or n_jobs == 0):
         raise BadInput(f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}.")
-    if n_jobs is None and "joblib" not in sys.modules:  # then no parallel_config can be active
+    if (
+        n_jobs is None and sys.modules.get("joblib") is None
+    ):  # then no parallel_config can be active
         return False
+    check_installed("n_jobs", "joblib", "cloudpickle")
     from joblib import Parallel
 
     workers = int(Parallel(n_jobs=n_jobs).n_jobs)

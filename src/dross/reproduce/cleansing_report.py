@@ -151,6 +151,7 @@ def as_markdown(table: list[dict]) -> str:
 # --- figures ---
 
 
+@charts.house_style()
 def curves(table: list[dict]) -> str:
     """Error against m, one panel per method, each with the models that kept everything."""
     methods = _present_methods(table)
@@ -178,6 +179,7 @@ def curves(table: list[dict]) -> str:
     return charts.as_svg(figure)
 
 
+@charts.house_style()
 def before_after(rows: list[dict], m: int) -> str:
     """One dot per draw: the error with everything kept, and without the m most harmful."""
     methods = _present_methods(rows)
@@ -205,6 +207,7 @@ def _shared_panels(count: int, height: float):
     return charts.panels(count, min(4, count), height=height, sharex=True, sharey=True)
 
 
+@charts.house_style()
 def contact_sheet(sheets: list[dict]) -> str:
     """The most harmful of each method, a row each, labels above."""
     figure, _ = charts.panels(1, 1, width=7.6, height=0.52 * len(sheets) + 0.1)

@@ -295,6 +295,7 @@ def write_report(folder: Path, rows: list[dict], results: list[dict]) -> list[Pa
     return [folder / name for name in ("summary.md", "summary.csv", "scatter.svg")]
 
 
+@charts.house_style()
 def draw_scatter(results: list[dict], path: Path, seed: int = 0) -> None:
     """Draw estimated against true for every cell, one repetition: the paper's scatter plots."""
     chosen = [result for result in results if result["seed"] == seed]

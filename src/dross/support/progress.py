@@ -1,6 +1,6 @@
-"""What is told while something runs: a bar on a terminal, and numbers to a tracker if there is one.
+"""What is shown while something runs: a bar, and numbers to a tracker if there is one.
 
-The bar has rate and time left. Nothing is shown where stderr is no terminal.
+The bar has rate and time left. It is shown on a terminal and in a notebook, and nowhere else.
 """
 
 import re
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import BadInput, DrossWarning, first_line
+from .display.notebook_bar import in_notebook, notebook_bar
 from .printable import printable
 
 Advance = Callable[[int], None]
@@ -140,7 +141,7 @@ def progress_bar(
     Arguments:
         title: What is being done, such as "training".
         total: How much there is to do, in units.
-        show: Whether to show it; it needs a terminal and rich in any case.
+        show: Whether to show it; it needs a notebook, or a terminal and rich, in any case.
         unit: What is counted, for the rate.
     """
     report_progress = _report_progress(title, total)
@@ -161,7 +162,14 @@ def no_bar() -> Iterator[Advance]:
 
 @contextmanager
 def _bar(title: str, total: int, show: bool, unit: str) -> Iterator[Advance]:
-    if not show or _HIDDEN.get() or not sys.stderr.isatty():
+    if not show or _HIDDEN.get():
+        yield _ignore
+        return
+    if in_notebook():
+        with notebook_bar(title, total, unit) as advance:
+            yield advance
+        return
+    if not sys.stderr.isatty():
         yield _ignore
         return
     try:

@@ -103,6 +103,14 @@ class Tape:
             tensors, about = self._load(self.manifest["end"])
             return State.from_tensors(tensors, tuple(about["clock"]))
 
+    def check_files(self) -> None:
+        """Read every file and compare its digest; raises TapeDamaged or StorageFailed."""
+        for index in range(len(self.entries)):
+            self.read(index)
+        self.end_state()
+        self.average()
+        self.hashes()
+
     def average(self) -> AverageRecord | None:
         """What is known of averaged weights, if anything; raises TapeDamaged or StorageFailed."""
         if (entry := self.manifest.get("average")) is None:

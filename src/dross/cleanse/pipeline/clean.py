@@ -12,6 +12,7 @@ import torch
 
 from ...errors import BadInput
 from ...execution.devices import choose_device
+from ...support.messages.installed import TABLES, check_installed
 from ..copies.find import find_copies
 from ..doubts.labels import validation_table
 from ..inputs.arrays.given_files import file_name, keep_files
@@ -125,6 +126,7 @@ def clean(
         worst = project.instances.sort_values("harm_rank").head(20)
         X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
+    check_installed("dross.clean", *TABLES, "matplotlib", "jinja2", "PIL")
     asked: dict[str, Any] = {
         "label": label,
         "text": text,
