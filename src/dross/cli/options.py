@@ -88,7 +88,7 @@ Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched fo
 BatchSize = Annotated[int | None, Option(min=1, help="Instances per step.")]
 Verified = Annotated[
     int,
-    Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
+    Option(min=1, help="Suggestions, and as many at random, to check by retraining without each."),
 ]
 TrustedValidation = Annotated[
     bool,
