@@ -170,7 +170,7 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
     if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:
-        raise BadInput(f"Which column is to be learnt? Pass {name_option('label', 'NAME')}.")
+        raise BadInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
     if request.images is not None:
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(

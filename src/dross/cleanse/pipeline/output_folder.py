@@ -75,7 +75,7 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
     """
     if not _is_same_job(project.about, begun):
         raise TapeMismatch(
-            f"{project.folder} holds the results of other data or settings: somebody else has "
+            f"{project.folder} holds the results of other data or settings: another process has "
             f"written to it meanwhile. Choose another folder: {name_option('out')}."
         )
     return project
