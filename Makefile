@@ -3,6 +3,8 @@
 # make check    style, types, and which folder may import which
 # make fuzz     hostile inputs, kills at random moments and full disks, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
+# make package  build the wheel and the sdist, and try both in fresh environments
+# make oldest   the tests with the oldest versions that the metadata allow
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +14,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test check fuzz clusters browser clean
+.PHONY: demo test check fuzz clusters package oldest browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +44,22 @@ clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
 	$(BIN)/python -m pytest -n 0 tests/parallel/test_clusters.py
 
+package: $(VENV)/installed
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/packages/try_packages.py dist
+
+# torch of the oldest version is large: `make oldest TORCH=2.13.0` takes another one.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints-oldest.txt)
+OLDEST := .venv-oldest
+oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints-oldest.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --quiet --constraint $(OLDEST)/constraints.txt '.[pictures,lightning,skorch,tensorboard]' pytest pytest-xdist hypothesis httpx
+	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST_TESTS)
+OLDEST_TESTS ?= tests/autodiff tests/cleanse tests/cli tests/data tests/influence tests/parallel/test_job_pool.py tests/record tests/replay tests/step tests/tape
+
 browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
@@ -49,4 +67,4 @@ browser: $(VENV)/installed
 	@mkdir -p $(VENV)/axe-core && cd $(VENV)/axe-core && { [ -d package ] || { command -v npm >/dev/null && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz; } || echo 'No npm: the accessibility test is skipped.'; }
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .ruff_cache .hypothesis

@@ -218,6 +218,6 @@ def test_a_number_to_predict(tmp_path, monkeypatch):
 def test_to_relabel_where_no_label_is_doubted_is_refused(little):
     project = Project.open(little)
     project.instances["mislabel_rank"] = -1
-    with pytest.raises(BadInput, match="--relabel 5: no label is probably wrong"):
+    with pytest.raises(BadInput, match="relabel=5: no label is probably wrong"):
         edits.choose_edits(project, None, 5, False)
     assert len(edits.choose_edits(project, 3, 5, False)) == 3

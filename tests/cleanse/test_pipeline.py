@@ -201,7 +201,7 @@ WRONG = {
     "too many runs": (TWO_CLASSES, {"runs": 10**6}, "runs must be at most 1,000, not 1000000"),
     "too many rounds": (TWO_CLASSES, {"rounds": 10**6}, "rounds must be at most 1,000"),
     "half a run": (TWO_CLASSES, {"runs": 1.5}, "runs must be at least 1 and whole"),
-    "no label given": (TWO_CLASSES, {"label": None}, "--label"),
+    "no label given": (TWO_CLASSES, {"label": None}, "label=.NAME"),
 }
 
 

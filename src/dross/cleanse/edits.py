@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import BadInput
+from ..support.messages.option_names import name_option
 from .decision_state import TRAIN, Decision, check_belongs
 from .inputs.source import MIN_INSTANCES
 from .plans.known import KnownPlan
@@ -49,11 +50,15 @@ def choose_edits(
     count = len(project.instances)
     if plan is not None:
         if remove is not None or relabel is not None or decisions:
-            raise BadInput("--plan says what to do; leave out --remove, --relabel and --decisions.")
+            names = ", ".join(map(name_option, ("remove", "relabel", "decisions")))
+            raise BadInput(f"{name_option('plan')} says what to do; leave out {names}.")
         return _from_plan(find_plan(project, plan))
     for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
-            raise BadInput(f"--{option} must lie between 1 and {count - 1}, not {value}.")
+            raise BadInput(
+                f"{name_option(option, value)} must lie between 1 and {count - 1}: there are "
+                f"{count} training instances."
+            )
     if relabel is not None or remove is not None:
         return _from_rankings(project, remove or 0, relabel or 0)
     decided = _from_decisions(project)
@@ -62,7 +67,7 @@ def choose_edits(
     if decisions:
         raise BadInput(
             "Nothing has been removed or relabelled on the page yet. "
-            f"Decide with dross review {project.folder}, or pass --remove and a number."
+            f"Decide with dross review {project.folder}, or pass {name_option('remove', 10)}."
         )
     return _from_suggestion(project)
 
@@ -77,9 +82,9 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
         raise BadInput(
-            f"There is nothing to do for --relabel {relabel}: no label is probably wrong. "
-            "Pass --remove and a number, or relabel by hand with "
-            f"dross review {project.folder}."
+            f"There is nothing to do for {name_option('relabel', relabel)}: no label is probably "
+            f"wrong. Pass {name_option('remove', 10)}, or relabel by hand with dross review "
+            f"{project.folder}."
         )
     predictions = suspects.head(relabel)["prediction"]
     relabelled = {int(id): str(label) for id, label in predictions.items()}
@@ -113,7 +118,8 @@ def _from_suggestion(project: Project) -> Edits:
     if project.recommended is None:
         raise BadInput(
             "Nothing has been decided, and nothing is recommended: "
-            f"{project.about['suggested']['reason']}. To do it anyway, pass --remove and a number."
+            f"{project.about['suggested']['reason']}. To do it anyway, pass "
+            f"{name_option('remove', 10)}."
         )
     return _from_plan(project.recommended)
 

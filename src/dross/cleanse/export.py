@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import BadInput, StorageFailed, TapeDamaged, first_line
 from ..support.atomic_files import delete_stale, make_folder, staged_file, sync_folder
 from ..support.file_lock import hold_lock
+from ..support.messages.option_names import name_option
 from ..support.spreadsheets import disarm_cell
 from .edits import Edits, choose_edits
 from .inputs import images
@@ -186,7 +187,8 @@ class _Task:
         for path in (self.to, self.listed):
             if path.exists() and not overwrite:
                 raise BadInput(
-                    f"{path} is there already. Choose another name, or pass --overwrite."
+                    f"{path} is there already. Choose another name, or pass "
+                    f"{name_option('overwrite', True)}."
                 )
             if path.is_dir() and not (is_folder and path == self.to):
                 raise BadInput(f"{path} is a folder. Choose another name.")

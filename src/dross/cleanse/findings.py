@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..support.messages.option_names import name_option
 from .confidence.agreement import warn_of_disagreement
 from .copies.words import describe_copies
 from .inputs.source import Frame
@@ -107,8 +108,8 @@ def describe_doubts(about: dict[str, Any]) -> str:
     return (
         f"Careful: {share} are doubted, and everything here was chosen by them. Either many of "
         "them are wrong, or the models have learnt little. Check some with dross review and clean "
-        "again, or give a validation part that was checked: --validation; if they are right, "
-        "--trusted-validation says so."
+        f"again, or give a validation part that was checked: {name_option('validation')}; if they "
+        f"are right, {name_option('trusted_validation', True)} says so."
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
+from ..support.messages.option_names import name_option
 from .features.encode import Encoding, encode_again
 from .inputs.input_files import digest_inputs, digest_listed_pictures
 from .inputs.load import Request, prepare
@@ -65,7 +66,7 @@ def reopen_inputs(
     function = None
     if make is not None:
         _check_source(make, about.get("model_source"))
-        function = import_function(make, "--model")
+        function = import_function(make, name_option("make"))
     try:
         return prepared, Recipe.from_json(saved, function)
     except TypeError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..support.messages.option_names import name_option
 from .edits import Edits
 from .findings import TOO_MANY, name_some
 
@@ -347,7 +348,8 @@ def _advise_on_size(name: str, metric: Comparison, seeds: int, tested: int) -> s
             f"to show it (there are {tested:,})."
         )
     enough = _round_up(max(seeds * by_seeds**2 / max(1 - by_test**2, 0.05), seeds + 2))
-    return f"If the {name} really changes by {seen}, about {enough} seeds would show it (--seeds)."
+    return f"If the {name} really changes by {seen}, about {enough} seeds would show it "
+    f"({name_option('seeds')})."
 
 
 def warn_of_reuse(earlier: int) -> str:

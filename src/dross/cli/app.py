@@ -12,6 +12,7 @@ from typer import Option
 
 from .._version import __version__
 from ..errors import DrossError
+from ..support.messages.option_names import in_shell
 from ..support.printable import printable
 from .output import PlainConsole, console
 
@@ -36,12 +37,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     debug: Annotated[bool, Option("--debug", help="Show the whole traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """The options that every command has; the help of `dross` itself is in `app`."""
+    context.with_resource(in_shell())
 
 
 def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Command], Command]:

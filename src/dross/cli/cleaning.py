@@ -46,16 +46,14 @@ def clean(
 ) -> None:
     """Find the training instances that make a model worse.
 
-    Reads the data, splits them into training, validation and test parts, trains several runs and
-    records them, scores every training instance by how much it adds to the expected validation
-    error, checks the scores by retraining, lets plans of what to remove and what to relabel
-    compete, recommends one, looks for copies (also of test instances, which make verdicts too
-    good), and writes a report. The input is never touched. A run that was stopped goes on where it
-    was: give the same command again.
+    Splits the data into training, validation and test parts, trains and records several runs, and
+    scores every training instance by how much it adds to the validation error. Checks the scores by
+    retraining, tries plans of what to remove or relabel, recommends the best, finds copies, and
+    writes a report. The input is never changed. If it is stopped, the same command goes on.
 
-    Labels of the validation part can be wrong, too. Those that models doubt are listed; say on the
-    page (dross review) which are right, wrong, or really another class, and give the same command
-    again: it scores with what you said, and keeps the recorded runs and all decisions.
+    Validation labels can be wrong, too. The report lists those that the models doubt. Say on the
+    page (dross review) what they really are, and give the same command again: it scores with what
+    you said, and keeps the recorded runs and all decisions.
     """
     given: dict[str, Any] = dict(locals())  # the arguments of dross.clean, but for these:
     for name in ("column", "quiet", "as_json"):

@@ -16,7 +16,7 @@ def demo(
     ] = Path("runs/demo"),
     seeds: Annotated[int, Option(min=2, help="How many fresh seeds the verdict rests on.")] = 10,
 ) -> None:
-    """The whole story on the digits inside scikit-learn, with 5 % of the training labels flipped.
+    """Clean the digits of scikit-learn, with 5 % of the training labels flipped on purpose.
 
     Reads them as pictures, trains and records four runs, scores every training instance by how
     much worse it makes the model, checks the scores against real retraining, recommends a plan of

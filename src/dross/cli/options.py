@@ -29,19 +29,19 @@ Data = Annotated[
         "or module:function."
     ),
 ]
-Label = Annotated[str | None, Option(help="The column to be learnt.")]
+Label = Annotated[str | None, Option(help="The column to predict.")]
 Text = Annotated[str | None, Option(help="The column that holds a text to learn from.")]
 Images = Annotated[str | None, Option(help="The column that holds the paths of pictures.")]
 Validation = Annotated[
-    str | None, Option(help="Validation data of your own: scores are computed on it.")
+    str | None, Option(help="Your own validation data; scores are computed on them.")
 ]
-Test = Annotated[str | None, Option(help="Test data of your own: only dross judge reads it.")]
+Test = Annotated[str | None, Option(help="Your own test data; only dross judge reads them.")]
 Task = Annotated[
     str | None, Option(help="classification or regression; otherwise inferred from the label.")
 ]
 Column = Annotated[
     list[str] | None,
-    Option(help="What a column is: NAME=number, category, date or ignore. May be repeated."),
+    Option(help="What a column holds: NAME=number, category, date or ignore. May be repeated."),
 ]
 Separator = Annotated[
     str | None, Option(help="Between the cells of a CSV file: one character, or tab.")
@@ -57,7 +57,7 @@ Missing = Annotated[
 Features = Annotated[
     Path | None,
     Option(
-        help="Features of your own to learn from, .npy or Parquet with a row per instance, in the "
+        help="Your own features to learn from, .npy or Parquet with a row per instance, in the "
         "order of the input (pictures: sorted by path), then of --validation and --test."
     ),
 ]
@@ -85,19 +85,19 @@ Rate = Annotated[
     float | None, Option(help="The learning rate; otherwise searched for on the validation part.")
 ]
 Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")]
-BatchSize = Annotated[int | None, Option(min=1, help="Instances per step.")]
+BatchSize = Annotated[int | None, Option(min=1, help="Instances per training step.")]
 Verified = Annotated[
     int,
-    Option(min=2, help="Suggestions, and as many at random, to check by retraining without each."),
+    Option(min=1, help="How many suggestions, and as many at random, to check by retraining."),
 ]
 TrustedValidation = Annotated[
     bool,
     Option(
         "--trusted-validation",
-        help="All labels of the validation part are right: none is doubted, none is listed.",
+        help="Trust all validation labels: none is doubted, none is listed.",
     ),
 ]
-Seed = Annotated[int, Option(min=0, help="Of the split and of everything random.")]
+Seed = Annotated[int, Option(min=0, help="The seed of the split and of everything random.")]
 Device = Annotated[
     str | None,
     Option(

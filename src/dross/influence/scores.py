@@ -76,7 +76,9 @@ class Scores:
                 worst = f", most harmful {j} ({self.values[j]:+.2e})"
         else:
             shape = f"{len(self.values)} queries x {shape}"
-        return f"<Scores of {shape} for {self.query}, {self.by_epoch.shape[-2]} epochs{worst}>"
+        epochs = self.by_epoch.shape[-2]
+        length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+        return f"<Scores of {shape} for {self.query}, {length}{worst}>"
 
     def _repr_html_(self) -> str:
         """In a notebook: the extremes, or where there are several queries, a row of each."""

@@ -103,7 +103,7 @@ def test_a_part_that_is_doubted_by_half_is_said_and_cleaned(tmp_path):
     project = dross.clean(*train[:2], out=tmp_path / "run", **options)
     assert len(project.doubted_validation) > 45
     sentence = describe_doubts(project.about)
-    assert sentence.startswith("Careful: ") and "--trusted-validation" in sentence
+    assert sentence.startswith("Careful: ") and "trusted_validation=True" in sentence
     assert sentence in (project.folder / "report.html").read_text().replace("&#39;", "'")
     assert len(project.instances) == 240
 

@@ -253,7 +253,7 @@ def test_numbers_of_classes_have_no_gaps_and_come_back(little):
 
 def test_the_code_of_a_model_that_does_not_judge_is_not_needed(little):
     set_in_json(little / "project.json", options__make="strange_module:network")
-    with pytest.raises(BadInput, match=r"--trust-code strange_module:network"):
+    with pytest.raises(BadInput, match=r"trust_code=\['strange_module:network'\]"):
         dross.judge(little, **FEW)
     assert ask(little, "sklearn:GaussianNB").model == "GaussianNB"
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ...support.messages.option_names import name_option
+
 POOR = 1 / 3
 
 
@@ -44,7 +46,7 @@ def warn_of_disagreement(about: dict[str, Any]) -> str | None:
         f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
         f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
         "Go by the confidence of each suggestion rather than by its place in the list, or pass a "
-        "higher --runs to dross clean."
+        f"higher {name_option('runs')} to dross clean."
     )
 
 

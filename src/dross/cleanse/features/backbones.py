@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadInput, DataUnavailable, first_line
+from ...support.messages.option_names import name_option
 
 NONE = "none"
 PICTURE_BACKBONE, TEXT_BACKBONE = "efficientnet-lite0", "wordllama"
@@ -82,10 +83,12 @@ def check_backbone(name: str, kind: str) -> None:
         what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
         raise BadInput(
             f"The backbone {name} looks at {what}, and these data are none (they are read as "
-            f"{kind}). Leave --backbone out, or bring features of your own: --features FILE."
+            f"{kind}). Leave {name_option('backbone')} out, or bring features of your own: "
+            f"{name_option('features', 'FILE')}."
         )
     if not is_installed(name):
-        raise BadInput(f"--backbone {name} is not installed here. Install it: {library.install}")
+        asked = name_option("backbone", name)
+        raise BadInput(f"{asked} is not installed here. Install it: {library.install}")
 
 
 def is_installed(name: str) -> bool:
@@ -128,7 +131,7 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         raise DataUnavailable(
             f"The weights of the backbone {name} cannot be fetched or read "
             f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
-            "choose another: --backbone. What was computed so far is kept."
+            f"choose another: {name_option('backbone')}. What was computed so far is kept."
         ) from error
 
 
@@ -141,7 +144,8 @@ def _import_library(name: str, library: _Library) -> None:
         raise BadInput(
             f"The library of the backbone {name} is installed, but cannot be imported here "
             f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
-            f"{torch.__version__} ({library.install}), or choose another: --backbone."
+            f"{torch.__version__} ({library.install}), or choose another: "
+            f"{name_option('backbone')}."
         ) from error
 
 

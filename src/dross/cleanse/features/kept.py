@@ -11,6 +11,7 @@ from torch import Tensor
 from ...data.tensor_digests import digest_tensors
 from ...errors import TapeDamaged
 from ...parallel.result_store import ResultStore
+from ...support.messages.option_names import name_option
 from ...support.progress import progress_bar
 from ..inputs.images import load_picture
 from ..inputs.prepared import PreparedData
@@ -78,8 +79,8 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
             return features
     raise TapeDamaged(
         f"{store.folder} lacks a part of the features that the models of this project learnt, or "
-        "holds others. Run dross clean again with --overwrite; decisions that were made are set "
-        "aside, not deleted."
+        f"holds others. Run dross clean again with {name_option('overwrite', True)}; decisions "
+        "that were made are set aside, not deleted."
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 from .numbers import check_size, parse_finite
 from .source import ENCODER_VERSION, Frame, Series, Source, import_pandas
 
@@ -115,7 +116,7 @@ class TableEncoder:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
             raise BadInput(
                 f"No column is left to learn from ({reasons}). Say what they are: "
-                "--column name=number|category|date."
+                f"{name_option('columns', 'NAME=number|category|date')}."
             )
         numbers = make_pipeline(
             SimpleImputer(strategy="median", add_indicator=True), StandardScaler()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 
 _SEPARATORS = ",;\t|"
 _SAMPLE = 65536  # characters
@@ -111,7 +112,7 @@ def read_records(text: str, separator: str, name: str, *, verbatim: bool = False
             raise BadInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
                 f"first has {len(names)} names. If the separator is not {separator!r}, pass "
-                "--separator."
+                f"{name_option('separator')}."
             )
         if len(row) < len(names):
             short.append(line)

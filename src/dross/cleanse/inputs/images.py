@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 from ...support.printable import check_encodable, printable
 from .arrays.given_files import is_in_array
 from .arrays.pixels import read_picture
@@ -73,7 +74,8 @@ def read_folder(folder: Path) -> Source:
     if loose:
         raise BadInput(
             f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
-            "folder with its name, or pass a CSV of paths and labels with --images and --label."
+            "folder with its name, or pass a CSV of paths and labels with "
+            f"{name_option('images')} and {name_option('label')}."
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)

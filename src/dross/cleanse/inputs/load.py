@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 from ...support.printable import check_encodable
 from .arrays.given_files import is_given_file, name_places
 from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
@@ -60,7 +61,8 @@ class Request:
         if not 0 <= self.seed < _MAX_SEED:
             raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
         if self.features is not None and self.backbone not in (None, "none"):
-            raise BadInput("Give either --features or --backbone: each says what models learn.")
+            names = f"{name_option('features')} or {name_option('backbone')}"
+            raise BadInput(f"Give either {names}: each says what models learn.")
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
                 check_encodable(path)
@@ -168,7 +170,7 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
     if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:
-        raise BadInput("Which column is to be learnt? Pass --label NAME.")
+        raise BadInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
     if request.images is not None:
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(

@@ -16,7 +16,7 @@ _LARGEST_INPUT = 8  # deviations; one wild number must not end the training
 _LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
 _ORDER = (
     "It has one row for each instance, in the order of the input: rows of a table as they stand, "
-    "pictures sorted by path; then those of --validation, then those of --test."
+    "pictures sorted by path; then those of the validation data, then those of the test data."
 )
 
 

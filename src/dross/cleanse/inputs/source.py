@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 from .numbers import check_size, read_number
 
 # pandas is imported when it is needed, and typed as Any: its own types are hard to satisfy.
@@ -102,7 +103,7 @@ def check_learnable(source: Source) -> None:
         raise BadInput(
             f"'{source.label}' has {len(classes)} different values for {len(source)} instances: "
             "too many to be classes. Is it the right column? For a number to be predicted, pass "
-            "--task regression."
+            f"{name_option('task', 'regression')}."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BadInput, first_line
+from ...support.messages.option_names import name_option
 from ...support.name_hints import check_name
 from .columns import KINDS
 from .csv_text import check_separator, decode_text, guess_separator, read_records
@@ -150,7 +151,7 @@ def _check_asked(own_names: list[Any], asked: list[str], path: Path) -> None:
     if asked and asked[0] not in names and len(names) == 1:
         raise BadInput(
             f"{path} was read as one column named '{names[0][:60]}'. Is the separator "
-            "something other than a comma, semicolon, tab or |? Pass --separator."
+            f"something other than a comma, semicolon, tab or |? Pass {name_option('separator')}."
         )
     for name in asked:
         check_name("column", name, names)
@@ -180,7 +181,7 @@ def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -
     if not said:
         return []
     counts = ", ".join(f"'{cell}' ({count:,})" for cell, count in said.most_common(3))
-    return [f"In '{name}', {counts} counts as missing; --na says what does."]
+    return [f"In '{name}', {counts} counts as missing; {name_option('na')} says what does."]
 
 
 def row_names(rows: Iterable[int]) -> list[str]:
@@ -251,7 +252,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         task = _infer_task(column, numbers)
         distinct = f"{column.nunique()} classes"
         meaning = "a number to be predicted (regression)" if task == "regression" else distinct
-        notes.append(f"'{name}' is taken for {meaning}; --task says otherwise.")
+        notes.append(f"'{name}' is taken for {meaning}; {name_option('task')} says otherwise.")
     check_name("task", task, ("classification", "regression"))
     if task == "classification":
         return column.astype(str).str.strip().to_numpy(dtype=object)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_options
 from .prepared import PreparedData, assemble
 from .source import PARTS, Source, check_learnable, consecutive_ids, import_pandas
 
@@ -105,12 +106,12 @@ def check_trusted(entries: Sequence[str], trusted: Sequence[str], who: str) -> N
     """
     missing = [entry for entry in entries if entry not in trusted]
     if missing:
-        flags = " ".join(f"--trust-code {entry}" for entry in entries)
+        flags = name_options("trust_code", entries)
         shown = "\n\n".join(show_source(entry) for entry in missing)
         raise BadInput(
             f"{who} was made with code that is not a part of dross, and using it runs that code: "
-            f"{', '.join(missing)}. Read it below. If you trust it, add {flags} "
-            f"(in Python: trust_code={list(entries)}).\n\n{shown}"
+            f"{', '.join(missing)}. Read it below. If you trust it, add "
+            f"{flags}.\n\n{shown}"
         )
 
 

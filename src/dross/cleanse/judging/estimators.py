@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BadInput, first_line
+from ...support.messages.option_names import name_option
 from ..inputs.user_code import import_function, source_digest
 
-_OPTION = "--with"
 _KINDS = {"classification": "classifier", "regression": "regressor"}
 _ENDINGS = {"classification": "Classifier", "regression": "Regressor"}
 
@@ -75,15 +75,16 @@ def find_model(model: Any, task: str) -> JudgingModel:
         )
     elif ":" not in model:
         raise BadInput(
-            f"{_OPTION} takes sklearn:NAME or module:function, and '{model}' has no colon. "
-            f"For a class of scikit-learn: {_OPTION} sklearn:{_nearest(model, task) or model}."
+            f"{name_option('with_model')} takes sklearn:NAME or module:function, and '{model}' has "
+            "no colon. "
+            f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
         )
     elif _is_sklearn(model):
         found = _find_class(model, task)
-        estimator = _make(found, f"{_OPTION} {model}")
+        estimator = _make(found, _named(model))
     else:
-        found = import_function(model, _OPTION)
-        estimator = _make(found, f"{_OPTION} {model}") if callable(found) else found
+        found = import_function(model, name_option("with_model"))
+        estimator = _make(found, _named(model)) if callable(found) else found
     name = _name(estimator)
     _check_methods(estimator, name)
     _check_kind(estimator, name, task)
@@ -108,8 +109,8 @@ def _find_class(entry: str, task: str) -> type:
                 members = vars(importlib.import_module(module))
         except ImportError as error:
             raise BadInput(
-                f"{_OPTION} {entry}: scikit-learn has no module '{module}' ({error}). "
-                f"{_OPTION} sklearn:{name} finds a class wherever it is."
+                f"{_named(entry)}: scikit-learn has no module '{module}' ({error}). "
+                f"{_named(f'sklearn:{name}')} finds a class wherever it is."
             ) from None
         known = {
             one: value
@@ -119,7 +120,7 @@ def _find_class(entry: str, task: str) -> type:
     if name not in known:
         near = _nearest(name, task, known)
         hint = f" Did you mean {module}:{near}?" if near else ""
-        raise BadInput(f"{_OPTION} {entry}: scikit-learn has no such estimator there.{hint}")
+        raise BadInput(f"{_named(entry)}: scikit-learn has no such estimator there.{hint}")
     return known[name]
 
 
@@ -149,7 +150,7 @@ def _make(make: Any, who: str) -> Any:
         raise BadInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "
             f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
-            f"it as {_OPTION} module:function."
+            f"it as {_named('module:function')}."
         ) from error
 
 
@@ -193,3 +194,7 @@ def _find_kind(estimator: Any) -> str | None:
     except Exception:  # scikit-learn before 1.6, or an estimator that only resembles its own
         kind = getattr(estimator, "_estimator_type", None)
     return kind if isinstance(kind, str) else None
+
+
+def _named(model: str) -> str:
+    return name_option("with_model", model)

@@ -19,6 +19,7 @@ from ...data.seeds import mix_seeds
 from ...errors import NotFinite
 from ...execution import threads
 from ...step.update_rules import SGD
+from ...support.messages.option_names import name_option
 from ...support.progress import Advance, progress_bar
 from .recipe import MOMENTUM, Pair, Recipe, default_batch_size
 
@@ -316,7 +317,7 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
     if not losses:
         raise NotFinite(
             "Training diverges at every rate that was tried "
-            f"({', '.join(map(str, curves))}). Pass a smaller one: --rate 0.001."
+            f"({', '.join(map(str, curves))}). Pass a smaller one: {name_option('rate', 0.001)}."
         )
     limit = _ABOUT_AS_GOOD * min(losses.values())
     good = [pair for pair, loss in losses.items() if loss <= limit]

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import BadInput, NotFinite
+from ...support.messages.option_names import name_option
 from ..features.backbones import (
     NONE,
     PICTURE_BACKBONE,
@@ -55,8 +56,8 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if request.backbone is not None:
         if options.model == "cnn" and request.backbone != NONE:
             raise BadInput(
-                f"A cnn learns pictures, not the features of {request.backbone}. Choose --model "
-                "linear or mlp, or --backbone none."
+                f"A cnn learns pictures, not the features of {request.backbone}. Choose "
+                f"{name_option('model', 'linear')} or mlp, or {name_option('backbone', NONE)}."
             )
         check_backbone(request.backbone, kind)
         return request.backbone, ""

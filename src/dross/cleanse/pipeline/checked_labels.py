@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BadInput
+from ...support.messages.option_names import name_option
 from ..decision_state import VALIDATION, Decision, check_belongs
 from ..decisions import Decisions
 from ..doubts.labels import Scored
@@ -119,7 +120,7 @@ def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
         raise BadInput(
             f"Only {left} of {count} validation labels are left: the others are marked as wrong. "
             f"That is too few to score with. Say what they really are with dross review {folder}, "
-            "or give another validation part: --validation."
+            f"or give another validation part: {name_option('validation')}."
         )
     return checked
 

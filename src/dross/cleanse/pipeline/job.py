@@ -8,7 +8,7 @@ import torch
 
 from ...errors import BadInput
 from ...record.training_plan import check_batch_size, check_epochs
-from ...support.arguments import check_count, check_whole
+from ...support.arguments import check_count
 from ...support.name_hints import check_name
 from ..features.backbones import NONE
 from ..inputs.load import Request
@@ -16,8 +16,10 @@ from ..inputs.prepared import PreparedData
 from ..learning.recipe import MODELS
 
 _MAX_RUNS = 1000
+_MAX_VERIFIED = 100_000
 _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
 _WHY_RUNS = "each trains models anew, and keeps them on the disk"
+_WHY_VERIFIED = "each is checked by a training without it"
 CPU = torch.device("cpu")
 
 Say = Callable[[str], None]
@@ -40,7 +42,9 @@ class Options:
     def __post_init__(self):
         check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)
         check_count(self.rounds, "rounds", at_most=_MAX_RUNS, because=_WHY_RUNS)
-        check_whole(self.verified, "verified")
+        check_count(
+            self.verified, "verified", at_least=1, at_most=_MAX_VERIFIED, because=_WHY_VERIFIED
+        )
         if self.epochs is not None:
             check_epochs(self.epochs)
         if self.batch_size is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import BadInput, StorageFailed, TapeError, TapeMismatch
 from ...support.atomic_files import make_folder, write_json
 from ...support.file_lock import hold_lock
+from ...support.messages.option_names import name_option
 from ...support.printable import check_encodable
 from ..inputs.arrays.given_files import FOLDER as GIVEN
 from ..inputs.input_files import check_output_folder, input_paths
@@ -74,18 +75,21 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
     """
     if not _is_same_job(project.about, begun):
         raise TapeMismatch(
-            f"{project.folder} holds the results of other data or settings: somebody else has "
-            "written to it meanwhile. Choose another folder: --out."
+            f"{project.folder} holds the results of other data or settings: another process has "
+            f"written to it meanwhile. Choose another folder: {name_option('out')}."
         )
     return project
 
 
 def _check_ownership(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file. Choose a folder: --out.")
+        raise BadInput(f"{folder} is a file. Choose a folder: {name_option('out')}.")
     names = _names(folder)
     if names and not _is_begun_by_dross(folder) and not _is_finished_by_dross(folder):
-        raise BadInput(f"{folder} exists and was not made by dross. Choose another folder: --out.")
+        raise BadInput(
+            f"{folder} exists and was not made by dross. Choose another folder: "
+            f"{name_option('out')}."
+        )
 
 
 def _names(folder: Path) -> set[str]:
@@ -125,8 +129,8 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         return None  # an attempt that failed before anything else was done
     raise BadInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
-        "--out, or replace it with --overwrite (decisions that were made there are set aside, "
-        "not deleted)."
+        f"{name_option('out')}, or replace it with {name_option('overwrite', True)} "
+        "(decisions that were made there are set aside, not deleted)."
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import NotFinite, TapeDamaged
+from ...support.messages.option_names import name_option
 from ..features.encode import Encoding, encode_again
 from ..inputs.prepared import PreparedData
 from ..inputs.user_code import import_function
@@ -122,7 +123,7 @@ def use_lowered_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
     """Everything but the rate and the epochs."""
     options = job.options
-    make = None if options.make is None else import_function(options.make, "--model")
+    make = None if options.make is None else import_function(options.make, name_option("make"))
     return Recipe(
         "custom" if make else model,
         data.shape,
@@ -138,9 +139,9 @@ def _describe_origins(job: Job) -> str:
     """Which of the numbers were found by the search, and which were given."""
     options = job.options
     values = {
-        "--rate": options.rate,
-        "--epochs": options.epochs,
-        "--batch-size": options.batch_size,
+        name_option("rate"): options.rate,
+        name_option("epochs"): options.epochs,
+        name_option("batch_size"): options.batch_size,
     }
     chosen = [flag for flag, value in values.items() if value is None]
     if not chosen:

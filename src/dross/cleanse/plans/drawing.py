@@ -26,6 +26,8 @@ def _draw_plans(panel: Any, plans: dict) -> None:
     """The change of the validation error against how many instances a plan touches, by kind."""
     for kind, colour in zip(KINDS, _KIND_COLOURS, strict=True):
         tried = sorted((p for p in plans["tried"] if p["kind"] == kind), key=lambda p: p["size"])
+        if not tried:  # it would be a name in the legend without a line
+            continue
         changes = [100 * plan["change"] for plan in tried]
         sizes = [plan["size"] for plan in tried]
         panel.plot(sizes, changes, color=colour, marker="o", markersize=3, label=kind)

@@ -124,7 +124,7 @@ def _take_frame(x: Frame, y: Any, who: str) -> _Part:
         raise BadInput(f"{who} is empty: it has the shape {x.shape}.")
     if y is None:
         raise BadInput(
-            "Which column is to be learnt? dross.clean(frame, 'name of the column'), or "
+            "Which column is to be predicted? dross.clean(frame, 'name of the column'), or "
             "dross.clean(X, y)."
         )
     if isinstance(y, str):
