@@ -110,7 +110,7 @@ class Problem:
         return dross.train(*given, tape=folder, **options)
 
 
-def compare(problem: Problem) -> None:
+def compare(problem: Problem, most: int) -> None:
     """Print processor seconds of both, and the largest difference of their scores."""
     spent: dict[str, float] = {}
 
@@ -120,14 +120,15 @@ def compare(problem: Problem) -> None:
         spent[what] = time.process_time() - start
         return value
 
-    x, y = problem.texts(1, QUERIES[-1])
+    x, y = problem.texts(1, most)
+    asked_for = [count for count in QUERIES if count <= most]
     with tempfile.TemporaryDirectory(prefix="dross-lm-duel-") as folder:
         problem.train_plainly()
         clock("training", problem.train_plainly)
         run = clock("dross, recording", problem.record, Path(folder) / "a", dross.Checkpoints())
         magic = clock("MAGIC, recording", Magic, problem, f"{folder}/magic")
         ours, theirs = {}, {}
-        for count in QUERIES:
+        for count in asked_for:
             asked = (x[:count], y[:count])
             ours[count] = clock(f"dross, {count}", run.influence, dross.losses(asked)).values
         for count in QUERIES[:2]:
@@ -139,12 +140,14 @@ def compare(problem: Problem) -> None:
     off = max(np.abs(ours[n] - theirs[n]).max() / np.abs(ours[n]).max() for n in theirs)
     moving = sum(p.numel() for p in problem.fresh_model().parameters())
     print(f"\n{problem}: {moving:,} parameters; largest difference of the scores {off:.1e}\n")
-    print_head("processor seconds", "training", "recording", "1 query", "8", "64")
-    cells = lambda who: [f"{spent[f'{who}, {k}']:.2f}" for k in ("recording", *QUERIES)]
+    print_head("processor seconds", "training", "recording", *map(str, asked_for))
+    cells = lambda who: [f"{spent[f'{who}, {k}']:.2f}" for k in ("recording", *asked_for)]
     print_row("dross, from checkpoints", f"{spent['training']:.2f}", *cells("dross"))
-    theirs_cells = cells("MAGIC")
-    print_row("MAGIC", f"{spent['training']:.2f}", *theirs_cells[:-1], theirs_cells[-1] + "*")
-    ratios = [f"{spent[f'dross, {k}'] / spent[f'MAGIC, {k}']:.2f}" for k in ("recording", *QUERIES)]
+    marked = [cell + "*" * (k > len(QUERIES[:2])) for k, cell in enumerate(cells("MAGIC"))]
+    print_row("MAGIC", f"{spent['training']:.2f}", *marked)
+    ratios = [
+        f"{spent[f'dross, {k}'] / spent[f'MAGIC, {k}']:.2f}" for k in ("recording", *asked_for)
+    ]
     print_row("dross / MAGIC", "", *ratios)
 
 
@@ -169,6 +172,7 @@ def read_options() -> argparse.Namespace:
     """The options of the command line."""
     parser = make_parser(__doc__)
     sizes = {"layers": 2, "width": 64, "length": 24, "steps": 24, "batch": 8, "threads": 1}
+    parser.add_argument("--most", type=int, choices=QUERIES[1:], default=QUERIES[-1])
     parser.add_argument("--exact", action="store_true", help="compare scores in float64")
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -179,8 +183,9 @@ def main() -> None:
     """Compare on one configuration."""
     options = vars(read_options())
     torch.set_num_threads(options.pop("threads"))
-    exact = options.pop("exact")
-    (compare_exactly if exact else compare)(Problem(**options))
+    exact, most = options.pop("exact"), options.pop("most")
+    problem = Problem(**options)
+    compare_exactly(problem) if exact else compare(problem, most)
 
 
 if __name__ == "__main__":
