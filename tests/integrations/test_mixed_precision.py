@@ -32,11 +32,10 @@ def test_trainer(tmp_path, checkpointing):
     from dross.integrations.transformers import RecordingTrainer
     from integrations.language import language_model, pad, settings, texts
 
-    scores = []
-    for bf16 in (False, True):
+    def make(bf16):
         options = {"bf16": bf16, "gradient_checkpointing": checkpointing, "learning_rate": 1e-3}
         folder = tmp_path / str(bf16)
-        trainer = RecordingTrainer(
+        return RecordingTrainer(
             language_model().float(),
             settings(folder, **options),
             train_dataset=texts(),
@@ -45,12 +44,19 @@ def test_trainer(tmp_path, checkpointing):
             tape=folder / "tape",
             keep=dross.Checkpoints(every=4),
         )
+
+    scores = []
+    for bf16 in (False, True):
+        trainer = make(bf16)
         trainer.train()
         run = trainer.recorded_run()
         assert precision_of(run) == ("bfloat16" if bf16 else None)
         loss = trainer.evaluate()["eval_loss"]
         assert np.isclose(float(run.evaluate(trainer.loss_of())), loss, rtol=1e-2 if bf16 else 1e-5)
         scores.append(run.influence(trainer.loss_of()))
+        other = make(bf16)  # as a new process builds it: it has not trained, and casts all the same
+        found = other.recorded_run().influence(other.loss_of())
+        np.testing.assert_array_equal(found.values, scores[-1].values)
     check_alike(*scores)
 
 

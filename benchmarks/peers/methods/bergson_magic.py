@@ -30,7 +30,8 @@ class WeightedLoss(nn.Module):
         self, x: Tensor, y: Tensor, example_weight: Tensor, shift_loss_mask: Tensor
     ) -> Tensor:
         """The weighted loss of the batch; the mask, which is for tokens, is not used."""
-        return (F.cross_entropy(self.model(x), y, reduction="none") * example_weight).sum() / len(y)
+        losses = F.cross_entropy(self.model(x), y, reduction="none").reshape(len(y), -1).mean(1)
+        return (losses * example_weight).sum() / len(y)
 
 
 class Stream:

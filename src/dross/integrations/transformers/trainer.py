@@ -189,6 +189,9 @@ class RecordingMixin:
             TapeError: where there is no tape, or it is of another model or of other data.
         """
         self._close_recorder()
+        if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
+            # as train() does it: accelerate puts autocast into the model's forward
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
         given = (self._dross["tape"], self.model, self._collated(self.train_dataset), self._losses)
         run = Run.open(*given)
         return self._by_token(run) if per_token else run

