@@ -33,6 +33,8 @@ from .errors import (
     TapeMismatch,
     WorkerLost,
 )
+from .finetune import judge as _judge_chats  # noqa: F401  (judge knows chats then)
+from .finetune.clean import clean_chats
 from .influence import bounds
 from .influence.counterfactual import Counterfactual
 from .influence.query import Query
@@ -79,6 +81,7 @@ __all__ = [
     "WorkerLost",
     "bounds",
     "clean",
+    "clean_chats",
     "estimators",
     "expected_error",
     "export",

@@ -11,8 +11,10 @@ from ..cleanse.judge import judge as judge_project
 from ..cleanse.judging.estimators import names_user_code
 from ..cleanse.pipeline.clean import clean as clean_data
 from ..errors import BadInput
+from ..finetune.clean import clean_chats
 from . import options as option
 from .app import app, command
+from .chats import is_about_chats, pick_chat_options, refuse_chat_options
 from .output import console, print_findings, print_verdict, say
 
 
@@ -31,13 +33,21 @@ def clean(
     features: option.Features = None,
     backbone: option.Backbone = None,
     model: option.Model = None,
-    runs: option.Runs = 4,
+    runs: option.Runs = None,
     rounds: option.Rounds = 1,
     rate: option.Rate = None,
     epochs: option.Epochs = None,
     batch_size: option.BatchSize = None,
     verified: option.Verified = 16,
     trusted_validation: option.TrustedValidation = False,
+    prompt: option.Prompt = None,
+    response: option.Response = None,
+    source: option.Origin = None,
+    template: option.Template = None,
+    lora: option.Lora = None,
+    last_layers: option.LastLayers = None,
+    max_tokens: option.MaxTokens = None,
+    yes: option.Yes = False,
     seed: option.Seed = 0,
     device: option.Device = None,
     out: option.Out = None,
@@ -55,38 +65,51 @@ def clean(
     Labels of the validation part can be wrong, too. Those that models doubt are listed; say on the
     page (dross review) which are right, wrong, or really another class, and give the same command
     again: it scores with what you said, and keeps the recorded runs and all decisions.
+
+    Chats in a JSONL or Parquet file (messages, or prompts and responses) fine-tune the language
+    model that --model names, and are scored by example and by token.
     """
-    columns = dict(_read_column_kind(given) for given in column or [])
+    given = locals()
+    if is_about_chats(given):
+        print_findings(clean_chats(**pick_chat_options(given), say=say))
+        return
+    refuse_chat_options(given)
+    shared = {name: given[name] for name in _SHARED_OPTIONS}
     is_function = model is not None and ":" in model
     project = clean_data(
         data,
         label,
-        out=out,
-        text=text,
-        images=images,
-        validation=validation,
-        test=test,
-        task=task,
-        columns=columns,
-        separator=separator,
+        columns=dict(_read_column_kind(one) for one in column or []),
         na=na or None,
-        features=features,
-        backbone=backbone,
         model=None if is_function else model,
         make=model if is_function else None,
-        runs=runs,
-        rounds=rounds,
-        rate=rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        verified=verified,
-        trusted_validation=trusted_validation,
-        seed=seed,
-        device=device,
-        overwrite=overwrite,
+        runs=4 if runs is None else runs,
         say=say,
+        **shared,
     )
     print_findings(project)
+
+
+_SHARED_OPTIONS = (
+    "out",
+    "text",
+    "images",
+    "validation",
+    "test",
+    "task",
+    "separator",
+    "features",
+    "backbone",
+    "rounds",
+    "rate",
+    "epochs",
+    "batch_size",
+    "verified",
+    "trusted_validation",
+    "seed",
+    "device",
+    "overwrite",
+)  # that `dross.clean` takes as they are
 
 
 def _read_column_kind(given: str) -> tuple[str, str]:
@@ -180,7 +203,9 @@ def export(
     run: option.ProjectFolder,
     to: Annotated[
         Path,
-        Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."),
+        Argument(
+            help="The cleaned copy: a CSV, TSV, Parquet or JSONL file, or a folder for pictures."
+        ),
     ],
     remove: Annotated[
         int | None,
