@@ -154,7 +154,7 @@ def _locate(name: str) -> tuple[str, str | None]:
     path = Path(name)
     if path.suffix == ".gguf" and path.is_file():
         found = [path]
-    elif path.is_dir() and not (path / "config.json").exists():
+    elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
         found = sorted(path.glob("*.gguf"))
         if not found:
             raise BadInput(f"{name} has neither config.json nor a .gguf file: it is no model.")
@@ -247,7 +247,7 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             once = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
             size = torch.stack([(g * g).sum() for g in once if g is not None]).sum()
-            torch.autograd.grad(size, parameters, allow_unused=True)
+            size.backward()  # through everything: grad() would pass over what refuses it
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -256,6 +256,8 @@ def check_second_derivative(loaded: Loaded, name: str) -> None:
             "another part, runs a kernel without a second derivative, which scores need. Use a "
             "model whose attention can be 'sdpa' or 'eager'."
         ) from None
+    finally:
+        model.zero_grad(set_to_none=True)
 
 
 # --- the tokenizer ---
