@@ -34,7 +34,7 @@ from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples
 from .model import load
 from .options import ChatOptions
-from .tuner import ERROR, LOSS, Tuner
+from .tuner import Tuner
 
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 _CONTROL = 7  # the stream within it that draws what the control leaves out
@@ -131,7 +131,7 @@ def _measure_seed(
     found = []
     for ids in left_out:
         tuner.train(np.delete(train, ids).tolist(), mix_seeds(_FRESH, number), advance)
-        found.append(tuner.measure(test)[[LOSS, ERROR]])
+        found.append(tuner.measure(test))
     return np.ascontiguousarray(np.stack(found, axis=1))
 
 

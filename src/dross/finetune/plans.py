@@ -17,7 +17,7 @@ from ..data.seeds import mix_seeds
 from ..parallel.result_store import ResultStore
 from ..support.progress import Advance, progress_bar
 from .score import ChatScores
-from .tuner import SHARP, Tuner
+from .tuner import ERROR, Tuner
 
 HARMFUL, UNLIKELY = "harmful", "unlikely"  # kinds of plans: see KINDS
 _SHARES = (0.03, 0.1, 0.2)  # of the training part that plans leave out
@@ -155,7 +155,7 @@ class _Contest:
         if kept is None:
             left = np.delete(self.train, removed).tolist()
             self.tuner.train(left, mix_seeds(self.seed, _TRIALS, self.seeds), advance)
-            errors = self.tuner.measure(self.validation)[SHARP]
+            errors = self.tuner.measure(self.validation)[ERROR]
             kept = {"errors": torch.from_numpy(np.ascontiguousarray(errors))}
             self.store.put(number, kept)
         else:

@@ -25,8 +25,7 @@ from .encode import IGNORED
 from .model import Loaded, import_transformers
 from .options import ChatOptions
 
-SHARPER = 3.0  # of the logits, when plans are compared: as for classes (docs/cleaning.md)
-LOSS, ERROR, SHARP = range(3)  # the measures of an example
+LOSS, ERROR = range(2)  # the measures of an example
 _EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope
 Example = dict[str, list[int]]
 
@@ -89,9 +88,9 @@ class Tuner:
             yield trainer
 
     def measure(self, ids: Sequence[int]) -> np.ndarray:
-        """Of each example the mean over its learnt tokens, float64 [3, examples].
+        """Of each example the mean over its learnt tokens, float64 [2, examples].
 
-        The loss; the error: 1 - p(token); and the error of a model whose logits are tripled.
+        The loss, and the error: 1 - p(token).
         """
         size, found = self.options.batch_size, []
         self.model.eval()
@@ -102,7 +101,7 @@ class Tuner:
                 labels = batch.pop("labels")
                 logits = self.model(**batch, use_cache=False).logits.float()
                 found.append(_measure(logits[:, :-1], labels[:, 1:]))
-        return torch.cat(found, dim=1).cpu().numpy() if found else np.zeros((3, 0))
+        return torch.cat(found, dim=1).cpu().numpy() if found else np.zeros((2, 0))
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """A batch, padded to its longest example."""
@@ -184,15 +183,12 @@ class Tuner:
 
 
 def _measure(logits: Tensor, labels: Tensor) -> Tensor:
-    """logits [B, T, words] and labels [B, T] as `Tuner.measure` says, [3, B]."""
+    """logits [B, T, words] and labels [B, T] as `Tuner.measure` says, [2, B]."""
     flat, targets = logits.flatten(0, 1), labels.flatten()
-    losses, sharp = (
-        F.cross_entropy(flat * by, targets, reduction="none").view(labels.shape).double()
-        for by in (1.0, SHARPER)
-    )
+    losses = F.cross_entropy(flat, targets, reduction="none").view(labels.shape).double()
     learnt = labels != IGNORED
-    errors = [losses, 1 - torch.exp(-losses), 1 - torch.exp(-sharp)]
-    return torch.stack([(each * learnt).sum(1) / learnt.sum(1) for each in errors])
+    measures = (losses, 1 - torch.exp(-losses))
+    return torch.stack([(each * learnt).sum(1) / learnt.sum(1) for each in measures])
 
 
 def _count_steps(base: Any, advance: Advance) -> Any:
