@@ -48,6 +48,7 @@ PUBLIC = [
     "WorkerLost",
     "bounds",
     "clean",
+    "clean_chats",
     "estimators",
     "expected_error",
     "export",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .cleanse.project import Project
     from .data.collated import Collated, Keywords
     from .data.dataset import indexed
+    from .finetune.clean import clean_chats
     from .influence import bounds
     from .influence.counterfactual import Counterfactual
     from .influence.query import Query
@@ -83,6 +84,7 @@ __all__ = [
     "WorkerLost",
     "bounds",
     "clean",
+    "clean_chats",
     "estimators",
     "expected_error",
     "export",
@@ -119,6 +121,7 @@ _HOMES = {  # the module of every other public name, but for the errors
     "Scores": "influence.scores",
     "Verification": "influence.verification",
     "clean": "cleanse.pipeline.clean",
+    "clean_chats": "finetune.clean",
     "expected_error": "influence.query_makers",
     "export": "cleanse.export",
     "indexed": "data.dataset",

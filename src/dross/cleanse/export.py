@@ -5,6 +5,7 @@ The input itself is never touched, and nothing is deleted that an export did not
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,15 +21,18 @@ from .edits import Edits, choose_edits
 from .inputs import images
 from .inputs.arrays.give_back import give_back
 from .inputs.arrays.given_files import name_row, pixels_of
+from .inputs.chats.copy import check_same_format, copy_chats
+from .inputs.chats.read import CHATS
 from .inputs.input_files import check_output_file, check_output_folder, input_paths
 from .inputs.prepared import PreparedData
 from .inputs.source import import_pandas
 from .inputs.table_copy import TABLES, RowEdits, copy_table
 from .inputs.tables import PARQUET
 from .picture_folder import check_replaceable, write_pictures
-from .project import Project, set_cleaned
+from .project import Project
 from .project_files import MEND, is_written_by_dross
-from .reopen import check_unchanged, names_code, read_request, reopen_data
+from .registered import set_cleaned
+from .reopen import check_unchanged, compare_inputs, names_code, read_request, reopen_data
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 
@@ -67,7 +71,8 @@ def export(
 
     Arguments:
         folder: a folder that `dross.clean` made.
-        to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures.
+        to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures; of chats a
+            file of the input's format, whose rows are kept byte for byte where that is possible.
         remove: leave out the N most harmful instances instead.
         relabel: give the N most probably mislabelled the label that the models predict instead.
         plan: follow another plan than the recommended one: a name of `Project.plans`.
@@ -97,7 +102,8 @@ def export(
     edits = choose_edits(project, remove, relabel, decisions=False, plan=plan)
     task = _Task(project, edits, Path(request.data), to)
     task.check_targets(overwrite)
-    prepared = reopen_data(project)  # rows are known by their places: it must be the scored input
+    # rows are known by their places: it must be the scored input
+    prepared = compare_inputs(project) if task.has_chats else reopen_data(project)
     try:
         make_folder(to.parent)
         with hold_lock(to.with_name(f".{to.name}.lock"), str(to)):
@@ -123,6 +129,10 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
             "to return. dross.export writes a cleaned folder; scores.csv has the places."
         )
     edits = choose_edits(project, remove, relabel, decisions=False)
+    if project.about["kind"] == CHATS:
+        compare_inputs(project)
+        raw, _ = copy_chats(Path(request.data), _name_edits(project, edits).removed)
+        return _read_rows(Path(request.data), raw)
     reopen_data(project)  # rows are known by their places: it must be the scored input
     source, label = Path(request.data), project.about["label"]
     named = _name_edits(project, edits)
@@ -143,6 +153,13 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
 
 
 set_cleaned(copy_for_python)
+
+
+def _read_rows(source: Path, raw: bytes) -> Any:
+    """Conversations for Python: a DataFrame of Parquet, a list of rows of JSONL."""
+    if source.suffix.lower() in PARQUET:
+        return import_pandas().read_parquet(io.BytesIO(raw))
+    return [json.loads(line) for line in raw.split(b"\n") if line.strip()]
 
 
 def _name_edits(project: Project, edits: Edits) -> RowEdits:
@@ -166,6 +183,11 @@ class _Task:
     to: Path
 
     @property
+    def has_chats(self) -> bool:
+        """Whether the input is a file of conversations."""
+        return self.project.about["kind"] == CHATS
+
+    @property
     def listed(self) -> Path:
         """Where the list of decisions goes."""
         return self.to.with_name(f"{self.to.name}-decisions.csv")
@@ -176,7 +198,9 @@ class _Task:
             raise BadInput(f"'{self.to}' is no name for a copy. Give the copy a name of its own.")
         inputs = input_paths(read_request(self.project))
         is_folder = self.source.is_dir()
-        if not is_folder and self.to.suffix.lower() not in TABLES:
+        if self.has_chats:
+            check_same_format(self.source, self.to)
+        elif not is_folder and self.to.suffix.lower() not in TABLES:
             names = ", ".join(TABLES)
             raise BadInput(f"{self.to.name} is to be a table: end its name with {names}.")
         for path in (self.to, self.listed):
@@ -208,18 +232,18 @@ class _Task:
         if folder in path.parents and is_written_by_dross(path.relative_to(folder).as_posix()):
             raise BadInput(f"{path} is a file of the project itself. Choose another name.")
 
-    def write(self, prepared: PreparedData) -> int:
+    def write(self, prepared: PreparedData | None) -> int:
         """Write the copy and the list; the number of instances in the copy."""
         named = _name_edits(self.project, self.edits)
+        confirm = lambda: _check_unchanged(self.project, prepared)
         with staged_file(self.listed, self._list_decisions()) as staged_list:
             if self.source.is_dir():
                 targets = _place_pictures(self.source, named)
-                confirm = lambda: check_unchanged(self.project, prepared)
                 write_pictures(self.source, self.to, targets, confirm=confirm)
                 written = len(targets)
             else:
                 raw, written = self._copy_table(named)
-                check_unchanged(self.project, prepared)  # since it was read for the copy, too
+                confirm()  # since it was read for the copy, too
                 with staged_file(self.to, raw) as staged_copy:
                     os.replace(staged_copy, self.to)
             os.replace(staged_list, self.listed)
@@ -228,6 +252,8 @@ class _Task:
 
     def _copy_table(self, edits: RowEdits) -> tuple[bytes, int]:
         """The content of the copy, and how many rows it has."""
+        if self.has_chats:
+            return copy_chats(self.source, edits.removed)
         reading = read_request(self.project).reading
         kind, label = self.to.suffix.lower(), self.project.about["label"]
         return copy_table(self.source, kind, label, edits, reading)
@@ -241,6 +267,13 @@ class _Task:
             cells = [row["source"], row["label"], action, label or "", f"{row['score']:.6g}"]
             writer.writerow([id, *map(disarm_cell, [*cells, row["prediction"]])])
         return text.getvalue().encode()
+
+
+def _check_unchanged(project: Project, prepared: PreparedData | None) -> None:
+    if prepared is None:
+        compare_inputs(project)
+    else:
+        check_unchanged(project, prepared)
 
 
 def _place_pictures(source: Path, edits: RowEdits) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 from ..support.messages.option_names import name_option
 from .confidence.agreement import warn_of_disagreement
 from .copies.words import describe_copies
+from .inputs.chats.read import CHATS
 from .inputs.source import Frame
 from .plans.actions import REMOVE
 from .plans.known import find_vanished, read_recommended
@@ -24,17 +25,19 @@ EXPECTED_ERROR = "expected_error"  # `measure` in project.json; earlier versions
 def name_measure(about: dict[str, Any]) -> str:
     """What the scores are changes of, given `Project.about`.
 
-    For classes it is the mean of 1 - p(label), the expected share of mistakes. For numbers every
+    For classes it is the mean of 1 - p(label), the expected share of mistakes; for chats that of
+    the tokens of the answers. For numbers every
     validation instance counts from 0, where the prediction is exact, to 1, where it is far off.
     """
     if about.get("measure") != EXPECTED_ERROR:
         return "validation loss"
-    return "expected validation error" if about["classes"] else "bounded validation error"
+    return "expected validation error" if is_share(about) else "bounded validation error"
 
 
 def is_share(about: dict[str, Any]) -> bool:
     """Whether the scores are changes of a share of the validation part, to be told in percent."""
-    return about.get("measure") == EXPECTED_ERROR and bool(about["classes"])
+    counted = bool(about["classes"]) or about["kind"] == CHATS
+    return about.get("measure") == EXPECTED_ERROR and counted
 
 
 def describe_change(value: float, about: dict[str, Any]) -> str:
@@ -71,7 +74,9 @@ def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     `Project.about` and `Project.instances`.
     """
     what, why = describe_recommendation(about, instances)
-    found = [f"{what} {why}", _harmful(about, instances), _suspected(about, instances)]
+    found = [f"{what} {why}", _harmful(about, instances)]
+    if about["kind"] != CHATS:  # whose answers are not classes that a model could take for another
+        found.append(_suspected(about, instances))
     more = [warn_of_disagreement(about), describe_doubts(about), describe_copies(about)]
     return [*found, *(sentence for sentence in more if sentence)]
 

@@ -9,7 +9,6 @@ models are those of the project, or, with `with_model`, an estimator of the user
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ from ..execution.devices import choose_device
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count
-from ..support.atomic_files import staged_file, write_json
 from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
@@ -38,6 +36,7 @@ from .judging.estimators import JudgingModel, find_model
 from .judging.fit_seeds import FitSeeds, Learnable, flatten, try_seeds
 from .judging.recorded_run import find_loss_unit, replay_recorded_run
 from .judging.seeds import SeedOfThree
+from .judging.status import check_writable, new_verdict_file, show_progress
 from .judging.told import report_verdict
 from .judging.train_seeds import TrainSeeds
 from .learning.edited_data import EncodedEdits
@@ -45,6 +44,7 @@ from .learning.recipe import Recipe
 from .plans.known import find_vanished
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
+from .registered import judge_of
 from .reopen import reopen_inputs
 from .report import write_report
 from .verdict import (
@@ -64,7 +64,6 @@ _MAX_SEEDS = 1000
 _FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
 _CONTROL = 7  # the stream within it that draws the control's edits
 _SEEDS_SIDE_BY_SIDE = 5
-_STATUS = "judging.json"
 
 
 def judge(
@@ -94,7 +93,7 @@ def judge(
         relabel: judge giving the N most probably mislabelled the label that the models predict.
         decisions: judge what was decided on the page, and nothing else.
         plan: judge another plan than the recommended one: a name of `Project.plans`.
-        seeds: how many seeds to train with; 10 by default, 6 with `quick`.
+        seeds: how many seeds to train with; 10 by default, 6 with `quick` and for chats.
         quick: a first look: fewer seeds, and the recorded run is not retrained.
         progress: show progress bars where stderr is a terminal.
         n_jobs: how many processes to train in. A joblib.parallel_config around the call spreads
@@ -132,18 +131,39 @@ def judge(
     check_seeds(count)
     here = choose_device(device)
     uses_workers(n_jobs)  # or it says that there cannot be as many
-    _check_writable(project.folder)
+    check_writable(project.folder)
     delete_stale_files(project.folder)
+    if (train := judge_of(project.about["kind"])) is not None:
+        if with_model is not None:
+            raise BadInput("Chats are judged by the model that is fine-tuned: leave out --with.")
+        count = QUICK_SEEDS if seeds is None else seeds
+        return _judge_otherwise(train, project, edits, count, device=here, progress=progress)
     model = None if with_model is None else find_model(with_model, project.about["task"])
     prepared, recipe = reopen_inputs(project, trust_code, with_model=model is None)
     recipe = replace(recipe, device=str(here))
     judgement = _Judgement(project, prepared, recipe, edits, count, progress, n_jobs, model)
     verdict = judgement.run(skip_recorded=quick)
-    write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
+    _keep_verdict(project, verdict, judgement.results.folder)
+    return verdict
+
+
+def _judge_otherwise(train: Any, project: Project, edits: Edits, seeds: int, **how: Any) -> Verdict:
+    """Judge a project whose models are trained by what lies above this folder."""
+    with show_progress(project.folder, seeds) as tell:
+        verdict, store = train(project, edits, seeds, tell, **how)
+    _keep_verdict(project, verdict, store.folder)
+    return verdict
+
+
+def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
+    """Write the verdict and the report; then what the models said is not needed any more."""
+    write_sealed(new_verdict_file(project.folder / "verdicts"), verdict.to_json())
     report_verdict(verdict, len(project.verdicts()))
     write_report(project)
-    judgement.delete_results()
-    return verdict
+    with suppress(StorageFailed):
+        delete_written(project.folder, f"judging/{results.name}")
+    with suppress(OSError):  # another judgement waits there to go on
+        results.parent.rmdir()
 
 
 def check_seeds(count: int) -> None:
@@ -152,25 +172,6 @@ def check_seeds(count: int) -> None:
         raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
     why = "each trains three models; 10 are a good number"
     check_count(count, "seeds", at_most=_MAX_SEEDS, because=why)
-
-
-def _check_writable(folder: Path) -> None:
-    """Better now than after an hour of training; raises StorageFailed."""
-    try:
-        with staged_file(folder / _STATUS, b""):
-            pass
-    except OSError as error:
-        raise StorageFailed(
-            f"{folder} cannot be written ({error.strerror or error}), and the verdict goes there. "
-            "Copy the folder to a place of your own, and judge it there."
-        ) from error
-
-
-def _new_verdict_file(folder: Path) -> Path:
-    """A name for now that no other process takes at the same time."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    taken = len(list(folder.glob(f"{stamp}*.json")))
-    return folder / f"{stamp}-{taken:02d}-{os.getpid()}.json"
 
 
 @dataclass(frozen=True)
@@ -185,46 +186,31 @@ class _Judgement:
     model: JudgingModel | None
 
     def run(self, skip_recorded: bool) -> Verdict:
-        """Train, compare, decide. The page reads from judging.json how far it is."""
-        status = self.project.folder / _STATUS
-        _ = self._results  # encodes every label: an unknown one is refused before this writes
-        try:
-            said = self._train(status)
-            self._write_status(status, self.seeds, "retraining the recorded run")
+        """Train, compare, decide."""
+        _ = self.results  # encodes every label: an unknown one is refused before this writes
+        with show_progress(self.project.folder, self.seeds) as tell:
+            said = self._train(tell)
+            tell(self.seeds, "retraining the recorded run")
             skip = skip_recorded or self.model is not None
             recorded_run = {} if skip else self._replay_recorded_run()
-        finally:
-            with suppress(OSError):
-                status.unlink(missing_ok=True)
         return self._verdict(said, recorded_run)
-
-    def delete_results(self) -> None:
-        """Delete the trained models' outputs, which a verdict and its report do not need."""
-        with suppress(StorageFailed):
-            delete_written(self.project.folder, f"judging/{self._results.folder.name}")
-        with suppress(OSError):  # another judgement waits there to go on
-            self._results.folder.parent.rmdir()
 
     # --- training ---
 
-    def _train(self, status: Path) -> dict[str, Tensor]:
+    def _train(self, tell: Callable[[int], None]) -> dict[str, Tensor]:
         """What the models say of the test part, each [seeds, 3, test, ...].
 
         `outputs`, and where a model of the user's own predicts classes, `predicted`.
         """
         work, pieces, done = self._work, self._pieces, 0
         said: dict[int, dict[str, Tensor]] = {}
-        options = {"n_jobs": self.n_jobs, "store": self._results, "progress": self.progress}
-        self._write_status(status, done, "training with and without them")
+        options = {"n_jobs": self.n_jobs, "store": self.results, "progress": self.progress}
         for number, result in sweep(work, pieces, what="training", **options):
             said[number] = result
             done += len(pieces[number])
-            self._write_status(status, done, "training with and without them")
+            tell(done)
         results = [said[number] for number in range(len(pieces))]
         return {name: torch.cat([one[name] for one in results]) for name in results[0]}
-
-    def _write_status(self, path: Path, done: int, stage: str) -> None:
-        write_json(path, {"done": done, "of": self.seeds, "stage": stage})
 
     @cached_property
     def _pieces(self) -> list[list[SeedOfThree]]:
@@ -273,7 +259,7 @@ class _Judgement:
         return find_vanished(labels, self.edits.removed, self.edits.relabelled, classes)
 
     @cached_property
-    def _results(self) -> ResultStore:
+    def results(self) -> ResultStore:
         """Where the outputs are kept: one folder for each judgement that could be asked for."""
         about = self.project.about
         edits = hashlib.sha256(self._encoded_edits.to_bytes())

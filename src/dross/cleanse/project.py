@@ -6,6 +6,7 @@ content.parquet       what each training instance looks like: columns, text, or 
 validation.parquet    the same of the validation instances, with their labels
 copies.parquet        what is in the training part twice, or in another part as well
 doubts.parquet        what models say of the validation labels, and which of them they doubt
+tokens.parquet        of chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 given/                the data themselves, where they were given from Python and not as a file
@@ -23,7 +24,6 @@ project.json is written last. It has the digests of the tables and of why.json, 
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,9 +54,11 @@ from .project_files import (
     read_table,
     read_whole,
 )
+from .registered import copy_cleaned
 
 FORMAT = 1
 DOUBTS = "doubts.parquet"
+TOKENS = "tokens.parquet"
 DIGESTED = (
     "instances.parquet",
     "content.parquet",
@@ -199,6 +201,13 @@ class Project:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("content.parquet")
+
+    @cached_property
+    def tokens(self) -> Frame:
+        """Of chats the columns texts and effects: lists, whose numbers are nan for what is not
+        learnt. Effects add up to the example's score. Raises as `content`.
+        """
+        return self._table(TOKENS)
 
     @cached_property
     def validation(self) -> Frame:
@@ -363,7 +372,7 @@ class Project:
                 a function.
             TapeMismatch: the data have changed since `dross.clean`.
         """
-        return _COPY["cleaned"](self, remove, relabel)
+        return copy_cleaned(self, remove, relabel)
 
     def check_files(self) -> None:
         """Read everything that project.json has a digest of.
@@ -387,11 +396,3 @@ class Project:
 
     def _table(self, name: str) -> Frame:
         return read_table(self.folder / name, self._digests.get(name))
-
-
-_COPY: dict[str, Callable[..., Any]] = {}  # set by what decides about edits, which is above this
-
-
-def set_cleaned(copy: Callable[..., Any]) -> None:
-    """Say what `Project.cleaned` calls: with the project, `remove` and `relabel`."""
-    _COPY["cleaned"] = copy

@@ -41,13 +41,14 @@ _WRITTEN = re.compile(
     "|".join(
         (
             r"(begun|project|why|search|judging|checked|(curve|plans)-\d+)\.json",
-            r"(instances|content|validation|copies|doubts|scores)\.parquet",
+            r"(instances|content|validation|copies|doubts|scores|tokens)\.parquet",
             r"scores\.csv",
             r"report\.html",
             r"given/(data|validation|test)\.(parquet|npy)",
             r"pictures/(train|validation|test)-\d+\.png",
             r"verdicts/[\d-]+\.json",
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"trials/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"runs/round-\d+/run-\d+-scores\.safetensors",
             rf"runs/round-\d+/run-\d+/{_TAPE}",
@@ -55,7 +56,7 @@ _WRITTEN = re.compile(
     )
 )
 _FOLDERS = re.compile(
-    r"given|pictures|verdicts|(judging|features)(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
+    r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 _TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed

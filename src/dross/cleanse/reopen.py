@@ -118,6 +118,11 @@ def check_unchanged(project: Project, prepared: PreparedData) -> None:
     _compare_digests(project, digest_inputs(request) | digest_listed_pictures(request, prepared))
 
 
+def compare_inputs(project: Project) -> None:
+    """The same for inputs that list no other files; nothing is read into memory."""
+    _compare_digests(project, digest_inputs(read_request(project)))
+
+
 def _data_code(project: Project) -> list[str]:
     """The function that the data come from, if they do."""
     request = read_request(project)

@@ -17,6 +17,7 @@ from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
 from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
+from .inputs.chats.read import CHATS
 from .inputs.source import Frame
 from .plans import drawing
 from .plans.actions import KEEP
@@ -39,6 +40,9 @@ _OPTION_FLAGS = {
 def write_report(project: Project) -> Path:
     """Write report.html into the project's folder, with the latest verdict if there is one."""
     path = project.folder / "report.html"
+    if project.about["kind"] == CHATS:
+        write_bytes(path, _render_chats(project).encode())
+        return path
     about, instances, verdicts = project.about, project.instances, project.verdicts()
     ranked = instances.sort_values("harm_rank")
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
@@ -67,6 +71,25 @@ def write_report(project: Project) -> Path:
     )
     write_bytes(path, page.encode())
     return path
+
+
+def _render_chats(project: Project) -> str:
+    about, verdicts = project.about, project.verdicts()
+    ranked = project.instances.sort_values("harm_rank")
+    return render(
+        "chats.html",
+        about=about,
+        name=about["name"],
+        findings=list_findings(about, project.instances),
+        verdict=verdicts[-1] if verdicts else None,
+        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        plans=tabulate_plans(project.plans, about["plans"]["recommended"]),
+        curve=safe(draw_competition(about)),
+        harmful=_cards(project, ranked.head(_CARDS)),
+        helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+        copies=_describe_copies(project),
+        folder=str(project.folder),
+    )
 
 
 def _describe_copies(project: Project) -> dict[str, Any]:

@@ -30,13 +30,21 @@ def clean(
     features: option.Features = None,
     backbone: option.Backbone = None,
     model: option.Model = None,
-    runs: option.Runs = 4,
+    runs: option.Runs = None,
     rounds: option.Rounds = 1,
     rate: option.Rate = None,
     epochs: option.Epochs = None,
     batch_size: option.BatchSize = None,
     verified: option.Verified = 16,
     trusted_validation: option.TrustedValidation = False,
+    prompt: option.Prompt = None,
+    response: option.Response = None,
+    source: option.Origin = None,
+    template: option.Template = None,
+    lora: option.Lora = None,
+    last_layers: option.LastLayers = None,
+    max_tokens: option.MaxTokens = None,
+    yes: option.Yes = False,
     seed: option.Seed = 0,
     device: option.Device = None,
     out: option.Out = None,
@@ -54,21 +62,36 @@ def clean(
     Validation labels can be wrong, too. The report lists those that the models doubt. Say on the
     page (dross review) what they really are, and give the same command again: it scores with what
     you said, and keeps the recorded runs and all decisions.
-    """
-    given: dict[str, Any] = dict(locals())  # the arguments of dross.clean, but for these:
-    for name in ("column", "quiet", "as_json"):
-        del given[name]
-    given["columns"] = dict(_read_column_kind(each) for each in column or [])
-    given["na"] = na or None
-    if model is not None and ":" in model:
-        given |= {"model": None, "make": model}
-    from ..cleanse.pipeline.clean import clean as clean_data
 
-    project = clean_data(**given, progress=not quiet, say=choose_say(quiet, as_json))
+    Chats in a JSONL or Parquet file (messages, or prompts and responses) fine-tune the language
+    model that --model names, and are scored by example and by token.
+    """
+    given: dict[str, Any] = dict(locals())
+    project = _clean(given, progress=not quiet, say=choose_say(quiet, as_json))
     if as_json:
         print_json(project_as_json(project))
     elif not quiet:
         print_findings(project)
+
+
+def _clean(given: dict[str, Any], *, progress: bool, say: Say) -> Any:
+    """The project that the function for this kind of data makes, with the options it takes."""
+    from ..cleanse.pipeline.clean import clean as clean_data
+    from .chats import is_about_chats, pick_chat_options, without_chat_options
+
+    how: dict[str, Any] = {"progress": progress, "say": say}
+    if is_about_chats(given):
+        from ..finetune.clean import clean_chats
+
+        return clean_chats(**pick_chat_options(given), **how)
+    chosen = without_chat_options(given)
+    columns = chosen.pop("column") or []
+    chosen |= {"columns": dict(map(_read_column_kind, columns)), "na": chosen["na"] or None}
+    if chosen["runs"] is None:
+        del chosen["runs"]
+    if ":" in (chosen["model"] or ""):
+        chosen |= {"model": None, "make": chosen["model"]}
+    return clean_data(**chosen, **how)
 
 
 def _read_column_kind(given: str) -> tuple[str, str]:
@@ -172,7 +195,9 @@ def export(
     run: option.ProjectFolder,
     to: Annotated[
         Path,
-        Argument(help="The cleaned copy: a CSV, TSV or Parquet file, or a folder for pictures."),
+        Argument(
+            help="The cleaned copy: a CSV, TSV, Parquet or JSONL file, or a folder for pictures."
+        ),
     ],
     remove: Annotated[
         int | None,

@@ -16,6 +16,7 @@ CLEAN_EXAMPLES = (
     "dross clean pictures/ --backbone timm:resnet50",
     "dross clean pictures/ --features embeddings.npy",
     "dross clean mydata:load --model mydata:network",
+    "dross clean chats.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --lora 16",
 )
 JUDGE_EXAMPLES = (
     "dross judge runs/people",
@@ -26,7 +27,7 @@ Data = Annotated[
     str,
     Argument(
         help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, "
-        "or module:function."
+        "module:function, or a JSONL or Parquet file of chats."
     ),
 ]
 Label = Annotated[str | None, Option(help="The column to predict.")]
@@ -54,6 +55,34 @@ Missing = Annotated[
         "None and -. Empty cells always do.",
     ),
 ]
+CHATS = "Chats (JSONL or Parquet with --model PATH_OR_NAME)"
+Prompt = Annotated[
+    str | None, Option(help="The column with the prompts; guessed.", rich_help_panel=CHATS)
+]
+Response = Annotated[
+    str | None, Option(help="The column with the responses; guessed.", rich_help_panel=CHATS)
+]
+Origin = Annotated[
+    str | None,
+    Option("--source", help="The column that says where a row is from.", rich_help_panel=CHATS),
+]
+Template = Annotated[
+    str | None,
+    Option(
+        help="A file with a chat template instead of the tokenizer's, or plain.",
+        rich_help_panel=CHATS,
+    ),
+]
+Lora = Annotated[
+    int | None, Option(min=1, help="Train adapters of this rank.", rich_help_panel=CHATS)
+]
+LastLayers = Annotated[
+    int | None, Option(min=1, help="Train this many of the last layers.", rich_help_panel=CHATS)
+]
+MaxTokens = Annotated[
+    int | None, Option(min=2, help="Cut longer texts. Default: 1024.", rich_help_panel=CHATS)
+]
+Yes = Annotated[bool, Option("--yes", help="Begin even if it takes hours.", rich_help_panel=CHATS)]
 Features = Annotated[
     Path | None,
     Option(
@@ -74,10 +103,13 @@ Model = Annotated[
     str | None,
     Option(
         help="linear, mlp, cnn, or module:function that builds a torch model. Default: what is "
-        "better on the validation part."
+        "better on the validation part. For chats: the folder or the name of a language model."
     ),
 ]
-Runs = Annotated[int, Option(min=1, help="Independent runs to average the scores over.")]
+Runs = Annotated[
+    int | None,
+    Option(min=1, help="Independent runs to average the scores over. Default: 4; 2 for chats."),
+]
 Rounds = Annotated[
     int, Option(min=1, help="2 and more: follow the recommended plan, train and score again.")
 ]

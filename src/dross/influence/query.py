@@ -43,7 +43,7 @@ class Query:
 
     name: str
     parts: Callable[[Objective], Iterator[QueryPart]]
-    added: bool  # the parts are added up to one scalar
+    added: bool  # the parts are added up, rather than put one after the other
     data: Any = None  # what it is about, where that is a data set
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class Query:
         }
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
         rows: list[list[Tensor]] = []
-        scalar = self.added
+        scalar = False
         differentiable = differentiable_statistics(objective.model)
         # a model that moves buffers of its own may detach them where it reads them
         gates = Gates(()) if objective.followed else nullcontext()

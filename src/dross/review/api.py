@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from ..cleanse.decision_state import TRAIN, VALIDATION, Decision, Event, group_by_decision
 from ..cleanse.findings import is_share, name_measure
+from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.project import Project
 from ..cleanse.reopen import needed_code
 from ..errors import BadInput, TapeDamaged
@@ -104,6 +105,8 @@ class Api:
             "unit": "\u00a0%" if is_share(about) else "",
             "classes": self.project.classes,
             "layout": self.listing.layout,
+            "origins": about.get("origins", []),
+            "token_scale": self.listing.tokens.scale if self.listing.layout == CHATS else 0,
             "columns": self.listing.columns,
             "trusted": about.get("validation_labels", {}).get("trusted", False),
             "decisions": self._decision_rows({TRAIN: current, VALIDATION: self._checked()}),
@@ -313,7 +316,8 @@ class Api:
         }
 
     def _warnings(self, decisions: Mapping[int, Decision]) -> Sequence[str]:
-        return class_warnings(self.labels, decisions, regression=self.regression)
+        one_class = self.project.about["task"] != "classification"
+        return class_warnings(self.labels, decisions, regression=one_class)
 
     def _post(self, path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
         def read_and_answer(body: bytes) -> Response:

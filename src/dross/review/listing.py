@@ -11,9 +11,11 @@ import numpy as np
 from ..cleanse.copies.words import mark_copy
 from ..cleanse.decision_state import Decision
 from ..cleanse.findings import is_share
+from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..errors import BadInput
+from .chats import ChatTokens
 
 TABS = ("plan", "harmful", "mislabelled", "validation", "copies", "all")
 MAX_LISTED = 100_000  # browsers cannot scroll much further
@@ -34,6 +36,7 @@ class Filter:
     lowest: float = -math.inf
     highest: float = math.inf
     search: str = ""
+    origin: str = ""  # of chats: where an example is from
 
     @staticmethod
     def from_query(query: Mapping[str, str]) -> "Filter":
@@ -46,6 +49,7 @@ class Filter:
             _read_bound(query.get("min"), -math.inf),
             _read_bound(query.get("max"), math.inf),
             query.get("q", "").strip().lower(),
+            query.get("origin", ""),
         )
         for value, known in (
             (wanted.tab, TABS),
@@ -66,9 +70,9 @@ class Listing:
 
     @cached_property
     def layout(self) -> str:
-        """How instances are shown: images, text or table."""
+        """How instances are shown: images, text, table or chats."""
         kind, columns = self.project.about["kind"], list(self.project.content.columns)
-        if kind in ("images", "text", "table"):
+        if kind in ("images", "text", "table", CHATS):
             return kind
         if columns == ["text"]:
             return "text"
@@ -99,6 +103,8 @@ class Listing:
         keep &= (unit * self._score >= wanted.lowest) & (unit * self._score <= wanted.highest)
         if wanted.label:
             keep &= self._label == wanted.label
+        if wanted.origin and self.layout == CHATS:
+            keep &= self.project.instances["origin"].to_numpy(object) == wanted.origin
         if wanted.prediction:
             keep &= (self._label == self._prediction) == (wanted.prediction == "agrees")
         if wanted.state:
@@ -130,7 +136,17 @@ class Listing:
             "confidence": finite_or_none(row["confidence"]),
             "harmful_in": int(row["harmful_in"]),
             "copy": mark_copy(self.project.copies, id),
-        } | self.short_content(self.project.content.loc[id], self.project.why(id))
+        } | self._short_content(id, row)
+
+    @cached_property
+    def tokens(self) -> ChatTokens:
+        """The tokens of chats."""
+        return ChatTokens(self.project)
+
+    def _short_content(self, id: int, row: Any) -> dict[str, Any]:
+        if self.layout == CHATS:
+            return {"tokens": self.tokens.excerpt(id), "origin": str(row["origin"])}
+        return self.short_content(self.project.content.loc[id], self.project.why(id))
 
     def short_content(self, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the list shows of the content of an instance of any part, as JSON."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..cleanse.copies.words import describe_group, name_likeness
 from ..cleanse.findings import describe_amount, describe_change, is_share, name_measure
+from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.plans.actions import KEEP, RELABEL
 from ..errors import BadInput
 from .listing import Listing, finite_or_none, text_or_none
@@ -24,9 +25,13 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     if (group := copies.group_of(id)) is not None:
         said = describe_group(copies, group, classes=classes)
         sentences.insert(0, {"about": "Copies", "text": said})
-    return listing.item(id) | {
+    known = listing.item(id) | {
         "sentences": sentences,
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
+    }
+    if listing.layout == CHATS:
+        return known | {"content": {"tokens": listing.tokens.whole(id)}, "words": []}
+    return known | {
         "content": full_content(listing, project.content.loc[id], why["unusual"]),
         "words": why["words"],
         "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
@@ -44,9 +49,14 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
         "Recommended": _recommended(row),
         "Effect": _effect(row["score"], about),
         "Confidence": _confidence(row, about),
-        "Label": _label(row, about["task"]),
-        "Verified": _verification(row, about),
     }
+    if about["kind"] == CHATS:
+        found["Loss"] = (
+            f"The loss of its answer is {row['loss']:.2f} per token before fine-tuning and "
+            f"{row['training_loss']:.2f} after it."
+        )
+    else:
+        found |= {"Label": _label(row, about["task"]), "Verified": _verification(row, about)}
     if math.isfinite(row["outlier"]):
         share = format_percent(min(row["outlier"], 0.99))
         found["Unusual"] = f"It is more unusual than {share} of the training instances."
@@ -121,7 +131,7 @@ def format_percent(share: float) -> str:
 
 def full_content(listing: Listing, content: Any, unusual: dict[str, str]) -> dict[str, Any]:
     """Return the whole content of an instance of any part, as JSON."""
-    if listing.layout == "text":
+    if listing.layout in ("text", CHATS):
         return {"text": str(content["text"])[:_MAX_TEXT]}
     cells = [(str(name), text_or_none(value)) for name, value in content.items()]
     return {"fields": [[name, cell, unusual.get(name)] for name, cell in cells]}
@@ -172,7 +182,7 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
 
 
 def _brief(listing: Listing, row: Any) -> str:
-    if listing.layout == "text":
+    if listing.layout in ("text", CHATS):
         text = str(row["text"])
         brief = text[:_MAX_SUMMARY] + (" …" if len(text) > _MAX_SUMMARY else "")
     else:

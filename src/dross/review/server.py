@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..cleanse.findings import is_share
+from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.project import Project
 from ..cleanse.reopen import check_code_unchanged
 from ..errors import BadInput, DrossError, StorageFailed
@@ -71,6 +72,7 @@ def create_app(
         values = {"token": token, "name": project.about["name"], "key": storage_key}
         lists = {"copies": len(project.copies) > 0, "doubts": len(api.validation) > 0}
         kinds = {"share": is_share(project.about), "regression": api.regression}
+        kinds["chats"] = api.listing.layout == CHATS
         html = render("review.html", **values, **kinds, **lists)
         answer = HTMLResponse(html.encode(errors="replace"))
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,10 @@ def _is_same_job(said: Any, begun: dict[str, Any]) -> bool:
         return False
     wanted = json.loads(json.dumps(begun))
     found = {key: said[key] for key in wanted if key in said}
-    for key, kind in (("request", Request), ("options", Options)):
+    kinds: list[tuple[str, Any]] = [("request", Request)]
+    if set(begun["options"]) <= {field.name for field in fields(Options)}:
+        kinds.append(("options", Options))  # else those of chats, which have no earlier version
+    for key, kind in kinds:
         try:
             for said_of in (found, wanted):
                 said_of[key] = json.loads(json.dumps(asdict(kind(**said_of[key]))))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,29 @@ def write_project(
     doubts.parquet; begun: that of begun.json; seconds: how long everything took.
     """
     folder, (copies, counts) = job.folder, found
-    write_bytes(folder / "instances.parquet", outcome.instances.to_parquet())
     _write_content(folder, job.prepared)
     write_bytes(folder / COPIES, join_content(copies).to_parquet())
     write_bytes(folder / DOUBTS, labels.to_parquet())
     _write_pictures(folder / "pictures", job.prepared, why, copies, labels)
     write_json(folder / "why.json", why)
-    scores = outcome.instances.reset_index()
+    about = begun | _describe_project(job, searched, outcome, seconds)
+    about |= {"copies": counts, "validation_labels": _describe_labels(job, labels)}
+    return write_tables(folder, outcome.instances, about, DIGESTED)
+
+
+def write_tables(
+    folder: Path, instances: Frame, about: dict[str, Any], digested: Sequence[str]
+) -> Project:
+    """Write the scores, the report, and last project.json, which says that the rest is whole.
+
+    instances: the content of instances.parquet; about: that of project.json without the digests;
+    digested: the files that it has digests of.
+    """
+    write_bytes(folder / "instances.parquet", instances.to_parquet())
+    scores = instances.reset_index()
     write_bytes(folder / "scores.parquet", scores.to_parquet())
     write_bytes(folder / "scores.csv", _disarm(scores).to_csv(index=False).encode())
-    digests = {"digests": {name: digest_file(folder / name) for name in DIGESTED}}
-    about = begun | _describe_project(job, searched, outcome, seconds) | digests
-    about |= {"copies": counts, "validation_labels": _describe_labels(job, labels)}
+    about = about | {"digests": {name: digest_file(folder / name) for name in digested}}
     about = json.loads(json.dumps(about))  # as it is read later
     write_report(Project.describe(folder, about))
     write_sealed(folder / ABOUT, about)

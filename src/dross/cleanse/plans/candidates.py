@@ -25,6 +25,7 @@ KINDS = {
     "confused": "remove the {removed} whose label was most likely taken for another",
     "relabel": "relabel the {relabelled} most probably mislabelled",
     "relabel-or-remove": "{actions} that are probably mislabelled",
+    "unlikely": "remove the {removed} with the highest loss before fine-tuning",  # of chats
 }
 KINDS_BY_SCORES = ("harmful", "both", "harmful-suspects", "relabel-or-remove")
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)

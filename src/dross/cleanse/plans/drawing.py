@@ -7,7 +7,7 @@ import numpy as np
 from ...support.charts import BLUE, RED
 from .candidates import KINDS
 
-_KIND_COLOURS = ("black", BLUE, "#c9b28a", RED, "#9bb8a0", "#8a6d3b", "#b7a3c4", "0.6")
+_KIND_COLOURS = ("black", BLUE, "#c9b28a", RED, "#9bb8a0", "#8a6d3b", "#b7a3c4", "0.6", "#8a6d3b")
 _TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 
 

@@ -1,6 +1,6 @@
 // The address holds the tab, the filter and the selected instance, so that reloading, going back and sharing work.
 
-export const FILTERS = ["q", "class", "prediction", "state", "min", "max"];
+export const FILTERS = ["q", "class", "origin", "prediction", "state", "min", "max"];
 
 export function read() {
   const query = new URLSearchParams(location.search);

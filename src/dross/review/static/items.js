@@ -4,17 +4,19 @@ import { picture } from "./api.js";
 import { data, h, printable } from "./dom.js";
 import { marked } from "./mark.js";
 import { decisionOf, partOf, project } from "./state.js";
+import { tokenSpans } from "./tokens.js";
 import { adviceWord, decisionWord, percent, signed } from "./words.js";
 
 /** Heights in rem; narrow: below 45 rem of width. */
 export const SHAPES = {
   images: { role: "listbox", height: () => 16, across: (width) => Math.max(1, Math.floor(width / 9.5)) },
   text: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
+  chats: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
   table: { role: "grid", height: (narrow) => (narrow ? 8.2 : 2.7), across: () => 1 },
 };
 
 export function buildItem(item) {
-  return { images: tile, text: passage, table: row }[project.layout](item);
+  return { images: tile, text: passage, chats: chat, table: row }[project.layout](item);
 }
 
 export function updateDecision(element, id, item) {
@@ -64,6 +66,12 @@ function tile(item) {
 function passage(item) {
   const top = h("span", { class: "line" }, decision(), chips(item), effect(item), data(item.source, { class: "source" }));
   return [top, h("span", { class: "passage", dir: "auto" }, marked(item.text, item.words))];
+}
+
+function chat(item) {
+  const origin = item.origin || item.copy ? h("span", { class: "chip", title: item.origin }, copyMark(item), item.origin ? [h("span", { class: "what" }, "from "), data(item.origin)] : null) : null;
+  const top = h("span", { class: "line" }, decision(), h("span", { class: "chips" }, origin), effect(item), data(item.source, { class: "source" }));
+  return [top, h("span", { class: "passage", dir: "auto" }, tokenSpans(item.tokens))];
 }
 
 function row(item) {

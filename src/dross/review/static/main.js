@@ -83,7 +83,7 @@ function fromForm() {
 }
 
 function describeFilter() {
-  const names = { q: "found by", class: "class", prediction: "label and prediction", state: "decision", min: "effect from", max: "effect up to" };
+  const names = { q: "found by", class: "class", origin: "source", prediction: "label and prediction", state: "decision", min: "effect from", max: "effect up to" };
   const form = byId("filters");
   const words = (name) => (form.elements[name].tagName === "SELECT" ? form.elements[name].selectedOptions[0].textContent : filter[name]);
   const tab = document.querySelector('[aria-current="page"]').textContent;
@@ -126,6 +126,7 @@ const actions = {
   remove: () => take("remove"),
   undecided: () => take("undecided"),
   relabel: () => {
+    if (project.layout === "chats") return say("Chats are kept or removed; they have no label.");
     const item = list.itemOf(list.selectedId());
     if (item) askLabel(item, (label) => take("relabel", label));
   },
@@ -207,6 +208,7 @@ async function begin() {
     Object.assign(project, answer);
     const classes = byId("filters").elements.class;
     classes?.append(...project.classes.map((name) => h("option", { value: name }, name)));
+    byId("filters").elements.origin?.append(...project.origins.map((name) => h("option", { value: name }, name)));
     standing.revision = -1;
     header.start();
     why.start();

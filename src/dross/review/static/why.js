@@ -6,6 +6,7 @@ import * as list from "./list.js";
 import { marked } from "./mark.js";
 import { set, setting } from "./settings.js";
 import { decisionOf, on, partOf, project, tell } from "./state.js";
+import { tokenLegend, tokenSpans } from "./tokens.js";
 import { amount, decisionWord } from "./words.js";
 
 const panel = byId("why");
@@ -105,6 +106,7 @@ function build(why) {
 }
 
 function content(why) {
+  if (why.content.tokens) return [h("h3", {}, "Text, token by token"), tokenLegend(), h("p", { class: "whole-text", dir: "auto" }, tokenSpans(why.content.tokens))];
   if (why.content.text !== undefined) {
     const legend = why.words.length ? h("p", { class: "quiet small" }, h("mark", { class: "for" }, "speaks for the label"), " ", h("mark", { class: "against" }, "speaks against it")) : null;
     return [h("h3", {}, "Text"), legend, h("p", { class: "whole-text", dir: "auto" }, marked(why.content.text, why.words))];

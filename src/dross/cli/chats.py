@@ -1,0 +1,82 @@
+"""Which `dross clean` is about chats, and which of its options are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..cleanse.inputs.chats.read import is_chat_file
+from ..cleanse.inputs.tables import PARQUET
+from ..cleanse.learning.recipe import MODELS
+from ..errors import BadInput
+
+_OF_CHATS = (
+    "prompt",
+    "response",
+    "source",
+    "template",
+    "lora",
+    "last_layers",
+    "max_tokens",
+    "yes",
+)
+_OF_BOTH = ("out", "validation", "test", "rate", "seed", "device", "overwrite")
+_WITH_DEFAULTS = ("runs", "epochs", "batch_size")
+_OF_OUTPUT = ("quiet", "as_json")
+_OF_OTHERS = (
+    "label",
+    "text",
+    "images",
+    "task",
+    "column",
+    "separator",
+    "na",
+    "features",
+    "backbone",
+    "trusted_validation",
+)
+
+
+def is_about_chats(given: Mapping[str, Any]) -> bool:
+    """Whether the data are conversations: JSONL always, Parquet where the model is of language."""
+    path, model = Path(given["data"]), given["model"]
+    if is_chat_file(path):
+        return True
+    names_model = model is not None and model not in MODELS and ":" not in model
+    return path.suffix.lower() in PARQUET and given["label"] is None and names_model
+
+
+def pick_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `dross.clean_chats` is called with.
+
+    Raises:
+        BadInput: no model is named, or an option is about other data.
+    """
+    odd = [name for name in _OF_OTHERS if given[name]]
+    if odd:
+        raise BadInput(f"{_flag(odd[0])} is not for chats, which {given['data']} holds.")
+    if given["model"] is None:
+        raise BadInput(
+            f"{given['data']} holds chats. Say which model is fine-tuned on them: "
+            "--model PATH_OR_NAME."
+        )
+    chosen = {name: given[name] for name in ("data", "model", *_OF_CHATS, *_OF_BOTH)}
+    return chosen | {name: given[name] for name in _WITH_DEFAULTS if given[name] is not None}
+
+
+def without_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left for `dross.clean`, where the data are no chats.
+
+    Raises:
+        BadInput: an option is about chats.
+    """
+    odd = [name for name in _OF_CHATS if given[name]]
+    if odd:
+        raise BadInput(
+            f"{_flag(odd[0])} is for chats: a .jsonl file, or a .parquet file with --model "
+            "PATH_OR_NAME and without --label."
+        )
+    return {name: value for name, value in given.items() if name not in (*_OF_CHATS, *_OF_OUTPUT)}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,306 @@
+"""Load the model and its tokenizer, and refuse by a sentence what cannot be scored."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..autodiff.attention import MathAttention
+from ..errors import BadInput, DataUnavailable, NotSupported, first_line
+from .options import ChatOptions
+
+_ADAPTER = "adapter_config.json"
+_WHOLE = "Use the model as it was before it was quantized."
+# Nothing but what is said, for models that have never seen a chat.
+_PLAIN = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}"
+    "{{ eos_token }}{% else %}{{ message['content'] }}{{ '\\n' }}{% endif %}{% endfor %}"
+)
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be fine-tuned, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    context: int | None  # how many tokens the model takes; None: it does not say
+    digest: str  # of its weights, without new adapters
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that fine-tuning moves, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+def import_transformers() -> Any:
+    """transformers, or BadInput with the command that installs it."""
+    try:
+        import accelerate  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise BadInput(
+            f"Fine-tuning needs transformers and accelerate ({first_line(error)}): "
+            "pip install 'dross[finetuning]'."
+        ) from None
+    return transformers
+
+
+def _import_peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise BadInput("Adapters need peft: pip install 'dross[finetuning]'.") from None
+    return peft
+
+
+def load(options: ChatOptions) -> Loaded:
+    """The model of the options, with its tokenizer, its template and what is to be trained.
+
+    Raises:
+        BadInput: there is no such model, tokenizer or chat template, or a package is missing.
+        NotSupported: its weights are quantized, or it cannot be differentiated twice.
+    """
+    with _no_bars():
+        return _load(options)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Inside, transformers shows no progress bars of its own."""
+    logging = import_transformers().utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _load(options: ChatOptions) -> Loaded:
+    folder = Path(options.model)
+    if (folder / _ADAPTER).is_file():
+        model = _load_adapter(folder)
+        if options.lora is not None or options.last_layers is not None:
+            raise BadInput(
+                f"{folder} is an adapter, and that is what is trained on: leave out --lora and "
+                "--last-layers, or give its base model."
+            )
+    else:
+        model = _load_model(options.model)
+    tokenizer = _load_tokenizer(options)
+    digest = _digest(model)
+    if options.lora is not None:
+        model = _add_adapters(model, options)
+    elif options.last_layers is not None:
+        kept = {id(p) for layer in _last_layers(model, options) for p in layer.parameters()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in kept)
+    context = getattr(model.config, "max_position_embeddings", None)
+    loaded = Loaded(model, tokenizer, context, digest)
+    check_second_derivative(loaded, options.model)
+    return loaded
+
+
+# --- the weights ---
+
+
+def _load_model(name: str) -> Any:
+    transformers = import_transformers()
+    where, gguf = _locate(name)
+    if gguf is None:
+        config = _fetch(name, lambda **how: transformers.AutoConfig.from_pretrained(where, **how))
+        _check_not_quantized(name, config)
+    about = {"dtype": torch.float32} | ({} if gguf is None else {"gguf_file": gguf})
+    make = transformers.AutoModelForCausalLM.from_pretrained
+
+    def with_kernel(kernel: str) -> Any:
+        how = about | {"attn_implementation": kernel}
+        return _fetch(name, lambda **local: make(where, **how, **local))
+
+    try:
+        return with_kernel("sdpa")
+    except ValueError as error:
+        if "attention" not in str(error):
+            raise BadInput(f"{name} is no model of text: {first_line(error)}") from None
+        return with_kernel("eager")
+
+
+def _load_adapter(folder: Path) -> Any:
+    try:
+        base = json.loads((folder / _ADAPTER).read_bytes())["base_model_name_or_path"]
+        assert isinstance(base, str)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise BadInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
+    try:
+        model = _load_model(base)
+    except NotSupported as error:
+        raise NotSupported(
+            f"{folder} is an adapter over a base that cannot be differentiated. {error}"
+        ) from None
+    return _import_peft().PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def _locate(name: str) -> tuple[str, str | None]:
+    """What transformers is to open: a name, a folder, or a folder and the GGUF file in it."""
+    path = Path(name)
+    if path.suffix == ".gguf" and path.is_file():
+        found = [path]
+    elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
+        found = sorted(path.glob("*.gguf"))
+        if not found:
+            raise BadInput(f"{name} has neither config.json nor a .gguf file: it is no model.")
+    else:
+        return name, None
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise BadInput(f"{found[0]} needs gguf: pip install 'dross[finetuning]'.") from None
+    return str(found[0].parent), found[0].name
+
+
+def _fetch(name: str, get: Callable[..., Any]) -> Any:
+    """What is on this machine, or else what can be fetched."""
+    try:
+        return get(local_files_only=True)
+    except OSError as error:
+        if Path(name).exists():
+            raise BadInput(f"{name} cannot be loaded: {first_line(error)}") from None
+    try:
+        return get()
+    except OSError as error:
+        raise DataUnavailable(
+            f"The model '{name}' is not on this machine and cannot be fetched "
+            f"({first_line(error)}). Give the folder of a model: --model PATH."
+        ) from None
+
+
+def _check_not_quantized(name: str, config: Any) -> None:
+    """Before the weights are read: a package that reads such weights may be missing."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return
+    said = found if isinstance(found, dict) else vars(found)
+    method = said.get("quant_method") or "an unknown method"
+    raise NotSupported(
+        f"The weights of {name} are quantized ({getattr(method, 'value', method)}): they are "
+        f"whole numbers and have no derivative, so that no example has a score. {_WHOLE}"
+    )
+
+
+def _digest(model: Any) -> str:
+    """Of a sample of every weight: enough to tell another model, quick for a large one."""
+    from ..data.tensor_digests import digest_tensors
+
+    sample = lambda t: t.detach().flatten()[:: 1 + t.numel() // 4096].float().cpu().contiguous()
+    return digest_tensors({name: sample(p) for name, p in model.named_parameters()})
+
+
+# --- what is trained ---
+
+
+def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
+    """The last layers of the longest stack of the model; all of them where none is named."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers = list(max(stacks, key=len, default=()))
+    if not layers:
+        raise NotSupported(f"{options.model} has no stack of layers to train the last of.")
+    return layers if options.last_layers is None else layers[-options.last_layers :]
+
+
+def _add_adapters(model: Any, options: ChatOptions) -> Any:
+    peft, rank = _import_peft(), options.lora
+    chosen = {id(module) for layer in _last_layers(model, options) for module in layer.modules()}
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) in chosen
+    ]
+    if not names:
+        raise NotSupported(
+            f"The layers of {options.model} have no linear maps for adapters. Leave out --lora; "
+            "--last-layers trains a part of the weights themselves."
+        )
+    settings = {"r": rank, "lora_alpha": 2 * int(rank or 0), "lora_dropout": 0.0}
+    return peft.get_peft_model(model, peft.LoraConfig(**settings, target_modules=names))
+
+
+def check_second_derivative(loaded: Loaded, name: str) -> None:
+    """Differentiate a text of four tokens twice, as every step of a retrace does.
+
+    Raises:
+        NotSupported: a part of the model has no second derivative.
+    """
+    model, parameters = loaded.model, list(loaded.trained.values())
+    ids = torch.arange(4, device=parameters[0].device)[None] % len(loaded.tokenizer)
+    try:
+        with MathAttention(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            once = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+            size = torch.stack([(g * g).sum() for g in once if g is not None]).sum()
+            size.backward()  # through everything: grad() would pass over what refuses it
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise NotSupported(
+            f"{name} cannot be differentiated twice ({first_line(error)}): its attention, or "
+            "another part, runs a kernel without a second derivative, which scores need. Use a "
+            "model whose attention can be 'sdpa' or 'eager'."
+        ) from None
+    finally:
+        model.zero_grad(set_to_none=True)
+
+
+# --- the tokenizer ---
+
+
+def _load_tokenizer(options: ChatOptions) -> Any:
+    transformers = import_transformers()
+    where, gguf = _locate(options.model)
+    about = {} if gguf is None else {"gguf_file": gguf}
+    make = transformers.AutoTokenizer.from_pretrained
+    try:
+        tokenizer = _fetch(options.model, lambda **local: make(where, **about, **local))
+    except (BadInput, DataUnavailable, ValueError, TypeError, KeyError, ImportError) as error:
+        raise BadInput(
+            f"{options.model} has no tokenizer that can be loaded ({first_line(error)}). Save it "
+            "beside the model: tokenizer.save_pretrained(PATH)."
+        ) from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise BadInput(
+            f"The tokenizer of {options.model} does not say which letters a token has. Use one of "
+            "the package tokenizers (a 'fast' tokenizer)."
+        )
+    template = _read_template(options.template)
+    if template is not None:
+        tokenizer.chat_template = template
+    if not tokenizer.chat_template:
+        raise BadInput(
+            f"The tokenizer of {options.model} has no chat template, so that it is not known how a "
+            "conversation is written for this model. Use the instruct version of the model, give "
+            "a file with a template (--template FILE), or pass --template plain: the prompt, a "
+            "line end, the response."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _read_template(given: str | None) -> str | None:
+    if given is None or given == PLAIN:
+        return None if given is None else _PLAIN
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"The template {given} cannot be read: {first_line(error)}. It is a file, or 'plain'."
+        ) from None

@@ -1,0 +1,53 @@
+"""What one call of `dross.clean_chats` asks for, beside the data and the folder."""
+
+from dataclasses import dataclass
+
+from ..cleanse.inputs.chats.read import ChatColumns
+from ..errors import BadInput
+from ..support.arguments import check_count
+
+_MAX_RUNS, _MAX_EPOCHS, _MAX_BATCH_SIZE = 100, 1000, 100_000
+_MAX_TOKENS = 1 << 20
+LORA_RATE, FULL_RATE = 2e-4, 2e-5
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How to fine-tune and score. With the data and the model, it decides the outcome."""
+
+    model: str
+    prompt: str | None = None
+    response: str | None = None
+    source: str | None = None
+    template: str | None = None
+    lora: int | None = None
+    last_layers: int | None = None
+    max_tokens: int | None = None
+    runs: int = 2
+    rate: float | None = None
+    epochs: int = 3
+    batch_size: int = 8
+
+    def __post_init__(self):
+        why = "each fine-tunes the model anew"
+        check_count(self.runs, "runs", at_most=_MAX_RUNS, because=why)
+        check_count(self.epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
+        check_count(
+            self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="it is one step"
+        )
+        for name in ("lora", "last_layers", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                check_count(value, name, at_most=_MAX_TOKENS, because="no model has as many")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise BadInput(f"A rate must be above 0, not {self.rate}.")
+
+    @property
+    def columns(self) -> ChatColumns:
+        """Which columns hold what."""
+        return ChatColumns(self.prompt, self.response, self.source)
+
+    @property
+    def learning_rate(self) -> float:
+        """As given, or what is usual for adapters and for whole models."""
+        return self.rate or (FULL_RATE if self.lora is None else LORA_RATE)

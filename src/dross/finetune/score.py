@@ -1,0 +1,156 @@
+"""Scores of every token and of every example: recorded fine-tunings, retraced.
+
+What is asked is the expected error of the validation part: over its examples, and over the tokens
+of each, the mean of 1 - p(token). Unlike the loss it is bounded, so that wrong answers among the
+validation examples do not turn the scores around. It is asked of either half of the part, in one
+retrace whose instances are tokens; an example's score is the sum of its tokens'.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..data.dataset import move_to
+from ..data.seeds import mix_seeds
+from ..influence.query import Buffers, Query, QueryPart
+from ..parallel.result_store import ResultStore
+from ..step.objective import Objective
+from ..support.progress import progress_bar
+from .tuner import LOSS, Tuner
+
+_RUNS = 11  # the stream of seeds of recorded runs
+
+
+@dataclass(frozen=True)
+class ChatScores:
+    """What R recorded fine-tunings say of N training examples."""
+
+    tokens: np.ndarray  # float64 [R, 2, tokens]: of every learnt token, for either half
+    starts: np.ndarray  # int64 [N + 1]: where each example's tokens begin
+    weights: np.ndarray  # [2]: the shares of the halves
+    halves: np.ndarray  # int64 [V]: which half each validation example is in
+    base_loss: np.ndarray  # [N]: of the model before it was fine-tuned
+    training_loss: np.ndarray  # [N]: of the first run
+
+    @property
+    def by_half(self) -> np.ndarray:
+        """The scores of the examples, [R, 2, N]."""
+        return np.add.reduceat(self.tokens, self.starts[:-1], axis=2)
+
+    @property
+    def by_run(self) -> np.ndarray:
+        """The scores of the examples for the whole validation part, [R, N]."""
+        return np.einsum("rhn,h->rn", self.by_half, self.weights)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The mean over runs, [N]. Below 0: the expected error would fall without it."""
+        return self.by_run.mean(0)
+
+    def token_effects(self) -> list[np.ndarray]:
+        """Of each example the scores of its learnt tokens, which add up to its own."""
+        effects = np.einsum("rhn,h->n", self.tokens, self.weights) / len(self.tokens)
+        return np.split(effects, self.starts[1:-1])
+
+
+def score(
+    tuner: Tuner,
+    train: Sequence[int],
+    validation: Sequence[int],
+    folder: Path,
+    store: ResultStore,
+    *,
+    seed: int,
+    progress: bool,
+) -> ChatScores:
+    """Fine-tune, record and retrace as often as the options say.
+
+    Arguments:
+        tuner: The model.
+        train, validation: Places among the tuner's examples.
+        folder: Where the tapes go.
+        store: Keeps the scores of each run; those that it has are not computed again.
+        seed: Of the halves and of the runs.
+        progress: Whether to show bars.
+    """
+    halves = np.random.default_rng(mix_seeds(seed, 3)).permutation(len(validation)) % 2
+    tuner.reset(seed)
+    base = tuner.measure(train)[LOSS]
+    store.begin()
+    found = []
+    for number in range(tuner.options.runs):
+        kept = store.get(number)
+        if kept is None:
+            tape, own = folder / f"run-{number}", mix_seeds(seed, _RUNS, number)
+            kept = _score_run(tuner, train, validation, halves, tape, own, progress)
+            store.put(number, kept)
+        found.append(kept)
+    return ChatScores(
+        np.stack([run["tokens"].numpy() for run in found]),
+        found[0]["starts"].numpy(),
+        np.bincount(halves, minlength=2) / len(halves),
+        halves,
+        base,
+        found[0]["losses"].numpy(),
+    )
+
+
+def _score_run(
+    tuner: Tuner,
+    train: Sequence[int],
+    validation: Sequence[int],
+    halves: np.ndarray,
+    tape: Path,
+    seed: int,
+    progress: bool,
+) -> dict[str, Tensor]:
+    with progress_bar("fine-tuning", tuner.steps, show=progress) as advance:
+        with tuner.recorded(train, seed, tape, advance) as trainer:
+            losses = tuner.measure(train)[LOSS]
+            asked = trainer._collated([tuner.examples[k] for k in validation])
+            query = expected_errors_of(asked, halves, tuner.options.batch_size)
+            run = trainer.recorded_run(per_token=True)
+    values = run.run.influence(query).values
+    kept = {"tokens": values, "starts": run.starts, "losses": losses}
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in kept.items()}
+
+
+def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:
+    """The expected error of either half of a data set: a query of two numbers.
+
+    Every example counts alike, and so does every learnt token of one example.
+
+    Arguments:
+        data: A `Collated`, as a recording trainer makes it.
+        halves: Which half each example is in: 0 or 1, int [N].
+        batch_size: Examples in a batch.
+    """
+    sizes = np.bincount(halves, minlength=2)
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        losses: Any = objective.loss.token_by_token()  # type: ignore[attr-defined]
+        parameter = next(objective.model.parameters())
+        to = lambda t: move_to(t, parameter.device, parameter.dtype)
+        for start in range(0, len(data), batch_size):
+            ids = np.arange(start, min(start + batch_size, len(data)))
+            x, y = tree_map(to, data.collate(ids))
+            counts = losses.count(y).cpu().numpy()
+            share = np.zeros((2, int(counts.sum())))
+            half = np.repeat(halves[ids], counts)
+            share[half, np.arange(len(half))] = np.repeat(1 / counts, counts) / sizes[half]
+            weights = torch.from_numpy(share).to(parameter.device)
+
+            def ask(theta: Tensor, buffers: Buffers, x=x, y=y, weights=weights) -> Tensor:
+                each = objective.predict(theta, buffers, x)
+                errors = 1 - torch.exp(-losses(each, y))
+                return weights.to(errors.dtype) @ errors
+
+            yield len(ids), ask
+
+    return Query("expected_errors_of", parts, added=True, data=data)

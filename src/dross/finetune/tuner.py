@@ -1,0 +1,198 @@
+"""Fine-tune the model on some of the examples, again and again from the same start, and measure it.
+
+Every fine-tuning takes the same number of steps, however many examples are left out: what differs
+is what is learnt, not how long.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.seeds import mix_seeds
+from ..errors import NotFinite
+from ..execution.threads import manage_threads, set_threads_for
+from ..support.progress import Advance
+from .encode import IGNORED
+from .model import Loaded, import_transformers
+from .options import ChatOptions
+
+LOSS, ERROR = range(2)  # the measures of an example
+_EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope
+Example = dict[str, list[int]]
+
+
+class Tuner:
+    """A model, and how it is fine-tuned.
+
+    Arguments:
+        loaded: The model. It is changed; every fine-tuning begins with the weights it has now.
+        examples: What is learnt and what is measured, by places.
+        options: How to train.
+        count: How many of the examples are the training part: they decide the number of steps.
+        device: Where to train.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        examples: Sequence[Example],
+        options: ChatOptions,
+        count: int,
+        device: torch.device,
+    ):
+        self.loaded, self.examples, self.options = loaded, examples, options
+        self.device = torch.device("cpu") if device.type == "mps" else device
+        self.steps = math.ceil(count / options.batch_size) * options.epochs
+        self.model = loaded.model.to(self.device)
+        self._start = {name: p.detach().clone() for name, p in loaded.trained.items()}
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers fine-tuning moves."""
+        return sum(p.numel() for p in self._start.values())
+
+    def reset(self, seed: int) -> None:
+        """Go back to the start; new adapters are drawn anew."""
+        with torch.no_grad():
+            for name, parameter in self.loaded.trained.items():
+                parameter.copy_(self._start[name])
+        if self.options.lora is not None:
+            torch.manual_seed(seed)
+            for module in self.model.modules():
+                if hasattr(module, "reset_lora_parameters"):
+                    module.reset_lora_parameters("default", True)
+
+    def train(self, ids: Sequence[int], seed: int, advance: Advance, steps: int = 0) -> None:
+        """Fine-tune on these examples; `steps`: fewer than usual, to see how long one takes."""
+        with self._trainer(ids, seed, advance, steps=steps) as trainer:
+            trainer.train()
+        self._check_finite()
+
+    @contextmanager
+    def recorded(
+        self, ids: Sequence[int], seed: int, tape: Path, advance: Advance
+    ) -> Iterator[Any]:
+        """Fine-tune and record; inside the block the trainer answers about its run."""
+        with self._trainer(ids, seed, advance, tape=tape) as trainer:
+            trainer.train()
+            self._check_finite()
+            yield trainer
+
+    def measure(self, ids: Sequence[int]) -> np.ndarray:
+        """Of each example the mean over its learnt tokens, float64 [2, examples].
+
+        The loss, and the error: 1 - p(token).
+        """
+        size, found = self.options.batch_size, []
+        self.model.eval()
+        with self._threads(), torch.no_grad():
+            for start in range(0, len(ids), size):
+                batch = self.collate([self.examples[k] for k in ids[start : start + size]])
+                batch = {name: value.to(self.device) for name, value in batch.items()}
+                labels = batch.pop("labels")
+                logits = self.model(**batch, use_cache=False).logits.float()
+                found.append(_measure(logits[:, :-1], labels[:, 1:]))
+        return torch.cat(found, dim=1).cpu().numpy() if found else np.zeros((2, 0))
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """A batch, padded to its longest example."""
+        longest = max(len(example["input_ids"]) for example in examples)
+        fill = {"input_ids": self.loaded.tokenizer.pad_token_id, "labels": IGNORED}
+        pad = lambda name, row: row + [fill[name]] * (longest - len(row))
+        batch = {name: torch.tensor([pad(name, e[name]) for e in examples]) for name in fill}
+        lengths = torch.tensor([len(example["input_ids"]) for example in examples])
+        batch["attention_mask"] = (torch.arange(longest)[None] < lengths[:, None]).long()
+        return batch
+
+    @contextmanager
+    def _trainer(
+        self,
+        ids: Sequence[int],
+        seed: int,
+        advance: Advance,
+        *,
+        tape: Path | None = None,
+        steps: int = 0,
+    ) -> Iterator[Any]:
+        self.reset(seed)
+        with self._threads(), tempfile.TemporaryDirectory(prefix="dross-") as place:
+            args, data = self._arguments(place, seed, steps), [self.examples[k] for k in ids]
+            given = {"args": args, "train_dataset": data, "data_collator": self.collate}
+            if tape is None:
+                trainer = import_transformers().Trainer(self.model, **given)
+            else:
+                from ..integrations.transformers import RecordingTrainer
+
+                trainer = RecordingTrainer(self.model, **given, tape=tape, overwrite=True)
+            trainer.remove_callback(self._callbacks.PrinterCallback)
+            trainer.add_callback(_count_steps(self._callbacks.TrainerCallback, advance))
+            yield trainer
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Inside, a small model runs on one thread, and a larger one on all."""
+        whole = sum(p.numel() for p in self.model.parameters())
+        with manage_threads():
+            set_threads_for(2.0 * whole * self._tokens * self.options.batch_size)
+            yield
+
+    @cached_property
+    def _tokens(self) -> float:
+        """Of a usual example."""
+        return float(np.mean([len(example["input_ids"]) for example in self.examples]))
+
+    @cached_property
+    def _callbacks(self) -> Any:
+        return import_transformers().trainer_callback
+
+    def _arguments(self, place: str, seed: int, steps: int) -> Any:
+        on_gpu = self.device.type == "cuda"
+        return import_transformers().TrainingArguments(
+            output_dir=place,
+            per_device_train_batch_size=self.options.batch_size,
+            max_steps=steps or self.steps,
+            learning_rate=self.options.learning_rate,
+            lr_scheduler_type="linear",
+            adam_epsilon=_EPSILON,
+            seed=mix_seeds(seed, 0) % (1 << 31),
+            bf16=on_gpu and torch.cuda.is_bf16_supported(),
+            use_cpu=not on_gpu,
+            dataloader_pin_memory=on_gpu,
+            remove_unused_columns=False,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+
+    def _check_finite(self) -> None:
+        if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
+            raise NotFinite(
+                f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: its weights are "
+                "not finite. Pass a lower --rate."
+            )
+
+
+def _measure(logits: Tensor, labels: Tensor) -> Tensor:
+    """logits [B, T, words] and labels [B, T] as `Tuner.measure` says, [2, B]."""
+    flat, targets = logits.flatten(0, 1), labels.flatten()
+    losses = F.cross_entropy(flat, targets, reduction="none").view(labels.shape).double()
+    learnt = labels != IGNORED
+    measures = (losses, 1 - torch.exp(-losses))
+    return torch.stack([(each * learnt).sum(1) / learnt.sum(1) for each in measures])
+
+
+def _count_steps(base: Any, advance: Advance) -> Any:
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        advance(1)
+
+    return type("CountSteps", (base,), {"on_step_end": on_step_end})()

@@ -1,0 +1,215 @@
+"""Chats and models that cannot be used: each is a sentence."""
+
+import json
+import sys
+
+import pandas
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+import dross
+from dross.cleanse.inputs.chats.read import ChatColumns, read_chats
+from dross.cli.app import main
+from dross.errors import BadInput, DataUnavailable, NotSupported
+from dross.finetune.encode import encode_chats
+from dross.finetune.estimate import Cost, check_affordable
+from dross.finetune.model import load
+from dross.finetune.options import ChatOptions
+from finetune.tiny import make_rows, save_model, write_rows
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Gives a command; the exit code, and what was printed as one line."""
+
+    def give(*words):
+        monkeypatch.setattr(sys, "argv", ["dross", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, " ".join((printed.out + printed.err).split())
+
+    return give
+
+
+# --- the file ---
+
+ROWS = {
+    "not json": ('{"prompt": "a"\n', "line 1 is not JSON"),
+    "a list": ("[1, 2]\n", "line 1 is not a JSON object"),
+    "nothing": ("\n\n", "has no rows"),
+    "no response": ('{"question": "a", "text": "b"}\n', "none looks like the responses"),
+    "a number": ('{"prompt": "a", "response": 3}\n', "a int is neither a text nor messages"),
+    "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "'bot' is no role"),
+    "a picture": (
+        '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
+        "fine-tunes on text alone",
+    ),
+    "no content": ('{"messages": [{"role": "user"}]}\n', "an object with 'role' and 'content'"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_are_no_chats(tmp_path, name):
+    text, said = ROWS[name]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=said):
+        read_chats(path, ChatColumns())
+
+
+def test_columns_are_guessed_named_and_missing(tmp_path):
+    rows = [{"instruction": "add", "input": "1 and 2", "output": "3", "from": "x"}]
+    path = write_rows(tmp_path / "chats.jsonl", [*rows, {"instruction": "a", "output": " "}])
+    found = read_chats(path, ChatColumns(source="from"))
+    assert [chat.messages[0]["content"] for chat in found.chats] == ["add\n\n1 and 2"]
+    assert found.chats[0].origin == "x" and "1 of 2 rows have no response" in found.notes[1]
+    assert read_chats(path, ChatColumns(prompt="output")).chats[0].messages[0]["content"] == "3"
+    with pytest.raises(BadInput, match=r"no column named 'promt'.*instruction"):
+        read_chats(path, ChatColumns(prompt="promt"))
+    (tmp_path / "chats.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(BadInput, match="cannot be read as Parquet"):
+        read_chats(tmp_path / "chats.parquet", ChatColumns())
+
+
+def test_messages_of_parquet_are_those_of_json(tmp_path):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": said, "source": "x"}]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    files = (write_rows(tmp_path / "a.jsonl", rows), tmp_path / "a.parquet")
+    one, other = (read_chats(path, ChatColumns()).chats[0] for path in files)
+    assert one.messages == other.messages and one.origin == other.origin == "x"
+
+
+# --- the model ---
+
+
+def test_no_model_no_tokenizer_no_template(run, tmp_path):
+    chats = write_rows(tmp_path / "chats.jsonl", make_rows(50))
+    code, said = run("clean", chats)
+    assert code == 1 and "Say which model is fine-tuned on them: --model" in said
+    code, said = run("clean", chats, "--model", tmp_path)
+    assert code == 1 and "neither config.json nor a .gguf file" in said
+    bare = save_model(tmp_path / "bare", tokenizer=False)
+    code, said = run("clean", chats, "--model", bare)
+    assert code == 1 and "has no tokenizer" in said and "save_pretrained" in said
+    base = save_model(tmp_path / "base", template=None)
+    code, said = run("clean", chats, "--model", base)
+    assert code == 1 and "has no chat template" in said and "--template plain" in said
+    assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
+    with pytest.raises(BadInput, match=r"cannot be read: .*It is a file, or 'plain'"):
+        load(ChatOptions(str(base), template=str(tmp_path / "none.jinja")))
+
+
+def test_a_model_that_is_nowhere(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataUnavailable, match=r"'no/where' is not on this machine"):
+        load(ChatOptions("no/where"))
+
+
+def quantize(folder):
+    about = json.loads((folder / "config.json").read_text())
+    about["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_quantized_weights_and_an_adapter_over_them(tmp_path):
+    quantized = quantize(save_model(tmp_path / "four-bit"))
+    with pytest.raises(NotSupported, match=r"quantized \(bitsandbytes\).*have no derivative"):
+        load(ChatOptions(str(quantized)))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    about = {"base_model_name_or_path": str(quantized), "peft_type": "LORA"}
+    (adapter / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(NotSupported, match="an adapter over a base that cannot be differentiated"):
+        load(ChatOptions(str(adapter)))
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(BadInput, match="does not name the model that it adapts"):
+        load(ChatOptions(str(adapter)))
+
+
+def test_an_adapter_over_a_whole_model_is_trained_on(model, tmp_path):
+    fresh = load(ChatOptions(str(model), lora=2))
+    fresh.model.peft_config["default"].base_model_name_or_path = str(model)
+    fresh.model.save_pretrained(tmp_path / "adapter")
+    fresh.tokenizer.save_pretrained(tmp_path / "adapter")
+    loaded = load(ChatOptions(str(tmp_path / "adapter")))
+    assert loaded.trained and all("lora" in name for name in loaded.trained)
+    with pytest.raises(BadInput, match="leave out --lora"):
+        load(ChatOptions(str(tmp_path / "adapter"), lora=2))
+
+
+class _OnlyOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * (1 - ctx.saved_tensors[0].tanh() ** 2)
+
+
+class OnlyOnce(torch.nn.Module):
+    def forward(self, x):
+        return _OnlyOnce.apply(x)
+
+
+def test_a_kernel_without_a_second_derivative(tmp_path, monkeypatch):
+    monkeypatch.setitem(ACT2FN, "only_once", OnlyOnce)
+    folder = save_model(tmp_path / "once", hidden_act="only_once")
+    with pytest.raises(NotSupported, match="cannot be differentiated twice"):
+        load(ChatOptions(str(folder)))
+
+
+# --- texts and time ---
+
+
+def test_long_texts_are_cut_and_counted(model, tmp_path):
+    rows = make_rows(4)
+    rows[1]["response"] = "one " * 40
+    rows[2]["prompt"] = "two " * 40
+    chats = read_chats(write_rows(tmp_path / "chats.jsonl", rows), ChatColumns()).chats
+    found = encode_chats(chats, load(ChatOptions(str(model))), None)
+    assert found.places == [0, 1, 3]  # of the third nothing of the answer is left
+    assert max(len(example["input_ids"]) for example in found.examples) == 32  # the context
+    (said,) = found.notes
+    assert "2 of 4 texts are longer than 32 tokens and are cut there" in said
+    assert "Of 1 of them nothing of the answer is left" in said
+
+
+def test_too_few_examples(run, model, tmp_path):
+    chats = write_rows(tmp_path / "chats.jsonl", make_rows(10))
+    code, said = run("clean", chats, "--model", model)
+    assert code == 1 and "There are 10 examples" in said and "at least 40" in said
+
+
+def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypatch):
+    slow = Cost(700.0, 7200.0, 9000.0, 1e9, 1e9)
+    monkeypatch.setattr("dross.finetune.clean.estimate", lambda *given: slow)
+    _, chats, _ = made
+    with pytest.raises(BadInput, match=r"about 2\.0 hours without a GPU.*--yes") as refused:
+        dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
+    for way in ("18 of the 36 examples", "--lora 8 --last-layers 2"):
+        assert way in str(refused.value)
+    check_affordable(slow, None, 36, yes=True)  # type: ignore[arg-type]
+
+
+def test_options_of_chats_are_refused_for_tables_and_the_other_way_round(run, made):
+    _, chats, _ = made
+    code, said = run("clean", "people.csv", "--lora", 4)
+    assert code == 1 and "--lora is for chats" in said
+    code, said = run("clean", chats, "--model", "x", "--label", "y")
+    assert code == 1 and "--label is not for chats" in said
+
+
+def test_missing_packages_are_named_with_the_command(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(BadInput, match=r"Adapters need peft: pip install 'dross\[finetuning\]'"):
+        load(ChatOptions(str(model), lora=2))
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(BadInput, match=r"pip install 'dross\[finetuning\]'"):
+        load(ChatOptions(str(model)))
