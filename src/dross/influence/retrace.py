@@ -19,11 +19,13 @@ from typing import Any
 import torch
 
 from ..parallel.ranks import RankReducer
-from ..parallel.reducer import ALONE
+from ..parallel.reducer import ALONE, Reducer
 from ..replay.average import MODEL, Average, check_of
 from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
+from ..replay.sharded import prepare_shards, shard_recording
 from ..replay.window import Window, choose_window
+from ..sharding.ranks import ShardReducer
 from ..step.state import Derivative, State
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
@@ -31,6 +33,7 @@ from .query import Query, sketch_derivative
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores
+from .shards.seed import check_can_be_asked, check_same_values, sketch_shards
 
 
 def retrace(
@@ -42,6 +45,7 @@ def retrace(
     hessian: bool = True,
     resume: str | os.PathLike | None = None,
     group: Any = None,
+    sharded: bool = False,
     progress: bool = False,
     of: str = MODEL,
 ) -> Scores:
@@ -59,6 +63,7 @@ def retrace(
             continues from there, to the same bits.
         group: a torch.distributed group whose ranks share the work; all of them call this, and all
             get the scores.
+        sharded: let each of these ranks hold a shard of every state and adjoint only.
         progress: show a bar.
         of: MODEL, or AVERAGE for the averaged weights.
 
@@ -66,13 +71,12 @@ def retrace(
         NotFinite: where the run magnifies every change without limit.
         TapeError: where the tape is damaged, or the model or the data have changed.
     """
+    recording, ranks = _join(recording, group, sharded=sharded, resume=resume, of=of)
     window = choose_window(recording.tape, epochs=epochs, at=at)
-    ranks = ALONE if group is None else RankReducer(group, recording.device)
     asked = {"query": query.name, "the steps asked for": (window.first, window.stop)}
-    check_agreement(recording, ranks, asked | {"hessian": hessian})
-    average, state = _asked(recording, window, of)
-    seed, scalar = query.derivative(recording.objective, state)
-    seed = agree_on_derivative(seed, ranks)
+    check_agreement(recording, ranks, asked | {"hessian": hessian, "sharded": sharded})
+    average, state = _asked(recording, window, of, show=(show := progress and ranks.rank == 0))
+    seed, scalar = _seed(query, recording, ranks, state)
     name = query.name if average is None else f"{query.name} of the average"
 
     file = _progress_file(resume, recording, window, hessian, name, seed)
@@ -91,7 +95,7 @@ def retrace(
     recording.check_unchanged()
     if isinstance(ranks, RankReducer):
         recording = divide_between_ranks(recording, ranks, window.stop)
-    executor, show = recording.executor, progress and ranks.rank == 0
+    executor = recording.executor
     with (
         executor.training(),
         progress_bar("retracing", position - window.first, show=show) as advance,
@@ -112,12 +116,43 @@ def retrace(
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
-        query_sketch=sketch_derivative(seed),
+        query_sketch=_sketch(seed, ranks),
     )
 
 
-def _asked(recording: Recording, window: Window, of: str) -> tuple[Average | None, State]:
+def _join(
+    recording: Recording, group: Any, *, sharded: bool, resume: Any, of: str
+) -> tuple[Recording, Reducer]:
+    """The recording as this rank holds it, and the ranks."""
+    if sharded:
+        check_can_be_asked(resume, of)
+        recording = shard_recording(recording, group)
+        return recording, recording.reducer
+    return recording, ALONE if group is None else RankReducer(group, recording.device)
+
+
+def _seed(
+    query: Query, recording: Recording, ranks: Reducer, state: State
+) -> tuple[Derivative, bool]:
+    """The query's derivative at a state, the same for all ranks, and whether it is a scalar."""
+    if isinstance(ranks, ShardReducer):
+        check_same_values(query, recording, state)
+        return query.derivative(recording.objective, state)
+    seed, scalar = query.derivative(recording.objective, state)
+    return agree_on_derivative(seed, ranks), scalar
+
+
+def _sketch(seed: Derivative, ranks: Reducer) -> list[float]:
+    shards = isinstance(ranks, ShardReducer)
+    return sketch_shards(seed, ranks) if shards else sketch_derivative(seed)
+
+
+def _asked(
+    recording: Recording, window: Window, of: str, *, show: bool
+) -> tuple[Average | None, State]:
     """The average if it is asked, and the state that the query looks at."""
+    if isinstance(recording.reducer, ShardReducer):
+        prepare_shards(recording, window.first, window.stop, show=show)
     if not check_of(of):
         return None, recording.state_at(window.stop)
     average = recording.average()

@@ -60,8 +60,8 @@ class Run:
         Arguments:
             tape: its folder, or the URL of a copy in object storage ("s3://bucket/run"), from which
                 only what is needed is fetched.
-            model: the model as it was built. Its own weights do not matter; frozen ones must be
-                there.
+            model: the model as it was built. Its own weights do not matter, and may be on the meta
+                device; frozen ones must be there.
             train_set: the data set that it was trained on.
             loss: the loss, by name or as the function that it was.
             penalty: the penalty, where there was one.
@@ -159,6 +159,7 @@ class Run:
         at: int | None = None,
         resume: str | os.PathLike | bool | None = None,
         group: Any = None,
+        sharded: bool = False,
         of: str = MODEL,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
@@ -175,6 +176,8 @@ class Run:
                 is removed when the scores are finished.
             group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
                 them makes this call and gets the scores.
+            sharded: let each of these ranks hold only its shard of the states, of the optimizer's
+                memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
             of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
 
         Returns:
@@ -183,6 +186,7 @@ class Run:
         Raises:
             BadInput: where the query does not fit the model, the tape does not hold those epochs,
                 or resume=True and the tape is read from a URL.
+            NotSupported: where the run cannot be held in shards.
             NotFinite: where the run magnifies every change without limit.
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
@@ -194,6 +198,7 @@ class Run:
             at=at,
             resume=self._progress_folder(resume),
             group=group,
+            sharded=sharded,
             progress=self.progress,
             of=of,
         )

@@ -80,7 +80,7 @@ class Recording:
         check_signature(made["model"], model, layout)
         loss_name, loss_function = find_loss(loss)
         _check_same_settings(made, loss_name, penalty, augment)
-        device, dtype = device_and_dtype(model)
+        device, dtype = device_and_dtype(model, without_weights=True)
         instances = Instances(train_set, device, dtype, made.get("memory"))
         _check_same_data(made, instances)
         objective = Objective(

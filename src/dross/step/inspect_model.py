@@ -126,8 +126,14 @@ def unwrap_model(model: Any) -> nn.Module:
     return model
 
 
-def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where the parameters to train are, and their type; both must be one and the same for all."""
+def device_and_dtype(
+    model: nn.Module, *, without_weights: bool = False
+) -> tuple[torch.device, torch.dtype]:
+    """Where the parameters to train are, and their type; both must be one and the same for all.
+
+    without_weights: they may be on the meta device, where their own values are not used. Then
+        the default device is meant.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise BadInput("The model has no parameters to train.")
@@ -138,8 +144,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
             f"{sorted(map(str, kinds))}."
         )
     device, dtype = kinds.pop()
+    trained = {id(p) for p in parameters} if device.type == "meta" and without_weights else set()
+    device = torch.get_default_device() if trained else device
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device != device:
+        if tensor.device != device and id(tensor) not in trained:
             raise NotSupported(
                 f"'{name}' is not on {device}, where the parameters to train are: move the whole "
                 "model to one device."

@@ -57,7 +57,7 @@ def rehearse(
     """
     with executor.training():
         _, g, _ = take_step(executor, optimizer, before, step, batches)
-        (g,) = ranks.sum(g)
+        (g,) = ranks.sum_over_theta(g)
         theta = advance(optimizer, before, step, g, {}).theta
     _check_size(prepare_gradient(step, g), seen, t)
     moved = size(after - before.theta, OTHER_ORDER)
