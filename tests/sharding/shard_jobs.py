@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dross
+from dross.errors import DrossError
 from dross.sharding.gathering import count_gathered
 from oracles import Problem
 from parallel.rank_jobs import groups
@@ -129,3 +133,57 @@ def measured(rank: int, tape: str) -> dict:
                 scores = run.influence(queries("deep", p)[0], group=group, sharded=size > 1)
             found[size] |= {"values": scores.values, "left": count_gathered()}
     return found
+
+
+# --- recording ------------------------------------------------------------------------------------
+
+
+def fsdp_batches(p: Problem, size: int) -> list[list[torch.Tensor]]:
+    """Three steps, and for each the instances of every rank, 8 in all."""
+    generator = torch.Generator().manual_seed(3)
+    orders = (torch.randperm(len(p.X), generator=generator)[:8] for _ in range(3))
+    return [list(order.chunk(size)) for order in orders]
+
+
+def loop(p: Problem, rank: int, size: int, group, tape: str, keep) -> dross.Recorder:
+    """A loop as in the documentation of fully_shard, in two parts of one batch per step."""
+    model, _ = p.start()
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for module in [*model.children(), model]:
+        if any(True for _ in module.parameters()):
+            fully_shard(module, mesh=mesh)
+    optimizer = p.optimizer(model.parameters())
+    recorder = dross.Recorder(model, optimizer, p.loss, tape, keep=keep)
+    for ids in fsdp_batches(p, size):
+        for part in ids[rank].chunk(2):
+            with recorder.step(part, p.X[part], p.Y[part]) as losses:
+                (losses.sum() / len(ids[rank])).backward()
+        recorder.clip_grad_norm_(0.4)
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.close()
+    return recorder
+
+
+def trained(rank: int, folder: str) -> dict:
+    """Loops under fully_shard on 4 and 2 ranks, and their tapes retraced by 2 ranks."""
+    found, every = {}, groups()
+    p = case("mlp adamw")
+    for size in (4, 2):
+        if rank < size:
+            keep = dross.Checkpoints(every=2) if size == 4 else dross.EveryStep()
+            recorder = loop(p, rank, size, every[size], f"{folder}/{size}", keep)
+            found["refused", size] = said(lambda r=recorder: r.run((p.X, p.Y)))
+        dist.barrier()
+        if rank < 2:
+            _, run = opened("mlp adamw", f"{folder}/{size}", meta=True)
+            found[size] = run.influence(queries("", p)[0], group=every[2], sharded=True).values
+    return found
+
+
+def said(attempt) -> str:
+    try:
+        attempt()
+    except DrossError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

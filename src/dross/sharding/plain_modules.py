@@ -44,6 +44,7 @@ class Units:
         self._ranks = ranks
         self.single = {name: self._unit((name,)) for name in whole.names}
         name_of = {id(p): name for name, p in model.named_parameters()}
+        self._wrapped = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
         self._modules: list[tuple[nn.Module, Unit, dict[str, str]]] = []
         for place, module in model.named_modules():
             held = {
@@ -73,7 +74,7 @@ class Units:
                 own = module._parameters
                 module.__dict__["_parameters"] = _ReadThrough(own, unit, held, read)
                 stack.callback(module.__dict__.__setitem__, "_parameters", own)
-            for module, *_ in self._modules:
+            for module in self._wrapped:
                 _leave_out_hooks(module, stack)
             yield
 

@@ -12,7 +12,7 @@ the same on every rank. So all ranks make the same number of passes: one without
 own computes a batch of weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -25,10 +25,6 @@ from ..parallel.ranks import RankReducer
 from ..parallel.reducer import Piece, all_rows
 from ..step.layout import Layout
 from .shard_layout import ShardLayout
-
-# torch 2.13 gave them other names, and warns of the old ones
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class ShardReducer(RankReducer):
@@ -103,7 +99,8 @@ class ShardReducer(RankReducer):
         own = own.contiguous()
         found = own.new_empty(self.size, *own.shape)
         with self._name_lost_ranks():
-            _all_gather(found.view(-1), own.view(-1), group=self.group)
+            gather = _named("all_gather_single", "all_gather_into_tensor")
+            gather(found.view(-1), own.view(-1), group=self.group)
         self.received["gathered"] += found.nbytes - own.nbytes
         return found
 
@@ -112,9 +109,15 @@ class ShardReducer(RankReducer):
         parts = parts.contiguous()
         found = parts.new_empty(parts.shape[1:])
         with self._name_lost_ranks():
-            _reduce_scatter(found.view(-1), parts.view(-1), group=self.group)
+            scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
+            scatter(found.view(-1), parts.view(-1), group=self.group)
         self.received["scattered"] += parts.nbytes - found.nbytes
         return found
+
+
+def _named(name: str, until_2_12: str) -> Callable[..., Any]:
+    """A function of torch.distributed, which torch 2.13 has renamed."""
+    return getattr(dist, name, None) or getattr(dist, until_2_12)
 
 
 def _idle(k: int, batch: AnyBatch) -> Piece:

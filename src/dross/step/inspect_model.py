@@ -47,7 +47,7 @@ def inspect_run(
     check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
-    candidates = _names_by_group(parameters, optimizer)
+    candidates = names_by_group(parameters, optimizer)
     empty = Layout((), (), (), ())
     bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
     seen = _run_first_batch(bare, x, y)
@@ -68,7 +68,7 @@ def inspect_run(
         stochastic=seen.stochastic,
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
-        precision=_complete(precision, seen.notes),
+        precision=complete_precision(precision, seen.notes),
     )
     pure = read_optimizer(
         optimizer,
@@ -80,10 +80,15 @@ def inspect_run(
     return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
 
 
-def _complete(known: Precision, notes: PassNotes) -> Precision:
+def complete_precision(known: Precision, notes: PassNotes) -> Precision:
     """With what the model does by itself. A model without attention needs no choice of kernels."""
     inner = notes.cast or notes.narrow if known.autocast is None else None
     return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
+
+
+def is_shard(t: Any) -> bool:
+    """Whether a tensor is a DTensor, of which this process has a part."""
+    return hasattr(t, "to_local")  # by its method: the class takes long to import
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -276,7 +281,7 @@ def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[st
     return (*statistics_of(model, training=True), *own)
 
 
-def _names_by_group(
+def names_by_group(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> list[list[str]]:
     """The names of the parameters to train in each of the optimizer's groups."""

@@ -39,6 +39,7 @@ from .shards import files_of, join_shards
 from .storage import Bucket, Storage, open_storage
 
 FORMAT = 1
+SHARDED_FORMAT = 2  # of a tape of shards, which an earlier version would misread
 MANIFEST = "manifest.json"
 
 
@@ -216,10 +217,11 @@ def read_manifest(where: Path | Storage) -> dict:
         ) from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
         raise TapeDamaged(f"{path} was not written by dross.")
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise TapeMismatch(
-            f"The tape at {folder} has format {manifest.get('format')}; this dross reads format "
-            f"{FORMAT}. Use the dross that recorded it, or record the run again."
+            f"The tape at {folder} has format {manifest.get('format')}; this dross reads formats "
+            f"{FORMAT} and {SHARDED_FORMAT}. Use the dross that recorded it, or record the run "
+            "again."
         )
     check_manifest(manifest, path)
     return manifest
