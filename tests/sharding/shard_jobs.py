@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 import dross
 from dross.errors import DrossError
+from dross.replay.sharded import prepare_shards, shard_recording
 from dross.sharding.gathering import count_gathered
+from dross.sharding.ranks import ShardReducer
 from oracles import Problem
+from parallel.launch import die
 from parallel.rank_jobs import groups
 from zoo import F64, problem
 
@@ -132,7 +135,44 @@ def measured(rank: int, tape: str) -> dict:
             with watched(found.setdefault(size, {})):
                 scores = run.influence(queries("deep", p)[0], group=group, sharded=size > 1)
             found[size] |= {"values": scores.values, "left": count_gathered()}
+            if size == 2:
+                found["received"] = received(run, group)
     return found
+
+
+def received(run: dross.Run, group) -> list[dict[str, float]]:
+    """What a rank receives in a gradient and in a reverse step, in units of (R - 1) / R theta."""
+    recording = shard_recording(run.recording, group)
+    prepare_shards(recording, 0, 1, show=False)
+    ranks, executor, segment = recording.reducer, recording.executor, recording.segment(0)
+    state, (batch,) = segment.states[0], recording.batches(0, segment.steps[:1])[0]
+    unit = 8 * sum(ranks.layout.layout.sizes) * (ranks.size - 1) / ranks.size
+    passes = [
+        lambda: executor.gradient(state.theta, {}, batch),
+        lambda: executor.pull(state.theta, {}, batch, torch.ones_like(state.theta)[None], {}),
+    ]
+    found = []
+    with executor.training():
+        for compute in passes:
+            ranks.received.update(gathered=0, scattered=0)
+            compute()
+            found.append({kind: n / unit for kind, n in ranks.received.items()})
+    return found
+
+
+def dying(rank: int, tape: str) -> None:
+    """The last rank is killed in the middle of a reverse step."""
+    p, run = opened("mlp adamw", tape)
+    scatter, scattered = ShardReducer.reduce_scatter, []
+
+    def counting(ranks, parts):
+        scattered.append(1)
+        if rank == 1 and len(scattered) == 12:
+            die()
+        return scatter(ranks, parts)
+
+    ShardReducer.reduce_scatter = counting
+    run.influence(queries("", p)[0], group=dist.group.WORLD, sharded=True)
 
 
 # --- recording ------------------------------------------------------------------------------------

@@ -1,13 +1,20 @@
 """Ranks that hold a shard of every state each; the retrace of one process is the truth."""
 
+import signal
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import dross
-from dross.errors import BadInput, NotSupported
+from dross.errors import BadInput, NotSupported, RankLost
 from parallel.launch import launched
 from sharding import shard_jobs
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from shard_cost import GATHERED, SCATTERED
 
 
 def close(found, expected, relative=1e-9):
@@ -60,6 +67,17 @@ def test_a_rank_holds_its_part_of_the_memory(record, tmp_path):
             close(kept["values"], whole["values"])
             assert kept["left"] == 0  # no gathered parameter outlives its pass
             assert kept["peak"] <= (1 / size + 0.05) * whole["peak"]
+    # the constants of the cost model in docs/scale.md
+    for rank in range(2):
+        for kind, counted in zip(("gradient", "reverse"), found[rank]["received"], strict=True):
+            assert 0.85 * GATHERED[kind] < counted["gathered"] < 1.1 * GATHERED[kind]
+            assert 0.95 * SCATTERED[kind] < counted["scattered"] < 1.1 * SCATTERED[kind]
+
+
+def test_a_rank_that_dies_ends_the_others(record, tmp_path):
+    run = record(shard_jobs.case("mlp adamw"))
+    survivor, dead = launched(2, shard_jobs.dying, tmp_path / "jobs", str(run.tape))
+    assert isinstance(survivor, RankLost) and dead == -signal.SIGKILL
 
 
 REFUSED = {
