@@ -8,7 +8,7 @@ counts the first two again. Everything about GPUs and networks is taken from the
 with the share of it that is reached assumed. No GPU was used.
 
     memory   b p / R ((1 + slots) (states + 2 Q) + 3)  +  4 b u  +  51 b L d t
-    network  n (3 r + (4 + 3 Q)) b p (R - 1) / R                   received by a GPU in a step
+    network  n (3 r + 3 + 4 Q) b p (R - 1) / R                     received by a GPU in a step
     time     6 (r + h) p T / (R F)  +  network / link
     disk     (1 + slots) b p                                       for each kept state, by all ranks
 

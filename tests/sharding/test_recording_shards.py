@@ -2,7 +2,12 @@
 
 import json
 
+import pytest
+
 import dross
+from dross.errors import TapeDamaged
+from dross.tape.manifest_check import check_manifest
+from dross.tape.reader import Tape
 from parallel.launch import launched
 from sharding import shard_jobs
 from sharding.test_sharded_retrace import close
@@ -21,6 +26,22 @@ def recorded_by_one(p, size, tape):
         optimizer.step()
         optimizer.zero_grad()
     return recorder.run((p.X, p.Y))
+
+
+def check_damage(tape, made):
+    """A shard that is missing, damaged or not named is noticed by whoever reads it."""
+    shard = tape / made["segments"][0]["shards"][0]["file"]
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-1] + b"?")
+    with pytest.raises(TapeDamaged, match=f"{shard.name} is damaged"):
+        Tape(tape).read(0)
+    shard.unlink()
+    with pytest.raises(TapeDamaged, match=f"{shard.name} is missing"):
+        Tape(tape).read(0)
+    shard.write_bytes(good)
+    for entry in ({**made["end"], "shards": []}, {**made["end"], "shards": [{"file": "../x"}]}):
+        with pytest.raises(TapeDamaged, match="0 shards beside its own|outside the tape"):
+            check_manifest({**made, "end": entry}, "manifest.json")
 
 
 def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
