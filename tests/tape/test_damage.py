@@ -63,7 +63,7 @@ def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     path = run.tape / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text(json.dumps(good | {"format": 99}))
-    with pytest.raises(TapeMismatch, match="format 99; this dross reads format 1"):
+    with pytest.raises(TapeMismatch, match="format 99; this dross reads formats 1 and 2"):
         Tape(run.tape)
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
     with pytest.raises(TapeDamaged, match="a file outside the tape"):

@@ -141,6 +141,8 @@ def use_arithmetic(
     """
     mha = torch.backends.mha.get_fastpath_enabled()
     devices = {p.device.type for p in model.parameters()}
+    if "meta" in devices:  # a model without weights computes on the default device
+        devices = (devices - {"meta"}) | {torch.get_default_device().type}
     switches = _gpu_switches(kind) if "cuda" in devices else []
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
     try:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..support.messages.option_names import name_option
@@ -16,6 +17,8 @@ _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the
 _MOST_FROM_ONE_CLASS = 0.8
 _CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
 _NAMED = 5  # classes in a sentence
+_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]  # in a notebook
+_ROWS = 10  # there
 TOO_MANY = 0.5  # of held-out labels: then it is not clear who is wrong, they or the models
 
 
@@ -181,4 +184,23 @@ def _warn_of_one_class(instances: Frame) -> str:
         f" But {count} of them are '{name}': that shifts the decision between the classes more "
         "than it removes mistakes. Look at them, and at those that are probably mislabelled, "
         "before you remove them."
+    )
+
+
+def show_project(
+    folder: Path, about: dict[str, Any], instances: Frame, verdicts: list[dict[str, Any]]
+) -> str:
+    """What a project looks like in a notebook, as HTML.
+
+    What was found, the first suggestions, and the latest verdict.
+    """
+    from ..support.html import render, safe
+
+    first = instances.sort_values("harm_rank").head(_ROWS)
+    return render(
+        "project.html",
+        findings=list_findings(about, instances),
+        table=safe(first[_COLUMNS].to_html(border=0)),
+        folder=str(folder),
+        verdict=verdicts[-1] if verdicts else None,
     )

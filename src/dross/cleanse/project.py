@@ -39,8 +39,8 @@ from .copies.found import Copies, no_copies, split_content
 from .decision_state import TRAIN, Decision
 from .decisions import Decisions
 from .doubts.labels import list_doubted, no_doubts
+from .findings import show_project
 from .inputs.source import PARTS, Frame
-from .notebook import show_project
 from .plans.actions import KEEP, REMOVE
 from .plans.drawing import draw_competition
 from .plans.known import KnownPlan, read_plans, read_recommended

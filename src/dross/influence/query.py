@@ -202,7 +202,16 @@ def sketch_derivative(seed: Derivative) -> list[float]:
     """The length of a derivative [Q, p], and projections of it on fixed random directions."""
     flat = seed.theta.detach().reshape(-1)
     length = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    sample = flat[:: 1 + len(flat) // _MAX_SKETCHED].double().cpu()
+    return project(length, flat[:: sampled_every(len(flat))].double().cpu())
+
+
+def sampled_every(numbers: int) -> int:
+    """Every how many-th number of a derivative is looked at."""
+    return 1 + numbers // _MAX_SKETCHED
+
+
+def project(length: float, sample: Tensor) -> list[float]:
+    """A sketch of a derivative of this length, with this sample of its numbers."""
     generator = torch.Generator().manual_seed(0)
     shape = (_SKETCH_DIRECTIONS, len(sample))
     directions = torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -203,7 +203,9 @@ class _Source:
 
     def instances(self, objective: Objective) -> Instances:
         parameter = next(p for p in objective.model.parameters())
-        key = (parameter.device, parameter.dtype)
+        on_meta = parameter.device.type == "meta"  # it has no weights of its own
+        device = torch.get_default_device() if on_meta else parameter.device
+        key = (device, parameter.dtype)
         if key not in self.read:
             self.read[key] = Instances(self.data, *key)
         return self.read[key]

@@ -19,18 +19,21 @@ from typing import Any
 import torch
 
 from ..parallel.ranks import RankReducer
-from ..parallel.reducer import ALONE
+from ..parallel.reducer import ALONE, Reducer
 from ..replay.average import MODEL, Average, check_of
 from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
+from ..replay.sharded import prepare_shards, shard_recording
 from ..replay.window import Window, choose_window
-from ..step.state import Derivative
+from ..sharding.ranks import ShardReducer
+from ..step.state import Derivative, State
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_derivative
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores
+from .shards.seed import check_can_be_asked, check_same_values, sketch_shards
 
 
 def retrace(
@@ -42,6 +45,7 @@ def retrace(
     hessian: bool = True,
     resume: str | os.PathLike | None = None,
     group: Any = None,
+    sharded: bool = False,
     progress: bool = False,
     of: str = MODEL,
 ) -> Scores:
@@ -59,6 +63,7 @@ def retrace(
             continues from there, to the same bits.
         group: a torch.distributed group whose ranks share the work; all of them call this, and all
             get the scores.
+        sharded: let each of these ranks hold a shard of every state and adjoint only.
         progress: show a bar.
         of: MODEL, or AVERAGE for the averaged weights.
 
@@ -66,14 +71,14 @@ def retrace(
         NotFinite: where the run magnifies every change without limit.
         TapeError: where the tape is damaged, or the model or the data have changed.
     """
+    recording, ranks = _join(recording, group, sharded=sharded, resume=resume, of=of)
     window = choose_window(recording.tape, epochs=epochs, at=at)
-    ranks = ALONE if group is None else RankReducer(group, recording.device)
     asked = {"query": query.name, "the steps asked for": (window.first, window.stop)}
-    check_agreement(recording, ranks, asked | {"hessian": hessian})
-    average, seed, scalar = _differentiate(recording, query, window, of)
-    seed = agree_on_derivative(seed, ranks)
+    check_agreement(recording, ranks, asked | {"hessian": hessian, "sharded": sharded})
+    average, state = _asked(recording, window, of, show=(show := progress and ranks.rank == 0))
+    seed, scalar = _seed(query, recording, ranks, state)
     name = query.name if average is None else f"{query.name} of the average"
-    sketch = sketch_derivative(seed)
+    sketch = _sketch(seed, ranks)
     file = _progress_file(resume, recording, window, hessian, name, seed)
     # on a GPU, a block's terms are read while the next block is computed
     lag = 1 if recording.device.type == "cuda" else 0
@@ -91,15 +96,14 @@ def retrace(
     recording.check_unchanged()
     if isinstance(ranks, RankReducer):
         recording = divide_between_ranks(recording, ranks, window.stop)
-    executor, show = recording.executor, progress and ranks.rank == 0
     bar = progress_bar("retracing", position - window.first, show=show)
-    with executor.training(), bar as advance:
+    with recording.executor.training(), bar as advance:
         for block in recording.walk_backward(window.first, window.stop, position):
             # handed over, so that it is freed once the block's first reverse step is done
             handed = [_drop_vanished_buffers(adjoint, recording)]
             del adjoint
             adjoint, terms = reverse_steps(recording, block, handed.pop(), hessian, advance, enter)
-            totals.add(block, terms, adjoint, executor.choices())
+            totals.add(block, terms, adjoint, recording.executor.choices())
             if recording.memory_limit is not None:
                 totals.wait()  # until this block's states can go
             del block, terms  # before the next block is replayed
@@ -116,13 +120,43 @@ def retrace(
     )
 
 
-def _differentiate(
-    recording: Recording, query: Query, window: Window, of: str
-) -> tuple[Average | None, Derivative, bool]:
-    """The average if it is asked, the query's derivative, and whether the query is a scalar."""
-    average = recording.average() if check_of(of) else None
-    state = recording.state_at(window.stop) if average is None else average.state
-    return average, *query.derivative(recording.objective, state)
+def _join(
+    recording: Recording, group: Any, *, sharded: bool, resume: Any, of: str
+) -> tuple[Recording, Reducer]:
+    """The recording as this rank holds it, and the ranks."""
+    if sharded:
+        check_can_be_asked(resume, of)
+        recording = shard_recording(recording, group)
+        return recording, recording.reducer
+    return recording, ALONE if group is None else RankReducer(group, recording.device)
+
+
+def _seed(
+    query: Query, recording: Recording, ranks: Reducer, state: State
+) -> tuple[Derivative, bool]:
+    """The query's derivative at a state, the same for all ranks, and whether it is a scalar."""
+    if isinstance(ranks, ShardReducer):
+        check_same_values(query, recording, state)
+        return query.derivative(recording.objective, state)
+    seed, scalar = query.derivative(recording.objective, state)
+    return agree_on_derivative(seed, ranks), scalar
+
+
+def _sketch(seed: Derivative, ranks: Reducer) -> list[float]:
+    shards = isinstance(ranks, ShardReducer)
+    return sketch_shards(seed, ranks) if shards else sketch_derivative(seed)
+
+
+def _asked(
+    recording: Recording, window: Window, of: str, *, show: bool
+) -> tuple[Average | None, State]:
+    """The average if it is asked, and the state that the query looks at."""
+    if isinstance(recording.reducer, ShardReducer):
+        prepare_shards(recording, window.first, window.stop, show=show)
+    if not check_of(of):
+        return None, recording.state_at(window.stop)
+    average = recording.average()
+    return average, average.state
 
 
 def _progress_file(

@@ -56,7 +56,7 @@ def reverse_step(
     product, a_buffers = sum_over_batches(pieces, after.buffers, pull_batch, before.theta)
     terms = reducer.merge_terms(found[::-1], batches, before.theta)
     if hessian:
-        product, terms = reducer.sum(product, terms)
+        product, terms = reducer.sum_over_theta(product, terms)
         before = replace(before, theta=before.theta + product)
     else:
         (terms,) = reducer.sum(terms)

@@ -63,8 +63,8 @@ class Run:
         Arguments:
             tape: its folder, or the URL of a copy in object storage ("s3://bucket/run"), from which
                 only what is needed is fetched.
-            model: the model as it was built. Its own weights do not matter; frozen ones must be
-                there.
+            model: the model as it was built. Its own weights do not matter, and may be on the meta
+                device; frozen ones must be there.
             train_set: the data set that it was trained on.
             loss: the loss, by name or as the function that it was.
             penalty: the penalty, where there was one.
@@ -165,6 +165,7 @@ class Run:
         at: int | None = None,
         resume: str | os.PathLike | bool | None = None,
         group: Any = None,
+        sharded: bool = False,
         of: str = MODEL,
         memory: int | None = None,
     ) -> Scores:
@@ -182,6 +183,8 @@ class Run:
                 is removed when the scores are finished.
             group: a torch.distributed group whose ranks share the work (docs/scale.md). Each of
                 them makes this call and gets the scores.
+            sharded: let each of these ranks hold only its shard of the states, of the optimizer's
+                memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
             of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
             memory: bytes for states, adjoints, scores and passes together. Queries, instances of a
                 batch and states at once are then chosen by `plan`, which measures one step first.
@@ -192,11 +195,14 @@ class Run:
         Raises:
             BadInput: where the query does not fit the model, the tape does not hold those epochs,
                 or resume=True and the tape is read from a URL.
+            NotSupported: where the run cannot be held in shards.
             NotFinite: where the run magnifies every change without limit.
             TapeError: where the tape is damaged, or the model or the data have changed.
         """
         self._check_at(of, at)
         recording, limits = self.recording, (None, None)
+        if memory is not None and sharded:
+            raise BadInput("memory= plans for whole states: leave it out with sharded=True.")
         if memory is not None:
             plan, recording = self._plan(as_query(query), epochs, at, of, memory)
             limits = plan.limits
@@ -208,6 +214,7 @@ class Run:
                 at=at,
                 resume=progress_folder(resume, self.tape),
                 group=group,
+                sharded=sharded,
                 progress=self.progress,
                 of=of,
             )

@@ -30,6 +30,17 @@ class Reducer:
         """Each of them summed over the members. All members get the same bits."""
         return parts
 
+    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """A vector over theta and others, each summed over the members.
+
+        Where the members hold shards of theta, passes have summed the vector already.
+        """
+        return self.sum(vector, *others)
+
+    def largest(self, value: int) -> int:
+        """The largest of the members' values, where they may differ."""
+        return value
+
     def merge_terms(
         self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
     ) -> Tensor:

@@ -35,12 +35,14 @@ from ..step.loss import find_loss
 from ..step.objective import Penalty
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.reader import Tape
+from ..tape.resume import check_resume
 from ..tape.retention import DefaultRetention, Keep, check_keep
-from ..tape.writer import check_resume, prepare_folder
+from ..tape.writer import prepare_folder
 from .loops import ddp
 from .loops.average_watch import AverageWatch
 from .loops.clip_methods import ClipMethods
 from .loops.followed import Followed
+from .loops.fsdp import model as fsdp
 from .loops.incoming_batch import take_batch
 from .loops.loop_tape import LoopTape, UserLoop
 from .loops.scaler_watch import ScalerWatch, check_scaler
@@ -86,6 +88,8 @@ class Recorder(ClipMethods):
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
     steps it with its own batches. The first rank writes one tape of them all. The folder must be
     one that every rank sees.
+
+    Under fully_shard (FSDP2) it is the same, and each rank writes its own shards (docs/scale.md).
 
     A recorder is a context manager, too: at the end of `with dross.Recorder(...) as recorder:` the
     tape is closed, and after an error it keeps every step that was taken.
@@ -155,7 +159,11 @@ class Recorder(ClipMethods):
         given = (self.device, self.dtype, self.keep.memory)
         self.instances = None if train_set is None else Instances(train_set, *given)
         self._expected_steps = expected_steps
-        self._loop = self._describe_loop(ddp.ranks_of(model))
+        self._sharded = fsdp.is_sharded(self.model)
+        if self._sharded:
+            fsdp.check_options(penalty=penalty, scaler=scaler, resume=resume)
+        ranks = fsdp.ranks_of(self.model) if self._sharded else ddp.ranks_of(model)
+        self._loop = self._describe_loop(ranks)
         wants_resume = check_resume(resume, tape)
         earlier = self._loop.ranks.on_first(
             lambda: prepare_folder(tape, overwrite=overwrite, resume=wants_resume)
@@ -305,6 +313,8 @@ class Recorder(ClipMethods):
             BadInput: where it is no AveragedModel.
             NotSupported: where it has been updated already, and the tape does not know how.
         """
+        if self._sharded:
+            fsdp.check_options(average=True)
         earlier = None if self._tape.earlier is None else Tape(self.folder).average()
         watch = AverageWatch(averaged, earlier)
         if watch.count and earlier is None:
@@ -350,6 +360,8 @@ class Recorder(ClipMethods):
             BadInput: where nothing was recorded, or the data set is not known.
             TapeMismatch: where it is another data set than the one that was recorded.
         """
+        if self._sharded:
+            fsdp.refuse_to_open()
         self.close()
         if train_set is None and self.instances is not None:
             train_set = self.instances.source

@@ -26,8 +26,9 @@ from ..step.state import State
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
+from ..tape.resume import begin_notes, check_resume
 from ..tape.retention import DefaultRetention, Keep
-from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
+from ..tape.writer import TapeWriter, prepare_folder
 from .loops.live_model import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers

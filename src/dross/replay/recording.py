@@ -17,12 +17,12 @@ from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..data.tensor_digests import to_bytes
-from ..errors import BadInput, TapeMismatch
+from ..errors import BadInput, NotSupported, TapeMismatch
 from ..execution import compiled
 from ..execution.executor import Executor
 from ..execution.streams import side_stream
 from ..parallel.reducer import ALONE, Reducer
-from ..step.inspect_model import device_and_dtype, unwrap_model
+from ..step.inspect_model import device_and_dtype, is_shard, unwrap_model
 from ..step.layout import Layout, check_constants, check_signature
 from ..step.loss import NAMED_LOSSES, find_loss
 from ..step.objective import Objective, Penalty
@@ -77,11 +77,12 @@ class Recording:
         """
         tape = Tape(place)
         made, model = tape.manifest, unwrap_model(model)
+        _check_whole(model)
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], model, layout)
         loss_name, loss_function = find_loss(loss)
         _check_same_settings(made, loss_name, penalty, augment)
-        device, dtype = device_and_dtype(model)
+        device, dtype = device_and_dtype(model, without_weights=True)
         instances = Instances(train_set, device, dtype, made.get("memory"))
         _check_same_data(made, instances)
         objective = Objective(
@@ -325,6 +326,15 @@ def checksum(batch: AnyBatch) -> int:
     for leaf in tree_leaves((batch.x, batch.y)):
         value = zlib.crc32(to_bytes(leaf), value)
     return value
+
+
+def _check_whole(model: nn.Module) -> None:
+    if any(is_shard(p) for p in model.parameters()):
+        raise NotSupported(
+            "The model is under fully_shard. Open the tape with a model that is not: built anew, "
+            "perhaps on the meta device (with torch.device('meta')), since its own weights are not "
+            "used. influence(query, group=..., sharded=True) then holds shards."
+        )
 
 
 def _check_same_settings(

@@ -210,7 +210,7 @@ class SegmentReplay:
         """The size of a state and of the gradient that is kept with it."""
         state = segment.states[0]
         gradient = state.theta.nbytes if self._need_gradients(segment.steps) else 0
-        return max(1, state.nbytes + gradient)
+        return self.reducer.largest(max(1, state.nbytes + gradient))
 
     def _warn_of_recomputes(self, segment: Segment, steps: int, capacity: int) -> None:
         most = MAX_RECOMPUTES_BEFORE_WARNING

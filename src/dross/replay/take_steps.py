@@ -82,7 +82,7 @@ def take_step(
         return g, buffers
 
     g, buffers = sum_over_batches(reducer.own_part(batches), state.buffers, gradient, state.theta)
-    (g,) = reducer.sum(g)
+    (g,) = reducer.sum_over_theta(g)
     return advance(optimizer, state, step, g, buffers), g, losses
 
 

@@ -37,7 +37,7 @@ class ClipNorm:
 
     def __call__(self, g: Tensor) -> Tensor:
         """The clipped gradient, [..., p]."""
-        return g * self._coefficient(g.norm(dim=-1, keepdim=True))
+        return g * self._coefficient(self.norms(g))
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:
         """J(g) v, where J = c I - c / (|g| + 1e-6) g g^T / |g|. Where nothing is clipped, J = I.
@@ -49,12 +49,20 @@ class ClipNorm:
         Returns:
             The products, [..., p].
         """
-        norm = g.norm()
+        norm, products = self.norm_and_products(g, v)
         c = self._coefficient(norm)
         if norm == 0 or c >= 1:
             return v
-        along = (v @ g).unsqueeze(-1) * g / norm
+        along = products.unsqueeze(-1) * g / norm
         return c * v - c / (norm + _TORCH_EPSILON) * along
+
+    def norms(self, g: Tensor) -> Tensor:
+        """|g| of each row: [..., p] -> [..., 1]."""
+        return g.norm(dim=-1, keepdim=True)
+
+    def norm_and_products(self, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """|g| and <v, g>, of g [p] and v [..., p]."""
+        return g.norm(), v @ g
 
     def _coefficient(self, norm: Tensor) -> Tensor:
         return torch.clamp(self.max_norm / (norm + _TORCH_EPSILON), max=1.0)

@@ -47,7 +47,7 @@ def inspect_run(
     check_optimizer(optimizer)
     loss_name, loss_function = find_loss(loss)
     parameters = dict(model.named_parameters())
-    candidates = _names_by_group(parameters, optimizer)
+    candidates = names_by_group(parameters, optimizer)
     empty = Layout((), (), (), ())
     bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
     seen = _run_first_batch(bare, x, y)
@@ -68,7 +68,7 @@ def inspect_run(
         stochastic=seen.stochastic,
         evaluated=tuple(name for name, module in model.named_modules() if not module.training),
         unused=tuple(name for group in candidates for name in group if name not in seen.used),
-        precision=_complete(precision, seen.notes),
+        precision=complete_precision(precision, seen.notes),
     )
     pure = read_optimizer(
         optimizer,
@@ -80,10 +80,15 @@ def inspect_run(
     return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
 
 
-def _complete(known: Precision, notes: PassNotes) -> Precision:
+def complete_precision(known: Precision, notes: PassNotes) -> Precision:
     """With what the model does by itself. A model without attention needs no choice of kernels."""
     inner = notes.cast or notes.narrow if known.autocast is None else None
     return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
+
+
+def is_shard(t: Any) -> bool:
+    """Whether a tensor is a DTensor, of which this process has a part."""
+    return hasattr(t, "to_local")  # by its method: the class takes long to import
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -126,8 +131,14 @@ def unwrap_model(model: Any) -> nn.Module:
     return model
 
 
-def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where the parameters to train are, and their type; both must be one and the same for all."""
+def device_and_dtype(
+    model: nn.Module, *, without_weights: bool = False
+) -> tuple[torch.device, torch.dtype]:
+    """Where the parameters to train are, and their type; both must be one and the same for all.
+
+    without_weights: they may be on the meta device, where their own values are not used. Then
+        the default device is meant.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise BadInput("The model has no parameters to train.")
@@ -138,8 +149,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
             f"{sorted(map(str, kinds))}."
         )
     device, dtype = kinds.pop()
+    trained = {id(p) for p in parameters} if device.type == "meta" and without_weights else set()
+    device = torch.get_default_device() if trained else device
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device != device:
+        if tensor.device != device and id(tensor) not in trained:
             raise NotSupported(
                 f"'{name}' is not on {device}, where the parameters to train are: move the whole "
                 "model to one device."
@@ -268,7 +281,7 @@ def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[st
     return (*statistics_of(model, training=True), *own)
 
 
-def _names_by_group(
+def names_by_group(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> list[list[str]]:
     """The names of the parameters to train in each of the optimizer's groups."""

@@ -63,6 +63,14 @@ class Layout:
         ]
         return torch.cat(parts, dim=-1)
 
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """A vector over theta by the names of its parameters, for what is not a parameter."""
+        return self.unflatten(vector)
+
+    def local(self, t: Tensor) -> Tensor:
+        """What of a parameter's tensor is in theta: all of it, unless theta is a shard."""
+        return t
+
     def read(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         """A copy of the model's theta and moving buffers."""
         parameters = dict(model.named_parameters())

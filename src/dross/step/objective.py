@@ -112,7 +112,7 @@ class Objective:
 
     def _forward(
         self,
-        parameters: dict[str, Tensor],
+        parameters: Mapping[str, Tensor],
         buffers: Buffers,
         batch: Batch,
         rules: ForwardRules | None,
@@ -122,9 +122,7 @@ class Objective:
         random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
         with rules or nullcontext():
             with random, self.precision.cast("model"):
-                named = {**parameters, **buffers}
-                outputs = call_model(self.model, named, batch.x)
-                buffers.update((name, named[name]) for name in buffers)  # those that it assigned
+                outputs = self.call(parameters, buffers, batch.x)
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
@@ -133,6 +131,13 @@ class Objective:
             return losses
         with self.precision.cast("loss"):
             return losses + self.penalty_at(parameters)
+
+    def call(self, parameters: Mapping[str, Tensor], buffers: Buffers, x: Any) -> Any:
+        """The model's outputs. What it assigns to its buffers is in `buffers` afterwards."""
+        named = {**parameters, **buffers}
+        outputs = call_model(self.model, named, x)
+        buffers.update((name, named[name]) for name in buffers)
+        return outputs
 
     def apply_loss(self, outputs: Any, y: Any) -> Tensor:
         """The loss of outputs as the model gave them, in the types it was trained in."""
@@ -165,12 +170,9 @@ class Objective:
         return value.reshape(())
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
-        """The model's outputs for x; in eval mode differentiable in theta and in the buffers.
-
-        Under the autocast that it was trained in; arithmetic="bf16" is for training only.
-        """
+        """The model's outputs for x in eval mode, under the autocast that it was trained in."""
         with self.precision.cast_in_evaluation(), self.precision.math_attention():
-            return call_model(self.model, {**self.layout.unflatten(theta), **buffers}, x)
+            return self.call(self.layout.unflatten(theta), {**buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -343,8 +345,7 @@ class Objective:
 
             g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i              H = sum_i c_i H_i
 
-        H is symmetric, so its products come from the reverse pass, which every operator with a
-        double backward has.
+        H is symmetric: its products come from the reverse pass, as every double backward has it.
 
         Arguments:
             theta: the parameters before the step, [p].

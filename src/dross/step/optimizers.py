@@ -286,7 +286,7 @@ def read_slots(
         values = _split_slot(optimizer, layout, slot, initial, row)
         for name in values:
             if held[name].get(slot) is not None:
-                values[name] = held[name][slot].detach().to(theta.device)
+                values[name] = layout.local(held[name][slot].detach()).to(theta.device)
         slots[slot] = torch.cat([value.reshape(-1) for value in values.values()])
     counters = []
     for group, initial in enumerate(clock):
@@ -307,7 +307,7 @@ def _split_slot(
 ) -> dict[str, Tensor]:
     """A slot by the names of the parameters that have it, each in its own shape."""
     if optimizer.blocks is None:
-        return layout.unflatten(value)
+        return layout.split(value)
     _, clock = optimizer.blocks.initial(torch.zeros(sum(layout.sizes)), optimizer.numbers(row))
     every = optimizer.blocks.slot_shapes(clock, optimizer.numbers(row))
     shapes = {name: own[slot] for name, own in zip(layout.names, every) if slot in own}

@@ -156,6 +156,7 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "hashes": lambda value: isinstance(value, list),
     "held": _TEXTS,
     "average": lambda value: isinstance(value, dict),
+    "shards": _is_count,
 }
 
 
@@ -175,6 +176,8 @@ def _find_fault(manifest: dict) -> str | None:
     for what, checks, entry in [*files, ("end", _FILE, manifest["end"])]:
         if fault := _find_fault_of_file(what, checks, entry):
             return fault
+        if fault := _find_fault_of_shards(what, entry, manifest):
+            return fault
     return (
         _find_fault_of_order(manifest)
         or _find_fault_of_end(manifest)
@@ -192,6 +195,18 @@ def _find_fault_of_file(what: str, checks: dict, entry: Any) -> str | None:
         if not check(entry[key]):
             return f"'{key}' of {what} ({entry['file']}) is {_show(entry[key])}, which cannot be"
     return None
+
+
+def _find_fault_of_shards(what: str, entry: dict, manifest: dict) -> str | None:
+    """Each segment and the end have a file of every rank, where ranks wrote the tape together."""
+    others = entry.get("shards", [])
+    if not isinstance(others, list):
+        return f"'shards' of {what} is {_show(others)}, which cannot be"
+    holds_states = what == "end" or what.startswith("segment")
+    if holds_states and len(others) != max(1, manifest.get("shards", 1)) - 1:
+        return f"{what} has {len(others)} shards beside its own, of {manifest.get('shards', 1)}"
+    faults = (_find_fault_of_file(f"a shard of {what}", _FILE, other) for other in others)
+    return next((fault for fault in faults if fault), None)
 
 
 def _find_fault_of_order(manifest: dict) -> str | None:

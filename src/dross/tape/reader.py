@@ -6,6 +6,9 @@
     tape/hashes-000000.safetensors        what each instance looked like, where that is not known
                                           from a digest of the whole data set
     tape/average-000000000412.safetensors averaged weights, and how they came about
+    tape/shard-000000000400-1-of-4.safetensors, tape/state-000000000412-1-of-4.safetensors
+                                          the same states' part of another rank, where ranks wrote
+                                          a shard each (shards.py)
 
 Only the files that the manifest names belong to the tape. Every file is written under a temporary
 name and renamed, and it is on the disk before the manifest names it. So a crash at any moment loses
@@ -32,16 +35,18 @@ from ..step.state import State
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
+from .shards import files_of, join_shards
 from .storage import Bucket, Storage, open_storage
 
 FORMAT = 1
+SHARDED_FORMAT = 2  # of a tape of shards, which an earlier version would misread
 MANIFEST = "manifest.json"
 
 
 class Tape:
     """A recorded run, read from its folder or from a bucket."""
 
-    def __init__(self, where: str | os.PathLike):
+    def __init__(self, where: str | os.PathLike | Storage):
         self.storage = open_storage(where)
         self.manifest = read_manifest(self.storage)
         self._intact: set[str] = set()  # files whose digest has been checked
@@ -82,7 +87,7 @@ class Tape:
         """The size of all files but the manifest."""
         files = [*self.entries, *self.manifest.get("hashes", []), self.manifest["end"]]
         files += [self.manifest["average"]] if "average" in self.manifest else []
-        return sum(entry["bytes"] for entry in files)
+        return sum(each["bytes"] for entry in files for each in files_of(entry))
 
     def read(self, index: int) -> Segment:
         """The segment at this place among the entries; raises TapeDamaged or StorageFailed."""
@@ -149,6 +154,13 @@ class Tape:
             ) from error
 
     def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
+        tensors, about = self._load_file(entry)
+        if others := entry.get("shards"):
+            shards = [tensors, *(self._load_file(other)[0] for other in others)]
+            tensors = join_shards(shards, self.manifest)
+        return tensors, about
+
+    def _load_file(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
         with self._reading:
             raw = self._read_checked(entry)
         return parse(raw, self.storage.path(entry["file"]))
@@ -183,8 +195,16 @@ def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
     try:
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-        return tensors, json.loads(header["__metadata__"]["dross"])
+        return tensors, parse_about(header["__metadata__"], path)
     except (SafetensorError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
+        raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
+
+
+def parse_about(metadata: dict, path: Path | str) -> dict:
+    """What a tape's file says about its tensors; raises TapeDamaged."""
+    try:
+        return json.loads(metadata["dross"])
+    except (KeyError, ValueError, TypeError) as error:
         raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
 
 
@@ -214,10 +234,11 @@ def read_manifest(where: Path | Storage) -> dict:
         ) from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
         raise TapeDamaged(f"{path} was not written by dross.")
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise TapeMismatch(
-            f"The tape at {folder} has format {manifest.get('format')}; this dross reads format "
-            f"{FORMAT}. Use the dross that recorded it, or record the run again."
+            f"The tape at {folder} has format {manifest.get('format')}; this dross reads formats "
+            f"{FORMAT} and {SHARDED_FORMAT}. Use the dross that recorded it, or record the run "
+            "again."
         )
     check_manifest(manifest, path)
     return manifest

@@ -13,18 +13,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
 from ..errors import BadInput, StorageFailed, TapeError, TapeExists
 from ..step.state import State
 from ..step.step import Step
-from ..support.arguments import check_folder
 from ..support.atomic_files import replace_file
 from .average_record import AverageRecord
 from .manifest_check import seal
-from .reader import MANIFEST, Tape, parse, read_manifest
+from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep, seconds_between_commits
 from .segment import Segment, decode_segment, encode_segment
+from .shards import files_of
 from .storage import is_url
 
 
@@ -152,9 +151,7 @@ class TapeWriter:
         old_end, steps = self.manifest.get("end"), self._steps_written()
         for entry in self._unnamed:
             self._sync(entry["file"])
-        tensors = {name: t.detach().cpu() for name, t in after.tensors().items()}
-        end = self._write(f"state-{steps:012d}.safetensors", tensors, {"clock": after.clock})
-        self._sync(end["file"])
+        end = self._write_end(steps, after)
         entries = [*self.manifest.get("segments", []), *self._unnamed]
         entries, dropped = self._drop_old_epochs(entries)
         noted, replaced = self._write_hashes()
@@ -166,8 +163,14 @@ class TapeWriter:
         self._unnamed, self._next_commit = [], now + seconds_between_commits(now - started)
         gone = [*dropped, *merged, *replaced]
         if old_end and old_end["file"] != end["file"]:
-            gone.append(old_end["file"])
+            gone += [file["file"] for file in files_of(old_end)]
         self._remove(gone)
+
+    def _write_end(self, steps: int, after: State) -> dict:
+        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
+        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
+        self._sync(end["file"])
+        return end
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
@@ -207,7 +210,8 @@ class TapeWriter:
             return entries, []
         oldest = entries[-1]["epochs"][1] - self.keep.last_epochs + 1 if entries else 0
         kept = [entry for entry in entries if entry["epochs"][1] >= oldest]
-        return kept, [entry["file"] for entry in entries if entry not in kept]
+        gone = [file for entry in entries if entry not in kept for file in files_of(entry)]
+        return kept, [file["file"] for file in gone]
 
     def _merge_to_fit(self, entries: list[dict], other_bytes: int) -> tuple[list[dict], list[str]]:
         """Merge neighbours until the tape fits its limit; each round drops half of the states.
@@ -246,13 +250,16 @@ class TapeWriter:
         return max((int(entry["file"][8:14]) for entry in taken), default=-1) + 1
 
     def _write_segment(self, number: int, segment: Segment) -> dict:
+        written = self._write(self._name(number), *encode_segment(segment))
+        return self._describe_segment(segment) | written
+
+    def _name(self, number: int) -> str:
+        return f"segment-{number:06d}.safetensors"
+
+    def _describe_segment(self, segment: Segment) -> dict:
         epochs = [step.epoch for step in segment.steps]
-        entry = {
-            "first": segment.first,
-            "steps": len(segment.steps),
-            "epochs": [min(epochs), max(epochs)],
-        }
-        return entry | self._write(f"segment-{number:06d}.safetensors", *encode_segment(segment))
+        numbers = {"first": segment.first, "steps": len(segment.steps)}
+        return numbers | {"epochs": [min(epochs), max(epochs)]}
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
         raw = save({n: t.contiguous() for n, t in tensors.items()}, {"dross": json.dumps(about)})
@@ -286,40 +293,6 @@ class TapeWriter:
             raise _storage_failed(path, error, self.manifest["steps"]) from error
 
 
-def begin_notes(
-    folder: str | os.PathLike, instances: Instances | None, keep: Keep, earlier: dict | None
-) -> HashNotes | None:
-    """Where the looks of instances are noted, with what a tape to be continued has noted.
-
-    None where the data set is held in memory: then the manifest has a digest of all of it.
-    """
-    if instances is not None and instances.stored:
-        return None
-    noted = None if earlier is None else Tape(folder).hashes()
-    return HashNotes(noted, renew=keep.last_epochs is not None)
-
-
-def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
-    """Whether to go on with the tape in `folder`.
-
-    Arguments:
-        resume: True, or that folder itself, which means the same.
-        folder: where the run is recorded.
-
-    Raises:
-        BadInput: for another folder, which would be another run.
-    """
-    if isinstance(resume, bool):
-        return resume
-    check_folder(resume, "resume")
-    if Path(resume).resolve() != Path(folder).resolve():
-        raise BadInput(
-            f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run goes on "
-            "where it was recorded: resume=True."
-        )
-    return True
-
-
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
     """Make a folder ready for a tape.
 
@@ -350,7 +323,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for kind in ("segment", "state", "hashes", "average", "retrace"):
+        for kind in ("segment", "shard", "state", "hashes", "average", "retrace"):
             for file in folder.glob(f"{kind}-*.safetensors*"):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
@@ -365,7 +338,8 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
 # `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
 _TEMPORARY = re.compile(
-    r"\.?((segment|state|hashes|average)-\d+\.safetensors|manifest\.json)\.(\d+|tmp|\d+\.tmp)"
+    r"\.?((segment|shard|state|hashes|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
+    r"\.(\d+|tmp|\d+\.tmp)"
 )
 
 

@@ -16,7 +16,7 @@ class GradientWatch:
 
     def __init__(self, model: nn.Module):
         self.parameters = dict(model.named_parameters())
-        self.versions: dict[Tensor, tuple[int, int]] = {}
+        self.versions: dict[Tensor, tuple[int, float]] = {}
         trained = [p for p in self.parameters.values() if p.requires_grad]
         self.handles: list[RemovableHandle] = [
             p.register_post_accumulate_grad_hook(self._note) for p in trained
@@ -42,7 +42,10 @@ class GradientWatch:
             accumulating: whether there are such micro-batches.
         """
         gradients = [self.parameters[name].grad for name in layout.names]
-        present = any(g is not None and bool((g != 0).any()) for g in gradients)
+        own = [layout.local(g) for g in gradients if g is not None]
+        if own and not any(g.numel() for g in own):
+            return  # of shards, this rank has none
+        present = any(bool((g != 0).any()) for g in own)
         if present and not accumulating:
             raise NotReplayable(
                 f"Gradients were left over when backward() of step {step} started. Call "
@@ -75,7 +78,7 @@ class GradientWatch:
         for name, p in self.parameters.items():
             if not p.requires_grad or p.grad is None:
                 continue
-            if self.versions.get(p) != (id(p.grad), p.grad._version):
+            if self.versions.get(p) != _mark(p.grad):
                 raise NotReplayable(
                     f"The gradient of '{name}' was changed between backward() and "
                     f"optimizer.step() at step {step}. Clip with recorder.clip_grad_norm_ or "
@@ -85,4 +88,13 @@ class GradientWatch:
 
     def _note(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self.versions[parameter] = (id(parameter.grad), parameter.grad._version)
+        self.versions[parameter] = _mark(parameter.grad)
+
+
+def _mark(g: Tensor) -> tuple[int, float]:
+    """What changes with a gradient: its version, or its norm where it is a part of a DTensor.
+
+    DTensors do not count what is done to them.
+    """
+    local = getattr(g, "to_local", None)
+    return id(g), g._version if local is None else float(local().norm())

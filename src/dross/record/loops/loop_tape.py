@@ -15,18 +15,23 @@ from ...data.batch import Augment, Batch
 from ...data.dataset import Instances
 from ...errors import BadInput, TapeMismatch
 from ...execution.executor import Executor
+from ...parallel.ranks import RankReducer
 from ...parallel.reducer import Reducer
+from ...sharding.objective import GatheringLayout, ShardedExecutor
 from ...step.inspect_model import inspect_run
 from ...step.layout import Layout, check_signature
 from ...step.loss import NAMED_LOSSES
-from ...step.objective import Penalty
+from ...step.objective import Objective, Penalty
 from ...step.optimizers import Optimizer
 from ...tape.manifest import RunSettings, check_same_run, describe
 from ...tape.reader import Tape
+from ...tape.resume import begin_notes
 from ...tape.retention import Keep
-from ...tape.writer import TapeWriter, begin_notes
+from ...tape.shard_writer import ShardWriter
+from ...tape.writer import TapeWriter
 from . import ddp
 from .average_watch import AverageWatch
+from .fsdp import model as fsdp
 from .live_model import LiveModel
 
 
@@ -63,6 +68,11 @@ class OpenTape:
     executor: Executor
     live: LiveModel
     writer: TapeWriter | ddp.NoTape
+
+    def rehearsing(self, ranks: Reducer) -> Reducer:
+        """Who adds up the parts of a rehearsed step; shards come out of their passes summed."""
+        layout = self.live.layout
+        return (layout.ranks if isinstance(layout, GatheringLayout) else None) or ranks
 
 
 class LoopTape:
@@ -140,14 +150,42 @@ class LoopTape:
             cast = replace(cast, backward=known.backward)
         if not loop.model.training:
             raise BadInput("The model is in eval mode: call model.train() before recording a step.")
-        given = (loop.given_loss, loop.penalty, batch.x, batch.y)
         precision = Precision(autocast=cast, kernels=allowed_kernels())
+        if fsdp.is_sharded(loop.model):
+            return self._open_shards(batch, precision)
+        given = (loop.given_loss, loop.penalty, batch.x, batch.y)
         objective, pure = inspect_run(loop.model, loop.optimizer, *given, precision=precision)
         ddp.check_recordable(objective, loop.ranks)
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
         if loop.ranks.rank > 0:
             return OpenTape(executor, live, ddp.NoTape(self.steps, self.notes))
+        state, manifest = live.read(), self._describe(objective, pure)
+        given = (manifest, loop.keep, state.nbytes, loop.expected_steps)
+        writer = TapeWriter(self.folder, *given, notes=self.notes)
+        if self.earlier is None:
+            writer.flush(state)
+        return OpenTape(executor, live, writer)
+
+    def _open_shards(self, batch: Batch, precision: Precision) -> OpenTape:
+        """The same for a loop under fully_shard. All ranks do this at once."""
+        loop, ranks = self.loop, self.loop.ranks
+        assert isinstance(ranks, RankReducer)
+        bare = Objective(
+            loop.model, Layout((), (), (), ()), loop.loss, loop.loss_name, precision=precision
+        )
+        objective, sharded, pure = fsdp.inspect_sharded(bare, loop.optimizer, batch, ranks)
+        live = LiveModel(loop.model, loop.optimizer, sharded.layout, pure)
+        state, manifest = live.read(), self._describe(objective, pure)
+        manifest["id"] = ranks.from_first(manifest["id"])
+        given = (manifest, loop.keep, sum(ranks.gather(state.nbytes)), loop.expected_steps)
+        writer = ShardWriter(self.folder, *given, notes=self.notes, ranks=ranks)
+        writer.flush(state)
+        return OpenTape(ShardedExecutor(sharded), live, writer)
+
+    def _describe(self, objective: Objective, pure: Optimizer) -> dict:
+        """The manifest of a new tape, or that of the tape to be continued."""
+        loop = self.loop
         settings = RunSettings(
             objective=objective,
             optimizer=pure,
@@ -164,12 +202,7 @@ class LoopTape:
         if self.earlier is not None:
             check_same_run(self.earlier, manifest)
             manifest = self.earlier
-        state = live.read()
-        given = (manifest, loop.keep, state.nbytes, loop.expected_steps)
-        writer = TapeWriter(self.folder, *given, notes=self.notes)
-        if self.earlier is None:
-            writer.flush(state)
-        return OpenTape(executor, live, writer)
+        return manifest
 
     def save(self) -> None:
         """Write what is open, and name it in the manifest at once."""

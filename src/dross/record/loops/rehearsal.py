@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from ...errors import BadInput, DrossWarning, NotReplayable
 from ...execution.executor import Executor
 from ...parallel.reducer import Reducer
 from ...replay.take_steps import take_step
+from ...sharding.clipping import shard_clip
+from ...sharding.ranks import ShardReducer
 from ...step.optimizers import Optimizer
 from ...step.state import State
 from ...step.step import Step, advance, prepare_gradient
@@ -61,9 +64,11 @@ def rehearse(
     Raises:
         NotReplayable: where the two differ.
     """
+    if isinstance(ranks, ShardReducer):
+        step = replace(step, clip=shard_clip(step.clip, ranks))
     with executor.training():
         _, g, _ = take_step(executor, optimizer, before, step, batches)
-        (g,) = ranks.sum(g)
+        (g,) = ranks.sum_over_theta(g)
         theta = advance(optimizer, before, step, g, {}).theta
     _check_size(prepare_gradient(step, g), seen, t)
     moved = size(after - before.theta, OTHER_ORDER)

@@ -315,7 +315,7 @@ class StepWatch:
         if opens and self._is_due(t):
             assert self._before is not None
             given = (opened.executor, pure, self._before, step, batches, after, g)
-            rehearse(*given, ranks, t)
+            rehearse(*given, opened.rehearsing(ranks), t)
             if not self._compared:
                 warn_of_lost_updates(self._before.theta, after, g, t)
                 self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))

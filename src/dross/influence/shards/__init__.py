@@ -1,0 +1,1 @@
+"""Asking a run of which each rank holds a shard."""

@@ -1,0 +1,89 @@
+"""Writing a tape of shards: each rank its own files, and the first one the manifest.
+
+The ranks write at the same time. Each waits until its file is on the disk and then tells the first
+rank its digest; the manifest names a segment, or the end of the tape, once it has all of them.
+"""
+
+from typing import Any
+
+from ..errors import NotSupported
+from ..parallel.ranks import RankReducer
+from ..step.state import State
+from .average_record import AverageRecord
+from .reader import SHARDED_FORMAT
+from .segment import Segment, encode_segment
+from .shards import is_cut
+from .writer import TapeWriter
+
+
+class ShardWriter(TapeWriter):
+    """Appends steps to a tape of shards. All ranks make the same calls."""
+
+    def __init__(self, *given: Any, ranks: RankReducer, **options: Any):
+        """As for TapeWriter.
+
+        Arguments:
+            ranks: who writes.
+            given, options: of TapeWriter. The size of a state is that of all shards.
+
+        Raises:
+            NotSupported: for a budget on the disk.
+        """
+        super().__init__(*given, **options)
+        self.ranks = ranks
+        if self.keep.limit is not None:
+            raise NotSupported(
+                "A tape of shards is not thinned out to fit a budget yet. Use keep=Checkpoints()."
+            )
+        self.manifest = {**self.manifest, "shards": ranks.size, "format": SHARDED_FORMAT}
+
+    def _write_segment(self, number: int, segment: Segment) -> dict:
+        entry = self._describe_segment(segment)
+        tensors, about = encode_segment(segment)
+        if self.ranks.rank == 0:
+            return entry | self._with_shards(self._write(self._name(number), tensors, about))
+        name = f"shard-{segment.first:012d}"
+        return entry | self._with_shards(self._write_own(name, tensors))
+
+    def _write_end(self, steps: int, after: State) -> dict:
+        if self.ranks.rank == 0:
+            return self._with_shards(super()._write_end(steps, after))
+        return self._with_shards(self._write_own(f"state-{steps:012d}", after.tensors()))
+
+    def _write_own(self, name: str, tensors: dict) -> dict:
+        cut = {n: t.detach().cpu() for n, t in tensors.items() if is_cut(n)}
+        return self._write(f"{name}-{self.ranks.rank}-of-{self.ranks.size}.safetensors", cut, {})
+
+    def _with_shards(self, own: dict) -> dict:
+        """The entry with those of other ranks, once every rank's file is on the disk."""
+        self._sync(own["file"])
+        first, *others = self.ranks.gather(own)
+        return first | {"shards": others}
+
+    def _may_defer_commit(self) -> bool:
+        return False  # clocks differ, and ranks meet at every commit
+
+    def _commit(self, manifest: dict) -> None:
+        if self.ranks.rank == 0:
+            super()._commit(manifest)
+        self.manifest = manifest
+
+    def _remove(self, names: list[str]) -> None:
+        if self.ranks.rank == 0:
+            super()._remove(names)
+
+    def _write_hashes(self, *, whole: bool = False) -> tuple[dict, list[str]]:
+        return super()._write_hashes(whole=whole) if self.ranks.rank == 0 else ({}, [])
+
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
+        """Write what is open, where every rank came to the end.
+
+        After an error the others may be gone: the tape stays as it was last committed.
+        """
+        if complete:
+            super().finish(after, complete, average)
