@@ -54,7 +54,7 @@ def test_trusted_labels_are_said_to_be(browser, tmp_path):
     project = add_doubts(make_project(tmp_path / "p", "table", 40), doubted=0, trusted=True)
     with serve_in_thread(project) as server, visit(browser, server, "&tab=validation") as page:
         wait_for_text(page, "found", "0 instances")
-        assert "trusted_validation=True" in page.inner_text("#meaning")
+        assert "--trusted-validation" in page.inner_text("#meaning")
 
 
 def test_the_verdict_is_shown_with_and_without_doubted_labels(browser, tmp_path):
