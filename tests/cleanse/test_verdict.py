@@ -51,7 +51,9 @@ def test_what_is_measured_and_what_is_decided():
     assert verdict.advise("improved", {"loss": better}, 10, 400) == ""
     assert "probably smaller than" in verdict.advise("cannot tell", {"loss": unclear}, 10, 400)
     few = verdict.compare_metric(values(1.0, 0.98, 1.0, spread=0.03, seeds=4))
-    assert "seeds would show it" in verdict.advise("cannot tell", {"loss": few}, 4, 400)
+    assert "seeds would show it (seeds=...)." in verdict.advise(
+        "cannot tell", {"loss": few}, 4, 400
+    )
 
 
 def test_a_test_part_of_ten_proves_nothing():

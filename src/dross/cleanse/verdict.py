@@ -348,8 +348,10 @@ def _advise_on_size(name: str, metric: Comparison, seeds: int, tested: int) -> s
             f"to show it (there are {tested:,})."
         )
     enough = _round_up(max(seeds * by_seeds**2 / max(1 - by_test**2, 0.05), seeds + 2))
-    return f"If the {name} really changes by {seen}, about {enough} seeds would show it "
-    f"({name_option('seeds')})."
+    return (
+        f"If the {name} really changes by {seen}, about {enough} seeds would show it "
+        f"({name_option('seeds')})."
+    )
 
 
 def warn_of_reuse(earlier: int) -> str:

@@ -115,8 +115,8 @@ class TableEncoder:
         if not self.columns:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
             raise BadInput(
-                f"No column is left to learn from ({reasons}). Say what they are: "
-                f"{name_option('columns', 'NAME=number|category|date')}."
+                f"No column is left to learn from ({reasons}). Say which are "
+                f"numbers, categories or dates: {name_option('columns')}."
             )
         numbers = make_pipeline(
             SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
