@@ -127,11 +127,31 @@ def _load_model(name: str) -> Any:
         return _fetch(name, lambda **local: make(where, **how, **local))
 
     try:
-        return with_kernel("sdpa")
+        model = with_kernel("sdpa")
     except ValueError as error:
         if "attention" not in str(error):
             raise BadInput(f"{name} is no model of text: {first_line(error)}") from None
-        return with_kernel("eager")
+        model = with_kernel("eager")
+    return model if gguf is None else _as_whole(model)
+
+
+def _as_whole(model: Any) -> Any:
+    """A model whose GGUF weights were read as whole ones: Trainer takes its word that they are not.
+
+    Raises:
+        NotSupported: they are not.
+    """
+    if not all(parameter.is_floating_point() for parameter in model.parameters()):
+        raise NotSupported(f"The GGUF file could not be read as whole weights. {_WHOLE}")
+    for holder, name in (
+        (model, "is_quantized"),
+        (model, "hf_quantizer"),
+        (model, "quantization_method"),
+        (model.config, "quantization_config"),
+    ):
+        if name in vars(holder):
+            delattr(holder, name)
+    return model
 
 
 def _load_adapter(folder: Path) -> Any:
