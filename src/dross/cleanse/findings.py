@@ -39,7 +39,7 @@ def name_measure(about: dict[str, Any]) -> str:
 
 def is_share(about: dict[str, Any]) -> bool:
     """Whether the scores are changes of a share of the validation part, to be told in percent."""
-    counted = bool(about["classes"]) or about["kind"] == CHATS
+    counted = bool(about["classes"]) or about.get("kind") == CHATS
     return about.get("measure") == EXPECTED_ERROR and counted
 
 
@@ -78,7 +78,9 @@ def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     """
     what, why = describe_recommendation(about, instances)
     found = [f"{what} {why}", _harmful(about, instances)]
-    if about["kind"] != CHATS:  # whose answers are not classes that a model could take for another
+    if (
+        about.get("kind") != CHATS
+    ):  # whose answers are not classes that a model could take for another
         found.append(_suspected(about, instances))
     more = [warn_of_disagreement(about), describe_doubts(about), describe_copies(about)]
     return [*found, *(sentence for sentence in more if sentence)]

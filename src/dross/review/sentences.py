@@ -50,7 +50,7 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
         "Effect": _effect(row["score"], about),
         "Confidence": _confidence(row, about),
     }
-    if about["kind"] == CHATS:
+    if about.get("kind") == CHATS:
         found["Loss"] = (
             f"The loss of its answer is {row['loss']:.2f} per token before fine-tuning and "
             f"{row['training_loss']:.2f} after it."
