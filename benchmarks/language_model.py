@@ -196,6 +196,42 @@ def run_truth(experiment: Experiment) -> dict:
     return compare_with_truth(run, trainer.loss_of(), scores, seed=seed, folder=folder)
 
 
+def run_exact(experiment: Experiment) -> dict:
+    """A few steps in float64: scores against finite differences in the weight of an example.
+
+    Llama's norm computes in float32 whatever its type, which limits the agreement.
+    """
+    from dross.integrations.transformers import InstanceLosses
+    from dross.integrations.transformers.data import Split
+    from dross.replay.take_steps import take_step
+
+    model, offset = experiment.model().double(), 0.05
+    data = dross.Collated(experiment.train[:6], experiment.pad, Split(["labels"], False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-4)
+    batches = [np.array(ids) for ids in ([0, 1], [2, 3], [1, 4])]
+    given = (model, data, InstanceLosses("next token"), optimizer)
+    folder = experiment.out / "exact"
+    run = dross.train(*given, tape=folder, batches=batches, progress=False, overwrite=True)
+    trainer = experiment.trainer(recorded=True)
+    query = trainer.loss_of(experiment.held_out[:2])
+    scores, recording = run.influence(query).values, run.recording
+
+    def ask(j: int, weight: float) -> float:
+        state = recording.state_at(0)
+        with recording.executor.training():
+            for _, step, own in recording.recorded_steps(0, run.steps):
+                w = [torch.where(batch.ids == j, weight, 1.0).double() for batch in own]
+                state = take_step(recording.executor, recording.optimizer, state, step, own, w)[0]
+        return float(query.evaluate(recording.objective, state))
+
+    found = {}
+    for j in (0, 1, 4):
+        slope = (ask(j, 1 + offset) - ask(j, 1 - offset)) / (2 * offset)
+        found[str(j)] = [float(scores[j]), -slope]
+    worst = max(abs(a - b) / abs(b) for a, b in found.values())
+    return {"scores_and_differences": found, "largest_relative_difference": worst}
+
+
 STAGES: dict[str, Callable[[Experiment], dict]] = {
     "plain": run_plain,
     "record": run_record,
@@ -206,6 +242,7 @@ STAGES: dict[str, Callable[[Experiment], dict]] = {
     "tokens": run_tokens,
     "replay": run_replay,
     "truth": run_truth,
+    "exact": run_exact,
 }
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import dross
+from dross.influence.retrace import retrace
 from oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
 from zoo import MODELS, OPTIMIZERS, problem
 
@@ -252,3 +253,11 @@ def test_accumulating_in_float64_from_float32(tmp_path):
     scores = run.influence(query(p))
     assert scores.values.dtype == np.float64
     assert run.recording.state_at(run.steps).theta.dtype == torch.float32
+
+
+def test_scores_say_how_much_the_run_magnifies_changes(record):
+    """Without the Hessian term, plain SGD hands the adjoint back as it is."""
+    p = problem("mlp", "sgd")
+    run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
+    plain = retrace(run.recording, query, hessian=False).details["adjoint_growth"]
+    assert plain == 1 and run.influence(query).details["adjoint_growth"] != 1

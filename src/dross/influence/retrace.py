@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..parallel.ranks import RankReducer
 from ..parallel.reducer import ALONE, Reducer
@@ -78,10 +79,9 @@ def retrace(
     average, state = _asked(recording, window, of, show=(show := progress and ranks.rank == 0))
     seed, scalar = _seed(query, recording, ranks, state)
     name = query.name if average is None else f"{query.name} of the average"
-    sketch = _sketch(seed, ranks)
+    sketch, lengths = _sketch(seed, ranks), _lengths(seed, ranks)
     file = _progress_file(resume, recording, window, hessian, name, seed)
-    # on a GPU, a block's terms are read while the next block is computed
-    lag = 1 if recording.device.type == "cuda" else 0
+    lag = int(recording.device.type == "cuda")  # terms are read while the next block is computed
     own_file = file if ranks.rank == 0 else None
     totals = ScoreTotals(window, len(seed.theta), len(recording.instances), own_file, lag)
     adjoint, position, enter = seed, window.stop, None
@@ -99,9 +99,8 @@ def retrace(
     bar = progress_bar("retracing", position - window.first, show=show)
     with recording.executor.training(), bar as advance:
         for block in recording.walk_backward(window.first, window.stop, position):
-            # handed over, so that it is freed once the block's first reverse step is done
             handed = [_drop_vanished_buffers(adjoint, recording)]
-            del adjoint
+            del adjoint  # handed over, so that it is freed after the block's last step
             adjoint, terms = reverse_steps(recording, block, handed.pop(), hessian, advance, enter)
             totals.add(block, terms, adjoint, recording.executor.choices())
             if recording.memory_limit is not None:
@@ -116,6 +115,7 @@ def retrace(
         first_epoch=window.oldest,
         at=window.stop,
         hessian=hessian,
+        details={"adjoint_growth": _growth(lengths, _lengths(adjoint, ranks))},
         query_sketch=sketch,
     )
 
@@ -172,6 +172,23 @@ def _progress_file(
     steps = (window.first, window.stop)
     question = describe_question(recording, steps, hessian, name, seed)
     return ProgressFile(Path(resume), question)
+
+
+def _lengths(adjoint: Derivative, ranks: Reducer) -> Tensor:
+    """The length of the adjoint of theta, for each query: [Q]."""
+    if not isinstance(ranks, ShardReducer):
+        return adjoint.theta.norm(dim=1)
+    (squares,) = ranks.sum(adjoint.theta.square().sum(1))
+    return squares.sqrt()
+
+
+def _growth(before: Tensor, after: Tensor) -> float:
+    """How many times longer an adjoint became on its way back; the most of all queries.
+
+    A run that magnifies changes a hundredfold is not followed by first-order scores
+    (docs/results/language-models.md).
+    """
+    return float((after / before.clamp_min(torch.finfo(before.dtype).tiny)).max())
 
 
 def _drop_vanished_buffers(adjoint: Derivative, recording: Recording) -> Derivative:

@@ -55,7 +55,7 @@ class Scores:
     first_epoch: int = 0  # the epoch that by_epoch begins with
     at: int = 0  # after how many steps the model was asked
     hessian: bool = True  # False: the Hessian term was left out
-    details: dict[str, Any] = field(default_factory=dict)  # what an estimator says of itself
+    details: dict[str, Any] = field(default_factory=dict)  # what a retrace or an estimator adds
     query_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
 
     def __post_init__(self):
