@@ -225,7 +225,7 @@ def run_exact(experiment: Experiment) -> dict:
         return float(query.evaluate(recording.objective, state))
 
     found = {}
-    for j in (0, 1, 4):
+    for j in (1, 4):
         slope = (ask(j, 1 + offset) - ask(j, 1 - offset)) / (2 * offset)
         found[str(j)] = [float(scores[j]), -slope]
     worst = max(abs(a - b) / abs(b) for a, b in found.values())

@@ -138,7 +138,7 @@ def main() -> None:
     common = {"weights": None, "device": "cpu", "held_out": 64, "tokens": 24, "words": 10}
     common |= {"rank": 0, "layers": 2, "width": 48, "seed": 0, "bad": 0.33, "memory": 0, "disk": 0}
     common |= {"bf16": False, "checkpointing": False, "optimizer": "adamw_torch", "batch": 16}
-    common |= {"epochs": 2, "pretraining": 1500, "out": tempfile.mkdtemp(prefix="dross-lm-")}
+    common |= {"epochs": 2, "pretraining": 1000, "out": tempfile.mkdtemp(prefix="dross-lm-")}
     common["steps"] = common["epochs"] * -(-given.examples // common["batch"])
     experiment = Removal(argparse.Namespace(**common, **vars(given)))
     kinds = np.array([example.kind for example in experiment.examples])

@@ -102,18 +102,21 @@ def main() -> None:
     parser.add_argument("--reviews", type=Path)
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/language-trust"))
+    parser.add_argument("--optimizer", default="adamw_torch")
+    parser.add_argument("--only", nargs=3, type=float, metavar=("RATE", "BATCH", "EPOCHS"))
     given = parser.parse_args()
+    chosen = [(given.only[0], *map(int, given.only[1:]))] if given.only else CONFIGURATIONS
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     common = {"weights": None, "device": "cpu", "held_out": 64, "tokens": 24, "words": 10}
     common |= {"rank": 0, "layers": 2, "width": 48, "seed": 0, "bad": 0.2, "memory": 0, "disk": 0}
-    common |= {"bf16": False, "checkpointing": False, "optimizer": "adamw_torch"}
+    common |= {"bf16": False, "checkpointing": False, "optimizer": given.optimizer}
     rows = []
     measured = ("lds", "tau_singles", "slope", "relative_error", *PROXIES)
     print_head("rate", "batch", "steps", *measured)
-    for rate, batch, epochs in CONFIGURATIONS:
+    for rate, batch, epochs in chosen:
         steps = epochs * -(-given.examples // batch)
-        name = given.out / f"{rate:g}-{batch}-{steps}"
+        name = given.out / f"{given.optimizer}-{rate:g}-{batch}-{steps}"
         file = name / "trust.json"
         if not file.exists():
             options = {**common, "rate": rate, "batch": batch, "steps": steps, "out": str(name)}
@@ -122,6 +125,8 @@ def main() -> None:
             file.write_text(json.dumps(made))
         rows.append(json.loads(file.read_text()))
         print_row(f"{rate:g}", batch, steps, *(f"{rows[-1][name]:.3g}" for name in measured))
+    if len(rows) < 3:
+        return
     errors = [row["relative_error"] for row in rows]
     print()
     print_head("number", "rank correlation with the relative error", "with the LDS")
