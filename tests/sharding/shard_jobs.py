@@ -18,7 +18,10 @@ import dross
 from dross.errors import DrossError
 from dross.replay.sharded import prepare_shards, shard_recording
 from dross.sharding.gathering import count_gathered
+from dross.sharding.objective import shard_objective
 from dross.sharding.ranks import ShardReducer
+from dross.step.layout import Layout
+from dross.step.objective import Objective
 from oracles import Problem
 from parallel.launch import die
 from parallel.rank_jobs import groups
@@ -85,8 +88,10 @@ def opened(name: str, tape: str, *, meta: bool = False) -> tuple[Problem, dross.
 
 def scored(rank: int, tapes: dict[str, str]) -> dict:
     """The scores of every tape in shards on 2 and 4 ranks."""
-    found = {}
-    for size, group in groups().items():
+    found, every = {}, groups()
+    if rank == 0:
+        found["refused"] = refused(every[1])
+    for size, group in every.items():
         for name, tape in tapes.items() if rank < size else ():
             if size == 1 or (size == 4 and "clipped" not in name):
                 continue
@@ -96,6 +101,54 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
                 asked = [run.influence(q, group=group, sharded=True) for q in queries(name, p)]
             found[size, name] = [(scores.values, scores.query_sketch) for scores in asked]
     return found
+
+
+class Choosy(nn.Module):
+    """Reads one layer or the other, by its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x) if bool(x[0, 0] > 0) else self.b(x) + self.a(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(2, 2)
+
+    def forward(self, x):
+        return self.rnn(x)[0]
+
+
+class Hidden(nn.Module):
+    """Reads its weight from a place that is not the module's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.kept = [self.layer.weight]
+
+    def forward(self, x):
+        return F.linear(x, self.kept[0], self.layer.bias)
+
+
+def refused(group) -> list[str]:
+    """What models that cannot be gathered from are told."""
+
+    def passes(model: nn.Module) -> None:
+        named = dict(model.named_parameters())
+        shapes = tuple(p.shape for p in named.values())
+        layout = Layout(tuple(named), shapes, (sum(s.numel() for s in shapes),), ())
+        ranks = ShardReducer(group, torch.device("cpu"), layout)
+        objective = shard_objective(Objective(model, layout, F.mse_loss), ranks)
+        theta = layout.read(model)[0]
+        for sign in (1.0, -1.0):
+            objective.call(objective.layout.unflatten(theta), {}, sign * torch.ones(1, 2))
+
+    return [said(lambda model=model: passes(model())) for model in (Choosy, Recurrent, Hidden)]
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import json
 import pytest
 
 import dross
-from dross.errors import TapeDamaged
+from dross.errors import NotSupported, TapeDamaged
+from dross.record.loops.fsdp.model import check_options
 from dross.tape.manifest_check import check_manifest
 from dross.tape.reader import Tape
 from parallel.launch import launched
@@ -26,6 +27,12 @@ def recorded_by_one(p, size, tape):
         optimizer.step()
         optimizer.zero_grad()
     return recorder.run((p.X, p.Y))
+
+
+def test_options_that_do_not_work_with_shards_are_refused():
+    check_options(penalty=None, scaler=None, resume=False)
+    with pytest.raises(NotSupported, match="Under fully_shard, resume is not supported yet"):
+        check_options(penalty=None, resume=True)
 
 
 def check_damage(tape, made):

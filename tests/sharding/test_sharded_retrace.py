@@ -46,6 +46,9 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
             runs[name] = p, record(p, keep=dross.Checkpoints(every=2))
     tapes = {name: str(run.tape) for name, (_, run) in runs.items()}
     found = launched(4, shard_jobs.scored, tmp_path / "jobs", tapes)
+    choosy, recurrent, hidden = found[0].pop("refused")
+    assert "read 'b.weight' where its first batch read 'a.weight'" in choosy
+    assert "'rnn' is a GRU" in recurrent and "'layer.weight' without reading it" in hidden
     for name, (p, run) in runs.items():
         expected = [run.influence(q) for q in shard_jobs.queries(name, p)]
         every = [(rank, key) for rank in range(4) for key in found[rank] if key[1] == name]

@@ -136,6 +136,7 @@ class GatheredParameters(Mapping[str, Tensor]):
         """
         self.units, self.chunks, self.factor = units, chunks, factor
         self.order: list[tuple[str, ...]] = []  # the units in the order of their gathering
+        self.used: set[str] = set()  # the parameters that were read
         self._last: tuple[Unit, tuple[Tensor, ...], bool] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
@@ -149,6 +150,7 @@ class GatheredParameters(Mapping[str, Tensor]):
 
     def read(self, unit: Unit, name: str) -> Tensor:
         """A parameter of a unit, as a differentiable function of theta."""
+        self.used.add(name)
         return self._gather(unit, True)[unit.names.index(name)]
 
     def values_of(self, unit: Unit) -> tuple[Tensor, ...]:

@@ -66,7 +66,7 @@ class ShardedObjective(Objective):
         if not self.gathering.alike[0]:
             found = parameters.order[before:]
             if not self.order:
-                self._check_all_read(found)
+                self._check_all_read(parameters.used)
                 self.order.extend(found)
             elif len(found) != len(self.order):
                 raise _other_order(self.order[len(found)], None)
@@ -86,8 +86,7 @@ class ShardedObjective(Objective):
 
         return read
 
-    def _check_all_read(self, found: list[tuple[str, ...]]) -> None:
-        read = {name for names in found for name in names}
+    def _check_all_read(self, read: set[str]) -> None:
         if missing := [name for name in self.layout.names if name not in read]:
             raise NotSupported(
                 f"The model computes with '{missing[0]}' without reading it from its module, so it "
