@@ -44,7 +44,7 @@ class TiedWords(nn.Module):
 
 def deep() -> nn.Module:
     """Many layers of the same size: whole, their weights outweigh everything else."""
-    layers = [part for _ in range(5) for part in (nn.Linear(24, 24), nn.Tanh())]
+    layers = [part for _ in range(4) for part in (nn.Linear(24, 24), nn.Tanh())]
     return nn.Sequential(nn.Linear(6, 24), *layers, nn.Linear(24, 3))
 
 
@@ -159,16 +159,20 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.peak, self._alive = 0, {}
+        self.peak, self._total, self._alive = 0, 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, torch.Tensor):
                 storage = StorageWeakRef(t.untyped_storage())
-                self._alive.setdefault(storage.cdata, (storage, t.untyped_storage().nbytes()))
-        self._alive = {k: v for k, v in self._alive.items() if not v[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._alive.values()))
+                if storage.cdata not in self._alive:
+                    self._alive[storage.cdata] = (storage, t.untyped_storage().nbytes())
+                    self._total += self._alive[storage.cdata][1]
+        if self._total > self.peak:  # perhaps some of it is gone
+            self._alive = {k: v for k, v in self._alive.items() if not v[0].expired()}
+            self._total = sum(nbytes for _, nbytes in self._alive.values())
+            self.peak = max(self.peak, self._total)
         return out
 
 
