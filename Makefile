@@ -3,6 +3,10 @@
 # make check    style, types, and which folder may import which
 # make fuzz     hostile inputs, kills at random moments and full disks, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
+# make docs     the site, into build/site: strict, and without the network once it is installed
+# make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
+# make docs-check  looks at the built site in Chromium: axe, sizes, phone and desktop, light and dark
+# make tutorials   runs the tutorials and writes their output into their pages, about five minutes
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +16,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test check fuzz clusters browser clean
+.PHONY: demo test check fuzz clusters docs docs-serve docs-check tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +45,22 @@ fuzz: $(VENV)/installed
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
 	$(BIN)/python -m pytest -n 0 tests/parallel/test_clusters.py
+
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+docs-check: docs browser
+	$(BIN)/python docs/tools/check_site.py build/site
+
+tutorials: $(VENV)/installed
+	$(BIN)/python docs/tools/tutorials.py
 
 browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \
