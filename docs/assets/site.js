@@ -1,4 +1,4 @@
-// Tables of class "sortable": a click on a column's head sorts by it, the next one the other way.
+// What the site adds to Material. Tables of class "sortable": a click on a column's head sorts by it, the next one the other way.
 function valueOf(cell) {
   const text = cell.textContent.trim();
   const number = parseFloat(text);
@@ -32,3 +32,15 @@ function makeSortable(table) {
 }
 
 document.querySelectorAll("table.sortable").forEach(makeSortable);
+
+// For those who do not use a mouse: the search dialog has a name, wide tables can be scrolled with keys.
+document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+
+function openToKeys() {
+  document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code").forEach(part => {
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+  });
+}
+
+openToKeys();
+addEventListener("load", openToKeys); // Material wraps tables when it has started
