@@ -120,9 +120,10 @@ def write_page(name: str, outputs: list[str], ran: str) -> str:
 
 
 def _as_markdown(intro: str) -> str:
-    """Indented lines of a docstring are commands and outputs, which the page shows anyway."""
+    """Leave out commands and outputs, which are indented, and the sentence that announces them."""
     kept = [part for part in intro.split("\n\n") if not part.startswith("    ")]
-    return "\n\n".join(part for part in kept if not part.rstrip().endswith((":", "prints")))
+    announced = re.compile(r"(?:(?<=\.\s)|^)[^.]*(?:prints|:)$", flags=re.DOTALL)
+    return "\n\n".join(filter(None, (announced.sub("", part).strip() for part in kept)))
 
 
 def read_outputs(page: str, count: int) -> tuple[list[str], str]:
