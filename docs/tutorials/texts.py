@@ -46,7 +46,7 @@ rows = [int(source.split()[-1]) - 2 for source in touched["source"]]
 print(f"The plan touches {len(rows)} reviews; {wrong[rows].sum()} of them have a wrong label.")
 sure = touched.sort_values("confidence", ascending=False).index[:3]
 for id in sure:
-    row, text = table.loc[id], project.content["review"][id]
+    row, text = table.loc[id], project.content["text"][id]
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
 # %% Telling words
