@@ -134,6 +134,10 @@ def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     assert reader.give("README.md", clean) and reader.give("README.md", judge)
     (verdict,) = (reader.folder / "runs" / "people" / "verdicts").glob("*.json")
     assert re.search(r'"verdict": "(improved|worse|cannot tell)"', verdict.read_text())
+    table = (reader.folder / "runs" / "people" / "scores.csv").read_text().splitlines()[0]
+    formats = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    described = formats[formats.index("### Columns of scores.csv") : formats.index("## Scores\n")]
+    assert re.findall(r"^\| `(\w+)` \|", described, re.M) == table.split(",")
     pages = [page for start in TOGETHER for page in list_pages() if page.startswith(start)]
     counted = [reader.follow(page) for page in pages]
     print(f"{sum(ran for ran, _ in counted)} ran, {sum(left for _, left in counted)} did not")
