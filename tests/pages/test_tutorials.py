@@ -15,7 +15,7 @@ tutorials = importlib.util.module_from_spec(_spec)
 sys.modules["tutorials"] = tutorials
 _spec.loader.exec_module(tutorials)
 
-QUICK = ("loop", "object_storage")
+QUICK = ("object_storage",)  # tests/pages/test_code_blocks.py runs a loop
 
 
 def cells_of(name):
