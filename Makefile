@@ -6,7 +6,7 @@
 # make docs     the site, into build/site: strict, and without the network once it is installed
 # make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
 # make docs-check  looks at the built site in Chromium: axe, sizes, phone and desktop, light and dark
-# make tutorials   runs the tutorials and writes their output into their pages, about five minutes
+# make tutorials   runs the tutorials and writes their output into their pages, some minutes
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
