@@ -5,6 +5,10 @@
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make package  build the wheel and the sdist, and try both in fresh environments
 # make oldest   the tests with the oldest versions that the metadata allow
+# make docs     the site, into build/site: strict, and without the network once it is installed
+# make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
+# make docs-check  looks at the built site in Chromium: axe, sizes, phone and desktop, light and dark
+# make tutorials   runs the tutorials and writes their output into their pages, some minutes
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +18,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test check fuzz clusters package oldest browser clean
+.PHONY: demo test check fuzz clusters package oldest docs docs-serve docs-check tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +63,22 @@ oldest:
 	$(OLDEST)/bin/pip install --quiet --constraint $(OLDEST)/constraints.txt '.[pictures,lightning,skorch,tensorboard]' pytest pytest-xdist hypothesis httpx
 	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST_TESTS)
 OLDEST_TESTS ?= tests/autodiff tests/cleanse tests/cli tests/data tests/influence tests/parallel/test_job_pool.py tests/record tests/replay tests/step tests/tape
+
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+docs-check: docs browser
+	$(BIN)/python docs/tools/check_site.py build/site
+
+tutorials: $(VENV)/installed
+	$(BIN)/python docs/tools/tutorials.py
 
 browser: $(VENV)/installed
 	@if command -v chromium >/dev/null; then echo 'Chromium is there.'; \

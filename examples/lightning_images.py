@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from dross.integrations.lightning import DrossCallback
 
 
+# %% The module
+# What is new: `training_step` returns the losses beside the loss.
 class Digits(lightning.LightningModule):
     """A small convolutional network."""
 
@@ -55,6 +57,7 @@ class Digits(lightning.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+# %% The data
 def load(wrong: int = 60) -> tuple[DataLoader, DataLoader, np.ndarray]:
     """600 pictures to learn from, 400 to be asked about, and which labels are wrong."""
     pictures, labels = load_digits(return_X_y=True)
@@ -69,6 +72,8 @@ def load(wrong: int = 60) -> tuple[DataLoader, DataLoader, np.ndarray]:
     return train, validation, flipped
 
 
+# %% Train, record and ask
+# The callback is the other new line. `loss_of` makes a query of a loader.
 def main() -> None:
     """Train, record and ask."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -19,6 +19,8 @@ from sklearn.preprocessing import StandardScaler
 
 from dross.integrations.sklearn import CleaningClassifier
 
+# %% The data
+# A fifth of the training labels is wrong; the test labels are right.
 X, y = load_digits(return_X_y=True)
 X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0)
 
@@ -26,6 +28,8 @@ rng = np.random.default_rng(0)
 wrong = rng.random(len(y)) < 0.2  # in training; the test labels are right
 noisy = np.where(wrong, (y + rng.integers(1, 10, len(y))) % 10, y)
 
+# %% Two pipelines
+# They differ by the last step.
 learner = LogisticRegression(max_iter=1000)
 plain = make_pipeline(StandardScaler(), learner)
 # dross holds a fifth of the rows out to find what is harmful; of those, too, it shall remove
@@ -33,6 +37,7 @@ plain = make_pipeline(StandardScaler(), learner)
 cleaning = CleaningClassifier(learner, remove_doubted=True)
 cleaned = make_pipeline(StandardScaler(), cleaning)
 
+# %% Fit and compare
 plain.fit(X, noisy)
 cleaned.fit(X, noisy)
 

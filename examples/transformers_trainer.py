@@ -24,6 +24,8 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 
 from dross.integrations.transformers import RecordingTrainer
 
+# %% The sentences
+# Made up of pleasant, unpleasant and other words.
 PLEASANT = ["good", "fine", "bright", "warm", "lovely", "happy"]
 UNPLEASANT = ["bad", "poor", "dark", "cold", "awful", "sad"]
 OTHERS = ["the", "a", "film", "room", "day", "was", "with", "and", "seemed", "very", "that", "it"]
@@ -54,6 +56,9 @@ def pad(examples: list[dict]) -> dict:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
 
+# %% Train, record and ask
+# `RecordingTrainer(..., tape=...)` is the one changed line. `loss_of` asks for the loss that
+# `evaluate` computes.
 def main() -> None:
     """Train, record and ask."""
     torch.set_num_threads(1)  # a model as small as this one is quicker so

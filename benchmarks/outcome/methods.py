@@ -7,6 +7,7 @@ probabilities, of a logistic regression and of the network that dross would trai
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -167,3 +168,18 @@ METHODS = {
     "dross before": use_dross_before,
     "dross": use_dross,
 }
+
+
+def discover() -> dict:
+    """The tools of the folder tools/, a file for each: its function `clean` is called."""
+    found = {}
+    for path in sorted((Path(__file__).parent / "tools").glob("*.py")):
+
+        def clean(case: Case, path: Path = path) -> Found | None:
+            return runpy.run_path(str(path))["clean"](case)
+
+        found[path.stem.replace("_", " ")] = clean
+    return found
+
+
+METHODS |= discover()

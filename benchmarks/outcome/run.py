@@ -94,6 +94,9 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", help="where dross trains")
     parser.add_argument("--out", type=Path, default=Path("runs/outcome.jsonl"))
+    parser.add_argument(
+        "--add", type=Path, help="write the rows of --methods into outcome.csv there"
+    )
     options = parser.parse_args()
     names = options.sets or (sets.HELD_OUT if options.held_out else sets.DEVELOP)
     kinds, seeds, started = None, options.seeds, time.monotonic()
@@ -121,6 +124,8 @@ def main() -> None:
             if time.monotonic() - started > 60 * options.minutes:
                 pool.terminate()
                 break
+    if options.add is not None:
+        summary.add_rows(lines, options.methods, options.add / "outcome.csv")
     summary.show([line for line in lines if line["case"][0] in names])
 
 

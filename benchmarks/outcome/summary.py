@@ -8,6 +8,7 @@ With --into, the table of every case goes to outcome.csv and the picture to outc
 import argparse
 import csv
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -96,19 +97,39 @@ def show(lines: list[dict]) -> None:
         print(f"| {method} | {worse} of {of} | {middle:.0f} |")
 
 
-def write_rows(cases: dict, path: Path) -> None:
+HEAD = ("set", "noise", "validation", "seed", "method", "judge", "error", "touched", "seconds")
+
+
+def list_rows(cases: dict) -> list[tuple]:
     """Every error of every case, one row for each method and judge."""
-    head = ("set", "noise", "validation", "seed", "method", "judge", "error", "touched", "seconds")
+    rows = []
+    for (name, kind, noisy, seed), found in sorted(cases.items()):
+        about = (name, kind, "noisy" if noisy else "right", seed)
+        for method, result in found.items():
+            touched = result["removed"] + result["relabelled"]
+            for judge, error in result["errors"].items():
+                rows.append((*about, method, judge, f"{error:.5f}", touched, result["seconds"]))
+    return rows
+
+
+def write_rows(cases: dict, path: Path) -> None:
+    """The table of every case."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(head)
-        for (name, kind, noisy, seed), found in sorted(cases.items()):
-            about = (name, kind, "noisy" if noisy else "right", seed)
-            for method, result in found.items():
-                touched = result["removed"] + result["relabelled"]
-                for judge, error in result["errors"].items():
-                    row = (f"{error:.5f}", touched, result["seconds"])
-                    writer.writerow((*about, method, judge, *row))
+        writer.writerow(HEAD)
+        writer.writerows(list_rows(cases))
+
+
+def add_rows(lines: list[dict], methods: list[str], path: Path) -> None:
+    """Put the rows of some methods into the table of every case."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tables import merge_rows
+
+    cases = defaultdict(dict)
+    for line in lines:
+        if line["errors"] is not None and line["method"] in methods:
+            cases[tuple(line["case"])][line["method"]] = line
+    merge_rows(path, [dict(zip(HEAD, row)) for row in list_rows(cases)], HEAD[:6])
 
 
 @charts.house_style()

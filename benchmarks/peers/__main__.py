@@ -20,7 +20,7 @@ from dross.support.atomic_files import write_json
 from .measures import load_scores, measure_agreement
 from .methods import METHODS
 from .problem import Problem
-from .report import write_report
+from .report import add_rows, write_report
 from .settings import SETTINGS
 from .truth import SHARES
 
@@ -101,6 +101,8 @@ def read_options() -> argparse.Namespace:
     add("--without-duel", action="store_true", help="leave out the timings against MAGIC")
     about_folder = "where results are kept (default runs/peers/full or quick)"
     add("--folder", type=Path, help=about_folder)
+    about_add = "write the rows of these methods into the tables there when they have run"
+    add("--add", type=Path, metavar="FOLDER", help=about_add)
     about_report = "write the page, table and figure there; run nothing"
     add("--report", type=Path, metavar="FOLDER", help=about_report)
     return parser.parse_args()
@@ -129,6 +131,8 @@ def main() -> None:
         if not options.without_duel:
             run_step(problem, "duel", 4 * options.limit, options)
             run_step(problem, "equality", options.limit, options)
+    if options.add:
+        add_rows(options.folder, options.add, names, options.quick)
 
 
 if __name__ == "__main__":

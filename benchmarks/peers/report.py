@@ -7,6 +7,7 @@ What a person wrote on the page stays: only the part between the two marks is wr
 
 import json
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 from dross.support.atomic_files import write_table
 from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
 
+from ..tables import merge_rows
 from .measures import COLUMNS, load_scores, measure_agreement
 from .methods import METHODS
 from .problem import Problem
@@ -55,6 +57,17 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
     page.write_text(between.sub(lambda _: written, old))
     failures = sum(row["failed"] != "" for row in rows)
     print(f"{page}: {len(rows)} rows, {failures} of them could not run.")
+
+
+def add_rows(folder: Path, target: Path, methods: Sequence[str], small: bool) -> None:
+    """Put the rows of some methods into the table of all, in the place of those of an earlier run.
+
+    `docs/leaderboard.md` shows them at the next build. The page of peers stays as it is.
+    """
+    names = [name for name in SETTINGS if (folder / name / "problem.json").exists()]
+    rows = [row for name in names for row in collect_rows(Problem.of(name, folder, small))]
+    mine = [row for row in rows if row["method"] in methods]
+    merge_rows(target / "peers.csv", mine, ("model", "method"))
 
 
 def load_result(problem: Problem, name: str) -> dict:

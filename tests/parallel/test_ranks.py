@@ -224,7 +224,8 @@ def make_model():
 
 def test_the_program_of_the_documentation_under_torchrun(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
-    (tmp_path / "score.py").write_text(text.split("```python\n")[1].split("```")[0])
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    (tmp_path / "score.py").write_text(next(block for block in blocks if "# score.py" in block))
     (tmp_path / "mine.py").write_text(MINE)
     address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     launcher = [sys.executable, "-m", "torch.distributed.run", *address]

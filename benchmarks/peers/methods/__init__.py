@@ -5,9 +5,11 @@ losses (scores [Q, N]). All scores mean what dross' scores mean: the estimated c
 when the instance is removed, up to a positive factor.
 """
 
+import ast
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -131,6 +133,32 @@ METHODS: dict[str, Method] = {
         "traker_methods", "trak", "traker", "TRAK, one checkpoint, projection to 512, float32"
     ),
 }
+
+
+def discover() -> dict[str, Method]:
+    """The methods of files in this folder that METHODS does not name: one `score` in each.
+
+    The file is read and not imported, because its library may not be here.
+    """
+    found = {}
+    known = {method.file for method in METHODS.values()} | {"__init__"}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem not in known:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            what = (ast.get_docstring(tree) or path.stem).splitlines()[0].rstrip(".")
+            named = [
+                node.value.value
+                for node in tree.body
+                if isinstance(node, ast.Assign)
+                and getattr(node.targets[0], "id", "") == "LIBRARY"
+                and isinstance(node.value, ast.Constant)
+            ]
+            name = path.stem.replace("_", "-")
+            found[name] = Method(path.stem, "score", str(named[0]) if named else "", what)
+    return found
+
+
+METHODS |= discover()
 
 
 def find(name: str) -> Score:

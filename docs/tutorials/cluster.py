@@ -1,0 +1,60 @@
+"""A cluster of Ray or Dask.
+
+Counterfactual runs and the seeds of a verdict are independent of each other. joblib gives them to
+processes of this machine, to Dask or to Ray; the results have the same bits everywhere. `pip
+install 'dross[clusters]'` brings both.
+"""
+
+# %% A recorded run
+# Workers open the tape themselves, so it must lie where they see it. A script that starts workers
+# needs the last line, `if __name__ == "__main__"`, as always in Python.
+import joblib
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import dross
+
+pictures, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(pictures / 16, dtype=torch.float32), torch.tensor(labels)
+train, query = (x[:400], y[:400]), dross.mean_loss((x[400:700], y[400:700]))
+
+
+def record() -> dross.Run:
+    """Train a small network and keep its tape."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"epochs": 6, "batch_size": 32, "tape": "runs/mine", "progress": False}
+    return dross.train(model, train, "cross_entropy", optimizer, **options)
+
+
+# %% Give the work away
+# For a real cluster, connect to its scheduler: `Client("scheduler:8786")`. One thread for each
+# worker, because random numbers and the modes of a model belong to the whole process. With Ray:
+# `ray.init("auto")`, `ray.util.joblib.register_ray()`, and `joblib.parallel_config("ray",
+# n_jobs=64)`.
+def main() -> None:
+    """Leave 128 instances out, one at a time: here, then over the workers of a Dask cluster."""
+    from distributed import Client, LocalCluster
+
+    run = record()
+    ids = np.arange(128)
+    here = run.leave_one_out(query, ids, n_jobs=1, folder="runs/here")
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with Client(cluster), joblib.parallel_config("dask"):
+            there = run.leave_one_out(query, ids, folder="runs/there")
+    print(f"{len(there)} instances left out; the same bits as here: {np.array_equal(here, there)}")
+    estimated = run.influence(query).values[ids]
+    print(f"correlation with the scores: {np.corrcoef(estimated, there)[0, 1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()
+
+# %% What if a worker dies?
+# Its pieces are given out again, with a warning. With a `folder`, results are kept as they come:
+# the same call goes on after a crash, on any backend. A verdict takes the same: `with
+# joblib.parallel_config("dask"): dross.judge("runs/people")`.
+# [Scale](../scale.md#sweeps-over-a-cluster) has the limits.

@@ -1,0 +1,59 @@
+"""Clean texts.
+
+A table with a column of texts. The reviews here are made up of words, so that nothing needs to be
+fetched, and one label in eight is wrong.
+"""
+
+# %% The file
+import numpy as np
+import pandas as pd
+
+import dross
+
+GOOD = ["lovely", "warm", "bright", "clean", "friendly", "quiet", "fresh", "charming", "tidy"]
+BAD = ["dirty", "cold", "dark", "noisy", "rude", "broken", "cramped", "dull", "shabby"]
+OTHER = ["the", "room", "was", "we", "had", "breakfast", "with", "view", "street", "staff", "bed"]
+rng = np.random.default_rng(0)
+
+
+def write_review(stars: str) -> str:
+    """A dozen words, of which a few say what is meant."""
+    telling, misleading = (GOOD, BAD) if stars == "good" else (BAD, GOOD)
+    words = [*rng.choice(telling, 3), *rng.choice(misleading, 1), *rng.choice(OTHER, 9)]
+    return " ".join(rng.permutation(words))
+
+
+meant = rng.choice(["good", "bad"], 600)
+reviews = [write_review(each) for each in meant]
+wrong = rng.random(600) < 0.125
+stars = np.where(wrong, np.where(meant == "good", "bad", "good"), meant)
+pd.DataFrame({"review": reviews, "stars": stars}).to_csv("reviews.csv", index=False)
+print(reviews[0], "->", stars[0])
+
+# %% Clean
+# On the command line: `dross clean reviews.csv --text review --label stars --backbone none`. With
+# `dross[text]` installed, and without `--backbone none`, static embeddings are tried as well, and
+# the better is taken.
+project = dross.clean(
+    "reviews.csv", "stars", text="review", backbone="none", out="runs/reviews", progress=False
+)
+print(project.recommended)
+
+# %% What was found
+table = project.instances
+touched = table[table["action"] != "keep"]
+rows = [int(source.split()[-1]) - 2 for source in touched["source"]]
+print(f"The plan touches {len(rows)} reviews; {wrong[rows].sum()} of them have a wrong label.")
+sure = touched.sort_values("confidence", ascending=False).index[:3]
+for id in sure:
+    row, text = table.loc[id], project.content["text"][id]
+    print(f"{row['label']} -> {row['prediction']}: {text}")
+
+# %% Telling words
+# Where words are learnt, the reasons name them.
+for word, weight in project.why(int(table["score"].idxmin()))["words"][:5]:
+    print(f"{word:10} {weight:+.2f}")
+
+# %% Does it help?
+verdict = dross.judge("runs/reviews", quick=True, progress=False)
+print(verdict.verdict, "-", verdict.sentence)
