@@ -8,7 +8,7 @@ import torch
 from ..errors import BadInput, NotSupported
 from ..sharding.objective import ShardedExecutor, ShardedObjective, shard_objective
 from ..sharding.ranks import ShardReducer
-from ..tape.shard_reader import ShardTape
+from ..tape.sharded.reader import ShardTape
 from .recording import Recording
 
 

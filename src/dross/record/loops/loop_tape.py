@@ -27,7 +27,7 @@ from ...tape.manifest import RunSettings, check_same_run, describe
 from ...tape.reader import Tape
 from ...tape.resume import begin_notes
 from ...tape.retention import Keep
-from ...tape.shard_writer import ShardWriter
+from ...tape.sharded.writer import ShardWriter
 from ...tape.writer import TapeWriter
 from . import ddp
 from .average_watch import AverageWatch

@@ -6,14 +6,14 @@ rank its digest; the manifest names a segment, or the end of the tape, once it h
 
 from typing import Any
 
-from ..errors import NotSupported
-from ..parallel.ranks import RankReducer
-from ..step.state import State
-from .average_record import AverageRecord
-from .reader import SHARDED_FORMAT
-from .segment import Segment, encode_segment
-from .shards import is_cut
-from .writer import TapeWriter
+from ...errors import NotSupported
+from ...parallel.ranks import RankReducer
+from ...step.state import State
+from ..average_record import AverageRecord
+from ..reader import SHARDED_FORMAT
+from ..segment import Segment, encode_segment
+from ..shards import is_cut
+from ..writer import TapeWriter
 
 
 class ShardWriter(TapeWriter):

@@ -9,15 +9,15 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import DrossError, TapeDamaged
-from ..sharding.clipping import shard_clip
-from ..sharding.ranks import ShardReducer
-from ..support.file_digests import digest_file
-from ..support.progress import progress_bar
-from .reader import Tape, parse, parse_about
-from .segment import Segment
-from .shards import files_of, is_cut, written_layout
-from .storage import Folder
+from ...errors import DrossError, TapeDamaged
+from ...sharding.clipping import shard_clip
+from ...sharding.ranks import ShardReducer
+from ...support.file_digests import digest_file
+from ...support.progress import progress_bar
+from ..reader import Tape, parse, parse_about
+from ..segment import Segment
+from ..shards import files_of, is_cut, written_layout
+from ..storage import Folder
 
 
 class ShardTape(Tape):
