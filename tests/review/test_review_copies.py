@@ -88,7 +88,7 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
         wait_until_saved(page)
         assert selected_id(page) == 7
         wait_for_text(page, "why-body", "2 times in the training part")
-        page.click("#why-body .others button >> nth=0")
+        page.click("#why-body .others button.small >> nth=0")
         wait_until(page, "document.activeElement.dataset.id === '3'")
     assert decisions_on_disk(project) == {12: ("remove", None)}
 

@@ -15,6 +15,7 @@ from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
+from .display.cells import format_cell, name_label, order_columns
 from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
 from .inputs.source import Frame
 from .plans.actions import KEEP
@@ -25,13 +26,14 @@ from .project import Project
 _KIND_COLOURS = (
     "black",
     charts.BLUE,
-    "#c9b28a",
+    "#db982e",
     charts.RED,
-    "#9bb8a0",
-    "#8a6d3b",
-    "#b7a3c4",
-    "0.6",
-)
+    "#50aee8",
+    "#883244",
+    "#8d1de0",
+    "#c2a3a5",
+)  # apart for colour-blind readers, too (tests/review/test_colours.py)
+_KIND_MARKERS = "os^DvPX*<>"
 _CARDS = 24  # instances in each list
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400
@@ -113,8 +115,8 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
     card = {
         "id": id,
         "source": row["source"],
-        "label": row["label"],
-        "prediction": row["prediction"],
+        "label": name_label(row["label"], project.about),
+        "prediction": name_label(row["prediction"], project.about),
         "effect": _effect(row["score"], project.about),
         "harmful_in": int(row["harmful_in"]),
         "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
@@ -122,8 +124,7 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
         "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
         "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
     }
-    unusual = project.why(id)["unusual"]
-    return card | _look(project.content.iloc[id], project.picture("train", id), unusual)
+    return card | _look(project.content.iloc[id], project.picture("train", id), project.why(id))
 
 
 def _label_cards(project: Project) -> list[dict[str, Any]]:
@@ -132,19 +133,20 @@ def _label_cards(project: Project) -> list[dict[str, Any]]:
     for id, row in first.iterrows():
         content = project.validation.loc[id].drop([" source", " label"])
         card = {**row[["source", "label", "prediction", "change"]]}
+        card |= {name: name_label(card[name], project.about) for name in ("label", "prediction")}
         card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
         cards.append(card | _look(content, project.picture("validation", int(id)), {}))
     return cards
 
 
-def _look(content: Any, picture: bytes | None, unusual: dict[str, str]) -> dict[str, Any]:
+def _look(content: Any, picture: bytes | None, why: dict[str, Any]) -> dict[str, Any]:
     look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
     if picture is not None:
         look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
     elif "text" in content.index:
         look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
     else:
-        look["cells"] = _cells(content, unusual)
+        look["cells"] = _cells(content, why.get("columns", []), why.get("unusual", {}))
     return look
 
 
@@ -152,17 +154,15 @@ def _effect(change: float, about: dict[str, Any]) -> str:
     return describe_change(change, about) if change else "nothing changes"
 
 
-def _cells(content: Any, unusual: dict[str, str]) -> list[dict[str, Any]]:
-    """The first cells of a row, unusual ones before the others."""
-    names = [*unusual, *(str(name) for name in content.index if name not in unusual)]
-    missing = lambda value: value is None or value != value
+def _cells(content: Any, weights: list, unusual: dict[str, str]) -> list[dict[str, Any]]:
+    """The cells of a row that matter most for it."""
     return [
         {
             "name": name,
-            "value": None if missing(content[name]) else content[name],
+            "value": format_cell(content[name]),
             "unusual": unusual.get(name, ""),
         }
-        for name in names[:_CELLS_PER_CARD]
+        for name in order_columns(content.index, weights, unusual)[:_CELLS_PER_CARD]
     ]
 
 
@@ -206,7 +206,8 @@ def _draw_plans(plans: dict) -> str:
         tried = sorted((p for p in plans["tried"] if p["kind"] == kind), key=lambda p: p["size"])
         changes = [100 * plan["change"] for plan in tried]
         sizes = [plan["size"] for plan in tried]
-        panel.plot(sizes, changes, color=colour, marker="o", markersize=3, label=kind)
+        marker = _KIND_MARKERS[list(KINDS).index(kind)]
+        panel.plot(sizes, changes, color=colour, marker=marker, markersize=3.5, label=kind)
     for plan in plans["finalists"]:
         if plan["name"] == plans["recommended"]:
             place = (len(plan["removed"]) + len(plan["relabelled"]), 100 * plan["change"])

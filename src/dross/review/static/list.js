@@ -47,7 +47,7 @@ export function setIds(next, wanted, keepPlace = false) {
   const place = places.get(wanted) ?? (keepPlace ? Math.min(before, ids.length - 1) : ids.length ? 0 : -1);
   if (ids.length) select(place, { focus: false });
   else tell("selected", null);
-  if (!ids.length) show(canvas, h("p", { class: "empty" }, "Nothing is in this list. Change the filter, or look at another list."));
+  if (!ids.length) show(canvas, h("p", { class: "empty" }, "This list is empty. Change the filter, or open another list."));
   else canvas.querySelector(".empty")?.remove();
 }
 
