@@ -7,6 +7,7 @@ import pytest
 from dross.cleanse.display.cells import format_cell, name_label, order_columns
 from dross.cleanse.display.unusual import UnusualCells
 from dross.cleanse.inputs.columns import Column
+from dross.cleanse.report import _cells
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,11 @@ def test_unusual_cells_are_named_in_words_and_few(table):
 def test_short_tables_have_no_rare_categories():
     content = pandas.DataFrame({"colour": ["red", "blue", "green"]})
     assert UnusualCells(content, [Column("colour", "category")])({"colour": "red"}) == {}
+
+
+def test_the_report_shows_the_cells_that_matter_first():
+    row = pandas.Series({"age": 63.0, "gain": None, "work": "Private"}, dtype=object)
+    cells = _cells(row, [["work", -0.5]], {"age": "unusually high"})
+    assert [cell["name"] for cell in cells] == ["work", "age", "gain"]
+    assert [cell["value"] for cell in cells] == ["Private", "63", None]
+    assert cells[1]["unusual"] == "unusually high"

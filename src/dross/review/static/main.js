@@ -23,7 +23,7 @@ const MEANINGS = {
   plan: "What the recommended plan would change, the least certain first: check those. Nothing changes until you accept the plan.",
   harmful: "Without any one of these the model would make fewer mistakes on the validation data, by the estimate. The most harmful comes first.",
   mislabelled: "Models that never saw these find their labels improbable, so the labels may be wrong. That alone does not mean that they harm the model.",
-  validation: "Validation labels that the models doubt; those that the recommendation depends on most come first. Say which are right, wrong or really something else, then run the same dross clean command again: it uses what you said.",
+  validation: "Validation labels doubted by models that never saw them; those that the recommendation depends on most come first. Say which are right, wrong or really something else, then run the same dross clean command again: it uses what you said.",
   copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };

@@ -41,6 +41,7 @@ function go(next) {
   show(byId("tour-text"), h("p", {}, step.text));
   byId("tour-place").textContent = `Step ${place + 1} of ${STEPS.length}`;
   byId("tour-back").hidden = place === 0;
+  byId("tour-skip").hidden = place + 1 === STEPS.length;
   byId("tour-next").textContent = place + 1 < STEPS.length ? "Next" : "Done";
   highlight(target);
   put(target.getBoundingClientRect());
