@@ -137,3 +137,20 @@ def test_originals_are_sent_where_they_are_and_nothing_else_is(pictures, shared_
             assert client.get(f"/picture/original/{address}").status_code == 404
     with client_of(shared_project) as client:
         assert client.get("/picture/original/train/3").status_code == 404
+
+
+def test_rows_of_a_list_that_is_flung_are_filled_in_when_it_slows_down(browser, shared_project):
+    fling = """() => new Promise((resolve) => {
+        const list = document.getElementById("list");
+        const frame = (left) => {
+            list.scrollTop += 400;
+            if (left) requestAnimationFrame(() => frame(left - 1));
+            else resolve(list.scrollTop);
+        };
+        frame(12);
+    })"""
+    with serve_in_thread(shared_project) as server, visit(browser, server, "&tab=all") as page:
+        page.wait_for_selector(".item:not(.loading)")
+        assert page.evaluate(fling) > 2000
+        wait_until(page, "!document.querySelector('.item.loading')")
+        assert page.locator(".item .effect").count() >= 10
