@@ -18,6 +18,15 @@ def test_the_project_shows_itself(cancer):
     assert all(verified for *_, verified in why["hurts"])
 
 
+def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
+    project = cancer[1]
+    suspects = project.instances["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
+    weights = [[weight for _, weight in project.why(int(id))["columns"]] for id in suspects]
+    assert all(len(row) == 10 for row in weights)
+    assert all(np.all(np.diff(np.abs(row)) <= 0) for row in weights)  # the heaviest first
+    assert np.median([sum(row) for row in weights]) < 0
+
+
 def test_runs_that_agree_poorly_are_told_and_harm_is_told_as_mistakes(cancer):
     project = cancer[1]
     tell = lambda agreement: list_findings(

@@ -7,9 +7,14 @@ from dross.cleanse.decisions import Decisions
 
 
 @contextmanager
-def visit(browser, server, query="", context=None, **options):
-    """A page that is ready; nothing may have gone wrong in it when it is left."""
+def visit(browser, server, query="", context=None, *, tour=False, **options):
+    """A page that is ready; nothing may have gone wrong in it when it is left.
+
+    tour: as at a first visit, when the tour is shown.
+    """
     own = context or browser.new_context(viewport={"width": 1300, "height": 800}, **options)
+    if not tour:
+        own.add_init_script("try { localStorage.setItem('dross.tour', 'seen') } catch {}")
     page = own.new_page()
     page.set_default_timeout(8000)
     wrong = []

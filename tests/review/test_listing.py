@@ -1,5 +1,8 @@
 """Which instances a list shows, in which order, and how each looks."""
 
+import pandas as pd
+
+from dross.cleanse.project import Project
 from review.review_client import client_of, decide
 from review.review_project import make_project
 
@@ -52,3 +55,24 @@ def test_items_look_like_their_kind(tmp_path, page, shared_project):
             assert key in client.get("/api/items", params={"ids": "0"}).json()["items"][0]
             assert client.get("/api/project").json()["layout"] == kind
             assert client.get("/picture/train/0").status_code == (200 if kind == "images" else 404)
+
+
+def test_whole_numbers_and_unusual_cells_of_every_row(tmp_path):
+    folder = make_project(tmp_path / "p", "table", 300, task="regression").folder
+    content = pd.read_parquet(folder / "content.parquet")
+    content["age"] = [float(age) for age in content["age"]]
+    content["hours-per-week"] = 40.0
+    content.loc[299, "hours-per-week"] = 999.0
+    content.astype(object).to_parquet(folder / "content.parquet")
+    instances = pd.read_parquet(folder / "instances.parquet").assign(label="50.0")
+    instances.to_parquet(folder / "instances.parquet")
+    project = Project.open(folder)
+    assert "unusual" not in project._reasons.get("299", {})  # the rule covers all rows
+    with client_of(project) as client:
+        item = client.get("/api/items", params={"ids": "299"}).json()["items"][0]
+        assert item["label"] == "50" and item["cells"][0].isdecimal()
+        assert item["unusual"]["hours-per-week"].startswith("unusually high: only 0.3")
+        why = client.get("/api/why", params={"id": 299}).json()
+        name, cell, unusual, weight = why["content"]["fields"][0]
+        assert (name, cell, weight) == ("hours-per-week", "999", None) and "high" in unusual
+        assert "Its value is 50;" in " ".join(each["text"] for each in why["sentences"])

@@ -1,4 +1,4 @@
-"""The recommended plan on the page: said first, listed, and taken over in one step."""
+"""The recommended plan on the page: said first, listed, and accepted in one step."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(pla
         assert plan["what"] == "Recommended: change nothing." and plan["count"] == 0
         assert plan["why"] == "None of 45 plans lowered the error."
         refused = client.post("/api/plan", json={"revision": 0})
-        assert refused.status_code == 400 and "nothing to take over" in refused.json()["error"]
+        assert refused.status_code == 400 and "no plan to accept" in refused.json()["error"]
         assert client.get("/api/list", params={"tab": "plan"}).json()["ids"] == []
     assert Project.open(planned.folder).decisions.revision == 0
 

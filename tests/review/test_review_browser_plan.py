@@ -1,4 +1,4 @@
-"""The recommended plan in a real browser: first on the page, and taken over with one key."""
+"""The recommended plan in a real browser: first on the page, and accepted with one key."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_the_plan_is_first_and_one_key_takes_it_over_and_one_takes_it_back(brows
         assert page.is_visible("#plan-doubt")
         wait_until(page, "document.querySelector('#plan-thumb img').naturalWidth > 100")
         page.keyboard.press("t")
-        wait_for_text(page, "plan-state", "Taken over: 10 instances decided")
+        wait_for_text(page, "plan-state", "Accepted: 10 instances decided")
         wait_until_saved(page)
         expected = dict.fromkeys(project.recommended.removed.tolist(), ("remove", None))
         expected |= {id: ("relabel", new) for id, new in project.recommended.relabelled.items()}
@@ -50,7 +50,7 @@ def test_the_plan_is_first_and_one_key_takes_it_over_and_one_takes_it_back(brows
         wait_for_text(page, "progress-text", "0 remove, 0 relabel")
         assert decisions_on_disk(project) == {} and page.is_enabled("#take-plan")
         page.click("#take-plan")
-        wait_for_text(page, "plan-state", "Taken over: 10 instances decided")
+        wait_for_text(page, "plan-state", "Accepted: 10 instances decided")
         assert focused_id(page) is not None  # in the list, not on a button that is off
 
 
@@ -84,7 +84,7 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         assert item.locator(".decision").text_content() == "Keep"
         wait_for_text(page, "plan-state", "0 of 10 decided as recommended, 1 otherwise")
         page.keyboard.press("t")
-        wait_for_text(page, "plan-state", "Taken over: 9 instances decided")
+        wait_for_text(page, "plan-state", "Accepted: 9 instances decided")
         reload(page)
         assert page.get_attribute("[data-tab=plan]", "aria-current") == "page"
         wait_for_text(page, "plan-state", "9 of 10 decided as recommended, 1 otherwise")
@@ -105,7 +105,7 @@ def test_the_other_plans_are_a_picture_and_a_table(browser, tmp_path):
         reload(page)
         assert not page.is_visible("#plan-why")  # remembered
         page.keyboard.press("?")
-        assert "take over the recommended plan" in page.text_content("#help-body")
+        assert "accept the recommended plan" in page.text_content("#help-body")
 
 
 def test_to_change_nothing_is_said_honestly(browser, tmp_path):
@@ -123,5 +123,5 @@ def test_to_change_nothing_is_said_honestly(browser, tmp_path):
         assert not page.is_visible("#take-plan") and not page.is_visible("#plan-doubt")
         assert page.is_visible("#open-plans")
         page.keyboard.press("t")
-        wait_for_text(page, "plan-state", "there is nothing to take over")
+        wait_for_text(page, "plan-state", "there is no plan to accept")
     assert decisions_on_disk(Project.open(folder)) == {}

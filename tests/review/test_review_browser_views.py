@@ -154,7 +154,7 @@ def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
         assert page.evaluate("document.activeElement.id") == "why-title"
         page.wait_for_selector("#why-body .others img")
         assert all(page.eval_on_selector_all("img", "images => images.map((image) => image.alt)"))
-        page.locator(".others button").first.click()
+        page.locator(".others button.small").first.click()
         assert selected_id(page) != before
         page.keyboard.press("Enter")
         page.keyboard.press("Escape")

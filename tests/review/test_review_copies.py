@@ -83,12 +83,12 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
         assert "too good" in page.text_content("#meaning") and selected_id(page) == 12
         wait_until(page, "document.querySelectorAll('.item .copy').length === 3")
         assert page.locator(".item .copy.leaks").count() == 1
-        wait_for_text(page, "why-body", "The same or nearly the same")
+        wait_for_text(page, "why-body", "Copies and near copies")
         page.keyboard.press("x")
         wait_until_saved(page)
         assert selected_id(page) == 7
         wait_for_text(page, "why-body", "2 times in the training part")
-        page.click("#why-body .others button >> nth=0")
+        page.click("#why-body .others button.small >> nth=0")
         wait_until(page, "document.activeElement.dataset.id === '3'")
     assert decisions_on_disk(project) == {12: ("remove", None)}
 
@@ -97,6 +97,6 @@ def test_hostile_copies_run_nothing(browser, tmp_path):
     project = add_copies(make_project(tmp_path / "p", "table", 30, hostile=True))
     with serve_in_thread(project) as server, visit(browser, server, "&tab=copies") as page:
         wait_until(page, "document.querySelectorAll('.item .copy').length === 3")
-        wait_for_text(page, "why-body", "The same or nearly the same")
+        wait_for_text(page, "why-body", "Copies and near copies")
         assert page.evaluate("window.broken") is None
         assert any(text in page.text_content("#why-body") for text in HOSTILE)

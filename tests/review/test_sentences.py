@@ -44,14 +44,14 @@ def describe(task="classification", runs=4, measure="expected_error", **changed)
 def test_what_is_recommended_comes_first_with_its_own_confidence():
     about = {"task": "classification", "runs": 4, "classes": ["cat", "dog"]}
     first = lambda **changed: reason_sentences(ROW | changed, about)[0]["text"]
-    assert first() == "Relabel it as dog: 91\u00a0% sure, of this one by itself."
+    assert first() == "Relabel it as dog: 91\u00a0% sure about this one alone."
     assert first(action="remove", confidence=0.5).startswith("Remove it: 50\u00a0% sure")
-    assert first(confidence=float("nan")) == "Relabel it as dog. How sure that is, is not known."
+    assert first(confidence=float("nan")) == "Relabel it as dog. How sure that is, is unknown."
     assert "does not touch it" in first(action="keep")
 
 
 def test_the_effect_has_a_direction_and_a_size():
-    expected = "Without it about 0.020\u00a0% fewer mistakes on the validation part: "
+    expected = "Without it, about 0.020\u00a0% fewer mistakes on the validation part: "
     assert describe()[0] == expected + "it makes the model worse."
     more = describe(score=2e-4)[0]
     assert "% more mistakes" in more and more.endswith("it helps the model.")
@@ -60,7 +60,7 @@ def test_the_effect_has_a_direction_and_a_size():
 
 def test_the_effect_on_numbers_is_that_on_a_bounded_error():
     assert describe("regression")[0] == (
-        "Without it the bounded validation error falls by about 0.00020 "
+        "Without it, the bounded validation error falls by about 0.00020 "
         "(it is 0 where exact, 1 where far off): it makes the model worse."
     )
     verified = describe("regression")[3]
@@ -69,7 +69,7 @@ def test_the_effect_on_numbers_is_that_on_a_bounded_error():
 
 def test_a_project_of_an_earlier_version_speaks_of_the_loss():
     effect, _, _, verified = describe(measure=None)[:4]
-    expected = "Without it the validation loss falls by about 0.00020: "
+    expected = "Without it, the validation loss falls by about 0.00020: "
     assert effect == expected + "it makes the model worse."
     assert "the validation loss rises by about 0.000030" in verified
 

@@ -111,9 +111,10 @@ def describe_doubts(about: dict[str, Any]) -> str:
         return ""
     share = f"{doubted:,} of {count:,} validation labels"
     if doubted < TOO_MANY * count:
+        verb, them = ("is", "it") if doubted == 1 else ("are", "them")
         return (
-            f"{share} are doubted by models that have not learnt them; the report and dross review "
-            "list those first on which the recommendation hangs the most."
+            f"{share} {verb} doubted by models that have not learnt {them}; the report and dross "
+            "review list those first on which the recommendation depends most."
         )
     return (
         f"Careful: {share} are doubted, and everything here was chosen by them. Either many of "

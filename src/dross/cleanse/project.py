@@ -72,6 +72,7 @@ _REASONS = {
     "similar": list[int],
     "unusual": dict[str, str],
     "words": list[list[str | float]],
+    "columns": list[list[str | float]],
 }  # of why.json
 
 
@@ -281,7 +282,7 @@ class Project:
             hurts: [[validation id, change of its loss without this instance, verified?], ...];
             similar: [training ids];
             unusual: {column: in words};
-            words: [[word, how much it speaks for the given label], ...].
+            words, columns: [[word or column, how much it speaks for the given label], ...].
             Each is empty where it was not worked out.
 
         Raises:
@@ -290,7 +291,7 @@ class Project:
         reasons = self._reasons.get(str(id), {})
         if not fit_together(reasons, _REASONS):
             raise TapeDamaged(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
-        return {"hurts": [], "similar": [], "unusual": {}, "words": []} | reasons
+        return {name: {} if name == "unusual" else [] for name in _REASONS} | reasons
 
     def picture(self, part: str, id: int) -> bytes | None:
         """A small copy of an instance's picture.

@@ -16,6 +16,7 @@ from ..support.display.plots import plot_agreement
 from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
+from .display.cells import format_cell, name_label, order_columns
 from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
 from .inputs.chats.read import CHATS
 from .inputs.source import Frame
@@ -127,8 +128,8 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
     card = {
         "id": id,
         "source": row["source"],
-        "label": row["label"],
-        "prediction": row["prediction"],
+        "label": name_label(row["label"], project.about),
+        "prediction": name_label(row["prediction"], project.about),
         "effect": _effect(row["score"], project.about),
         "harmful_in": int(row["harmful_in"]),
         "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
@@ -136,8 +137,7 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
         "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
         "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
     }
-    unusual = project.why(id)["unusual"]
-    return card | _look(project.content.iloc[id], project.picture("train", id), unusual)
+    return card | _look(project.content.iloc[id], project.picture("train", id), project.why(id))
 
 
 def _label_cards(project: Project) -> list[dict[str, Any]]:
@@ -146,19 +146,20 @@ def _label_cards(project: Project) -> list[dict[str, Any]]:
     for id, row in first.iterrows():
         content = project.validation.loc[id].drop([" source", " label"])
         card = {**row[["source", "label", "prediction", "change"]]}
+        card |= {name: name_label(card[name], project.about) for name in ("label", "prediction")}
         card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
         cards.append(card | _look(content, project.picture("validation", int(id)), {}))
     return cards
 
 
-def _look(content: Any, picture: bytes | None, unusual: dict[str, str]) -> dict[str, Any]:
+def _look(content: Any, picture: bytes | None, why: dict[str, Any]) -> dict[str, Any]:
     look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
     if picture is not None:
         look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
     elif "text" in content.index:
         look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
     else:
-        look["cells"] = _cells(content, unusual)
+        look["cells"] = _cells(content, why.get("columns", []), why.get("unusual", {}))
     return look
 
 
@@ -166,17 +167,15 @@ def _effect(change: float, about: dict[str, Any]) -> str:
     return describe_change(change, about) if change else "nothing changes"
 
 
-def _cells(content: Any, unusual: dict[str, str]) -> list[dict[str, Any]]:
-    """The first cells of a row, unusual ones before the others."""
-    names = [*unusual, *(str(name) for name in content.index if name not in unusual)]
-    missing = lambda value: value is None or value != value
+def _cells(content: Any, weights: list, unusual: dict[str, str]) -> list[dict[str, Any]]:
+    """The cells of a row that matter most for it."""
     return [
         {
             "name": name,
-            "value": None if missing(content[name]) else content[name],
+            "value": format_cell(content[name]),
             "unusual": unusual.get(name, ""),
         }
-        for name in names[:_CELLS_PER_CARD]
+        for name in order_columns(content.index, weights, unusual)[:_CELLS_PER_CARD]
     ]
 
 

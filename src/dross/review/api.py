@@ -26,6 +26,7 @@ from .judge_process import JudgeProcess
 from .labels.validation import ValidationLabels
 from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
+from .pictures.originals import Originals
 from .plan.recommended import PICTURE, RecommendedPlan
 from .requests import (
     CancelRequest,
@@ -65,6 +66,7 @@ class Api:
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         self.plan = RecommendedPlan(project)
+        self.originals = Originals(project)
 
     @property
     def routes(self) -> list[Route]:
@@ -88,6 +90,7 @@ class Api:
             self._post("/api/judge/cancel", CancelRequest, self.cancel_judging),
             Route(PICTURE, self.send_plans),
             Route("/picture/{part}/{id}", self.send_picture),
+            Route("/picture/original/{part}/{id}", self.send_original),
         ]
 
     # Reading
@@ -142,13 +145,12 @@ class Api:
         return self._changes_since(known, who) | {"judge": self.judge_process.status()}
 
     def send_picture(self, request: Request) -> Response:
-        """Send the picture of an instance as PNG."""
-        part, id = request.path_params["part"], request.path_params["id"]
-        is_id = id.isascii() and id.isdecimal() and len(id) < 10
-        picture = self.project.picture(part, int(id)) if is_id else None
-        if picture is None:
-            return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
-        return Response(picture, media_type="image/png")
+        """Send a small copy of the picture of an instance as PNG."""
+        return _send_picture(request, self.project.picture)
+
+    def send_original(self, request: Request) -> Response:
+        """Send the picture of an instance in its own size as PNG."""
+        return _send_picture(request, self.originals.read)
 
     def send_plans(self, request: Request) -> Response:
         """Send the picture of the plans that competed as SVG."""
@@ -170,7 +172,7 @@ class Api:
     def take_plan(self, request: UndoRequest) -> _JSON:
         """Decide as the recommended plan says, in one step; what a person decided stays."""
         if not self.plan.changes:
-            raise BadInput("To change nothing is recommended, so there is nothing to take over.")
+            raise BadInput("It is recommended to change nothing, so there is no plan to accept.")
         groups = group_by_decision(self.plan.changes)
         changes = self._check_changes([Change(*group) for group in groups])
         self._check_revision(request.revision)
@@ -193,7 +195,7 @@ class Api:
         if not actions & {"remove", "relabel"}:
             raise BadInput(
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
-                "Decide about some instances first, or take over the recommended plan."
+                "Decide about some instances first, or accept the recommended plan."
             )
         self._check_code_trusted()
         self.judge_process.start(request.seeds, request.quick)
@@ -353,3 +355,12 @@ def _get(path: str, answer: Callable[[Mapping[str, str]], _JSON]) -> Route:
         return JSONAnswer(answer(request.query_params))
 
     return Route(path, endpoint, methods=["GET"])
+
+
+def _send_picture(request: Request, read: Callable[[str, int], bytes | None]) -> Response:
+    part, id = request.path_params["part"], request.path_params["id"]
+    is_id = id.isascii() and id.isdecimal() and len(id) < 10
+    picture = read(part, int(id)) if is_id else None
+    if picture is None:
+        return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
+    return Response(picture, media_type="image/png")

@@ -10,11 +10,15 @@ import numpy as np
 
 from ..cleanse.copies.words import mark_copy
 from ..cleanse.decision_state import Decision
+from ..cleanse.display.cells import format_cell, name_label
+from ..cleanse.display.unusual import UnusualCells
 from ..cleanse.findings import is_share
 from ..cleanse.inputs.chats.read import CHATS
+from ..cleanse.inputs.columns import infer_columns
 from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
 from ..errors import BadInput
+from ..support.arguments import fits
 from .chats import ChatTokens
 
 TABS = ("plan", "harmful", "mislabelled", "validation", "copies", "all")
@@ -85,7 +89,9 @@ class Listing:
             return []
         content = self.project.content
         sample = content.iloc[:: max(1, len(content) // _SAMPLED_ROWS)]
-        width = lambda name: max(len(str(name)), *(len(str(value)) for value in sample[name]), 3)
+        width = lambda name: max(
+            len(str(name)), *(len(format_cell(value) or "missing") for value in sample[name]), 3
+        )
         return [
             {"name": str(name), "width": min(width(name), _MAX_COLUMN_WIDTH)}
             for name in content.columns[:_MAX_COLUMNS]
@@ -124,12 +130,12 @@ class Listing:
 
     def item(self, id: int) -> dict[str, Any]:
         """Return what the list shows of an instance, as JSON."""
-        row = self.project.instances.loc[id]
+        row = self.project.instances.loc[id].to_dict()  # cells are looked up ten times faster
         return {
             "id": id,
             "source": str(row["source"]),
-            "label": str(row["label"]),
-            "prediction": str(row["prediction"]),
+            "label": name_label(row["label"], self.project.about),
+            "prediction": name_label(row["prediction"], self.project.about),
             "probability": finite_or_none(row["probability"]),
             "effect": finite_or_none(self.percent_of_score * row["score"]),
             "action": str(row["action"]),
@@ -155,8 +161,24 @@ class Listing:
             return {"text": _excerpt(text, [word for word, _ in words]), "words": words}
         if self.layout == "images":
             return {}
-        cells = [text_or_none(value) for value in content.iloc[:_MAX_COLUMNS]]
-        return {"cells": cells, "unusual": why["unusual"]}
+        row = content.to_dict()
+        cells = [format_cell(value) for value in list(row.values())[:_MAX_COLUMNS]]
+        return {"cells": cells, "unusual": self.unusual(row, why)}
+
+    def unusual(self, content: Mapping[Any, Any], why: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is unusual in a row of a table of any part: {column: in words}.
+
+        Earlier versions judged the cells of a few rows only, by another rule, and wrote it down.
+        """
+        return why["unusual"] | self._unusual_cells(content)
+
+    @cached_property
+    def _unusual_cells(self) -> UnusualCells:
+        """What is usual in each column of the training part, worked out once."""
+        said, content = self.project.about.get("columns"), self.project.content
+        entries: Any = said if fits(said, list[dict[str, str]]) else []  # earlier versions: none
+        kinds = {entry.get("name", ""): entry.get("kind", "") for entry in entries}
+        return UnusualCells(content, infer_columns(content, kinds))
 
     def _is_in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:
         """bool [N]"""
@@ -221,11 +243,6 @@ class Listing:
 def finite_or_none(value: Any) -> float | None:
     """Return a number that JSON can hold, or None for one that is missing or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def text_or_none(value: Any) -> str | None:
-    """Return a cell of a table as text, or None if it is missing."""
-    return None if value is None or value != value else str(value)
 
 
 def _read_bound(text: str | None, default: float) -> float:

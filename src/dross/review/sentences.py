@@ -1,14 +1,16 @@
 """Why an instance is in the list, in plain words."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..cleanse.copies.words import describe_group, name_likeness
+from ..cleanse.display.cells import format_cell, name_label, order_columns
 from ..cleanse.findings import describe_amount, describe_change, is_share, name_measure
 from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.plans.actions import KEEP, RELABEL
 from ..errors import BadInput
-from .listing import Listing, finite_or_none, text_or_none
+from .listing import Listing, finite_or_none
 
 _MAX_SUMMARY = 240  # characters
 _MAX_COPIES = 20
@@ -32,7 +34,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     if listing.layout == CHATS:
         return known | {"content": {"tokens": listing.tokens.whole(id)}, "words": []}
     return known | {
-        "content": full_content(listing, project.content.loc[id], why["unusual"]),
+        "content": full_content(listing, project.content.loc[id], why),
         "words": why["words"],
         "hurts": [_harmed_instance(listing, *entry) for entry in why["hurts"]],
         "similar": [_summary(listing, "train", int(other)) for other in why["similar"]],
@@ -65,11 +67,11 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
 
 def _recommended(row: Any) -> str:
     if row["action"] == KEEP:
-        return "Nothing: the recommended plan does not touch it."
+        return "Nothing: the plan does not touch it."
     what = f"Relabel it as {row['prediction']}" if row["action"] == RELABEL else "Remove it"
     if not math.isfinite(row["confidence"]):
-        return f"{what}. How sure that is, is not known."
-    return f"{what}: {format_percent(row['confidence'])} sure, of this one by itself."
+        return f"{what}. How sure that is, is unknown."
+    return f"{what}: {format_percent(row['confidence'])} sure about this one alone."
 
 
 def _effect(score: float, about: dict[str, Any]) -> str:
@@ -80,13 +82,13 @@ def _effect(score: float, about: dict[str, Any]) -> str:
     where = " on the validation part" if is_share(about) else ""
     bounded = name_measure(about).startswith("bounded")
     explained = " (it is 0 where exact, 1 where far off)" if bounded else ""
-    return f"Without it {describe_change(score, about)}{where}{explained}: {meaning}."
+    return f"Without it, {describe_change(score, about)}{where}{explained}: {meaning}."
 
 
 def _confidence(row: Any, about: dict[str, Any]) -> str:
     runs = about["runs"]
     if runs < 2:
-        return "It was estimated from one training run only; another seed could say something else."
+        return "It was estimated from one training run only; another seed may say otherwise."
     times = int(row["harmful_in"])
     harm = f"It does harm in {times} of {runs} training runs"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], about)}"
@@ -101,7 +103,8 @@ def _confidence(row: Any, about: dict[str, Any]) -> str:
 def _label(row: Any, task: str) -> str:
     label, prediction = row["label"], row["prediction"]
     if task == "regression":
-        return f"Its value is {label}; the models predict {prediction}."
+        value, predicted = format_cell(label), format_cell(prediction)
+        return f"Its value is {value}; the models predict {predicted}."
     percent = lambda name: format_percent(row[name]) if math.isfinite(row[name]) else None
     sure = f" with {share}" if (share := percent("probability")) else ""
     often = f"; {share} of the runs agree on that" if (share := percent("agreement")) else ""
@@ -129,12 +132,23 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
-def full_content(listing: Listing, content: Any, unusual: dict[str, str]) -> dict[str, Any]:
-    """Return the whole content of an instance of any part, as JSON."""
+def full_content(listing: Listing, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole content of an instance of any part, as JSON.
+
+    The fields of a table are [name, cell, what is unusual, how much it speaks for the label], and
+    those that matter most for this row come first.
+    """
     if listing.layout in ("text", CHATS):
         return {"text": str(content["text"])[:_MAX_TEXT]}
-    cells = [(str(name), text_or_none(value)) for name, value in content.items()]
-    return {"fields": [[name, cell, unusual.get(name)] for name, cell in cells]}
+    if listing.layout == "images":
+        return {"fields": []}
+    unusual, weights = listing.unusual(content, why), dict(why["columns"])
+    return {
+        "fields": [
+            [name, format_cell(content[name]), unusual.get(name), weights.get(name)]
+            for name in order_columns(content.index, why["columns"], unusual)
+        ]
+    }
 
 
 def _harmed_instance(
@@ -157,7 +171,7 @@ def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:
         differing = [
             name
             for name in content.index.intersection(own.columns)
-            if text_or_none(content[name]) != text_or_none(own.at[id, name])
+            if format_cell(content[name]) != format_cell(own.at[id, name])
         ]
         content = content[differing]
     brief = _brief(listing, content) or "Every cell is the same."
@@ -178,7 +192,8 @@ def _summary(listing: Listing, part: str, id: int) -> dict[str, Any]:
         else:
             source, label = row[[" source", " label"]]
         brief = _brief(listing, row)
-    return {"id": id, "part": part, "source": str(source), "label": str(label), "brief": brief}
+    name = name_label(label, project.about)
+    return {"id": id, "part": part, "source": str(source), "label": name, "brief": brief}
 
 
 def _brief(listing: Listing, row: Any) -> str:
@@ -187,6 +202,6 @@ def _brief(listing: Listing, row: Any) -> str:
         brief = text[:_MAX_SUMMARY] + (" …" if len(text) > _MAX_SUMMARY else "")
     else:
         names = [name for name in row.index if name not in (" source", " label", "path")]
-        cells = [(name, text_or_none(row[name])) for name in names]
+        cells = [(name, format_cell(row[name])) for name in names]
         brief = ", ".join(f"{name} {cell}" for name, cell in cells if cell is not None)
     return brief[: 2 * _MAX_SUMMARY]

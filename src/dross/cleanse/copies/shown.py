@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from ..display.cells import format_cell
 from ..inputs.source import Frame
 from .found import Copies
 from .words import head_group, name_place
@@ -62,7 +63,7 @@ def _choose_cells(content: Frame) -> list[tuple[str, bool]]:
 
 
 def _text(value: Any) -> str:
-    return "missing" if value is None or value != value else str(value)
+    return format_cell(value) or "missing"
 
 
 def _inline(png: bytes) -> str:

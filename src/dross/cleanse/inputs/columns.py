@@ -20,8 +20,6 @@ _CATEGORY = "category: "  # before the name of an encoded column
 _IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
 _SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
 _LARGEST_INPUT = 8  # deviations; one wild cell must not end the training
-_UNUSUAL_DEVIATIONS = 3
-_RARE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -193,49 +191,3 @@ def _compress(numbers: Series, median: float, scale: float) -> Series:
     """Numbers on a logarithmic scale to both sides of their median."""
     distances = (numbers - median) / scale
     return np.sign(distances) * np.log1p(np.abs(distances))
-
-
-def find_unusual_cells(
-    content: Frame, rows: np.ndarray, columns: list[Column]
-) -> list[dict[str, str]]:
-    """Find cells that are unusual among all rows.
-
-    Returns:
-        For each of `rows`, what is unusual: {column: description}.
-    """
-    unusual: list[dict[str, str]] = [{} for _ in rows]
-    describe = {"number": _unusual_numbers, "category": _rare_categories}
-    for column in columns:
-        if column.kind in describe:
-            descriptions = describe[column.kind](content[column.name], rows)
-            for place, description in descriptions.items():
-                unusual[place][column.name] = description
-    return unusual
-
-
-def _unusual_numbers(cells: Series, rows: np.ndarray) -> dict[int, str]:
-    """{place in rows: description} of numbers far from the median."""
-    numbers = parse_finite(cells)
-    median, deviation = numbers.median(), numbers.std()
-    unusual: dict[int, str] = {}
-    if not deviation > 0:
-        return unusual
-    for place, row in enumerate(rows):
-        value = numbers.iloc[row]
-        if abs(value - median) > _UNUSUAL_DEVIATIONS * deviation:
-            word = "high" if value > median else "low"
-            as_far = numbers >= value if value > median else numbers <= value
-            share = max(float(as_far.mean()), 1 / len(cells))
-            unusual[place] = f"unusually {word}: {share:.2%} of all are so {word}"
-    return unusual
-
-
-def _rare_categories(cells: Series, rows: np.ndarray) -> dict[int, str]:
-    """{place in rows: description} of categories that hardly any row has."""
-    shares = cells.value_counts(normalize=True)
-    unusual: dict[int, str] = {}
-    for place, row in enumerate(rows):
-        value = cells.iloc[row]
-        if value is not None and shares.get(value, 1.0) < _RARE_SHARE:
-            unusual[place] = f"rare: {shares[value]:.2%} of all rows"
-    return unusual

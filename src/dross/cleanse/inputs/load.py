@@ -110,7 +110,7 @@ def prepare(request: Request) -> PreparedData:
     about: dict[str, Any] = {
         "columns": columns,
         "notes": notes + describe_columns(columns),
-        "root": _root(path) if whole.kind == "images" else None,
+        "root": picture_root(path) if whole.kind == "images" else None,
     }
     if request.features is not None:  # no encoder is needed, and none may refuse the content
         nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
@@ -197,13 +197,13 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
     if missing:
         raise BadInput(f"{path} lacks the columns {', '.join(missing[:5])}.")
     if source.kind == "images":  # relative paths are relative to the training pictures
-        root = _root(path).resolve()
+        root = picture_root(path).resolve()
         absolute = [str(root / name) for name in source.content["path"]]
         source = replace(source, content=source.content.assign(path=absolute))
     return source
 
 
-def _root(path: Path) -> Path:
+def picture_root(path: Path) -> Path:
     """The folder that paths of pictures are relative to."""
     return path if os.path.isdir(path) else path.parent
 
@@ -235,5 +235,5 @@ def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Reques
     if kind == "text":
         return TextEncoder(train)
     if kind == "images":
-        return ImageEncoder(train, _root(Path(request.data)), request.encoder)
+        return ImageEncoder(train, picture_root(Path(request.data)), request.encoder)
     return TableEncoder(train, columns, request.encoder)

@@ -9,8 +9,11 @@ from torch.func import grad, vmap
 
 from ...autodiff.functional import call_model
 from ...influence.run import Run
-from ..inputs.columns import find_unusual_cells
+from ..display.unusual import UnusualCells
+from ..inputs.columns import TableEncoder
+from ..inputs.numbers import parse_finite
 from ..inputs.prepared import PreparedData
+from ..inputs.source import Frame
 from ..inputs.texts import TextEncoder
 from .recipe import Recipe
 from .score import RetrainingCheck
@@ -18,6 +21,7 @@ from .score import RetrainingCheck
 _MAX_HURT = 3  # validation instances
 _MAX_SIMILAR = 4  # training instances
 _MAX_WORDS = 10
+_MAX_COLUMNS = 10
 _MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 
 
@@ -46,9 +50,12 @@ def find_reasons(
             if k in reasons:
                 reasons[k]["hurts"] = hurt
     if data.source.kind == "table":
-        cells = find_unusual_cells(data.part("train").content, ids, data.columns)
-        for k, unusual in zip(ids, cells):
-            reasons[int(k)]["unusual"] = unusual
+        content = data.part("train").content
+        unusual = UnusualCells(content, data.columns)
+        for k in ids:
+            reasons[int(k)]["unusual"] = unusual(content.iloc[int(k)])
+        for k, columns in zip(ids, _find_telling_columns(data, run, ids)):
+            reasons[int(k)]["columns"] = columns
     if isinstance(data.encoder, TextEncoder):
         for k, words in zip(ids, _find_telling_words(data, run, ids, data.encoder.words)):
             reasons[int(k)]["words"] = words
@@ -129,5 +136,45 @@ def _find_telling_words(
     strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
     return [
         [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]
+        for row, places in zip(weights, strongest.indices.tolist())
+    ]
+
+
+def _find_telling_columns(data: PreparedData, run: Run, ids: np.ndarray) -> list[list]:
+    """The columns that speak most for or against the given label, with their weights.
+
+    A weight is what the model's answer loses when the cell is replaced by a usual one of its
+    column, the median or the most frequent: log p(label) of classes, the prediction of numbers.
+    Nothing where the model did not learn from the columns.
+    """
+    encoder, train = data.encoder, data.part("train").content
+    if not isinstance(encoder, TableEncoder):
+        return []
+    rows = train.iloc[ids]
+    if encoder(rows.head(1)).shape[1:] != data.x["train"].shape[1:]:
+        return []
+    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+
+    def answer(content: Frame) -> Tensor:
+        with objective.evaluating(), torch.no_grad():
+            x = encoder(content).to(state.theta)
+            outputs = objective.predict(state.theta, state.buffers, x).cpu()
+        if data.source.task != "classification":
+            return outputs[:, 0]
+        return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
+
+    as_is, names, lost = answer(rows), [], []
+    for column in encoder.columns:
+        cells = train[column.name]
+        is_number = column.kind == "number"
+        usual = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
+        changed = rows.copy()
+        changed[column.name] = usual
+        names.append(column.name)
+        lost.append(as_is - answer(changed))
+    weights = torch.stack(lost, 1)  # [K, columns]
+    strongest = weights.abs().topk(min(_MAX_COLUMNS, weights.shape[1]))
+    return [
+        [[names[c], round(float(row[c]), 4)] for c in places if row[c] != 0]
         for row, places in zip(weights, strongest.indices.tolist())
     ]

@@ -7,7 +7,18 @@ import numpy as np
 from ...support.charts import BLUE, RED
 from .candidates import KINDS
 
-_KIND_COLOURS = ("black", BLUE, "#c9b28a", RED, "#9bb8a0", "#8a6d3b", "#b7a3c4", "0.6", "#8a6d3b")
+_KIND_COLOURS = (
+    "black",
+    BLUE,
+    "#db982e",
+    RED,
+    "#50aee8",
+    "#883244",
+    "#8d1de0",
+    "#c2a3a5",
+    "#1b0583",
+)  # apart for colour-blind readers, too (tests/review/test_colours.py)
+_KIND_MARKERS = "os^DvPX*<>"
 _TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 
 
@@ -30,7 +41,8 @@ def _draw_plans(panel: Any, plans: dict) -> None:
             continue
         changes = [100 * plan["change"] for plan in tried]
         sizes = [plan["size"] for plan in tried]
-        panel.plot(sizes, changes, color=colour, marker="o", markersize=3, label=kind)
+        marker = _KIND_MARKERS[list(KINDS).index(kind)]
+        panel.plot(sizes, changes, color=colour, marker=marker, markersize=3.5, label=kind)
     for plan in plans["finalists"]:
         if plan["name"] == plans["recommended"]:
             place = (len(plan["removed"]) + len(plan["relabelled"]), 100 * plan["change"])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...cleanse.decision_state import TRAIN, VALIDATION, Decision
+from ...cleanse.display.cells import name_label
 from ...cleanse.findings import format_amount
 from ...cleanse.inputs.source import Frame
 from ...cleanse.plans.actions import KEEP
@@ -24,6 +25,7 @@ _SAID = {
     "wrong": "that the label is wrong, so it was left out",
     "relabelled": "what the label really is, and it was scored with that",
 }
+_NO_REASONS = {"words": [], "unusual": {}, "columns": []}
 
 
 class ValidationLabels:
@@ -105,14 +107,14 @@ class ValidationLabels:
     def item(self, number: int) -> dict[str, Any]:
         """What the list shows of an instance, as JSON."""
         place = number - self.start
-        row, nothing = self._table.loc[place], {"words": [], "unusual": {}}
+        row, nothing = self._table.loc[place], _NO_REASONS
         return {
             "id": number,
             "part": VALIDATION,
             "place": place,
             "source": str(row["source"]),
-            "label": str(row["label"]),
-            "prediction": str(row["prediction"]),
+            "label": name_label(row["label"], self.project.about),
+            "prediction": name_label(row["prediction"], self.project.about),
             "probability": finite_or_none(row["probability"]),
             "effect": finite_or_none(row["change"]),
             "action": KEEP,
@@ -138,7 +140,7 @@ class ValidationLabels:
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],
-            "content": full_content(self.listing, content, {}),
+            "content": full_content(self.listing, content, _NO_REASONS),
             "words": [],
         }
 

@@ -41,9 +41,9 @@ export function tableHead() {
   return head;
 }
 
-const meaning = (item) => (item.part === "validation" ? "what the plan that did best changes of the models' error on it" : `estimated change of the ${project.measure} without it`);
+const meaning = (item) => (item.part === "validation" ? "how the best plan changes the models' error on it" : `estimated change in the ${project.measure} without it`);
 const effectWord = (item) => signed(item.effect) + (item.part === "validation" ? "" : project.unit);
-const SURE = "how sure it is that acting on this one is right";
+const SURE = "how certain it is that acting on this instance is right";
 const effect = (item) => h("span", { class: "effect", title: meaning(item) }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
 const decision = () => h("span", { class: "decision" });
@@ -55,7 +55,7 @@ const sure = (item) => (item.probability === null ? "" : ` · ${percent(item.pro
 function chips(item) {
   return h("span", { class: "chips" },
     h("span", { class: "chip", title: item.label }, copyMark(item), h("span", { class: "what" }, "label "), data(item.label)),
-    says(item) ? h("span", { class: saysClass(item), title: item.prediction + sure(item) }, h("span", { class: "what" }, "say ", says(item)), data(item.prediction), sure(item)) : null);
+    says(item) ? h("span", { class: saysClass(item), title: item.prediction + sure(item) }, h("span", { class: "what" }, "models ", says(item)), data(item.prediction), sure(item)) : null);
 }
 
 function tile(item) {

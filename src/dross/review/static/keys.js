@@ -4,18 +4,19 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const KEYS = [
-  ["k", "keep", "keep the instance; of a validation label: it is right"],
-  ["x", "remove", "remove it; of a validation label: it is wrong"],
+  ["k", "keep", "keep it (a validation label: it is right)"],
+  ["x", "remove", "remove it (a validation label: it is wrong)"],
   ["r", "relabel", "relabel it: then 1 to 9, 0 and letters choose a class"],
   ["c", "undecided", "clear its decision"],
-  ["u", "undo", "undo, without limit"],
+  ["u", "undo", "undo, as often as you like"],
   ["U", "redo", "redo"],
   ["j", "next", "next instance"],
   ["i", "previous", "previous instance"],
   ["w", "why", "show or hide why"],
-  ["b", "bulk", "decide for all in the list"],
-  ["t", "plan", "take over the recommended plan"],
-  ["v", "verdict", "the verdict"],
+  ["z", "zoom", "enlarge its picture; then + and − zoom, 0 fits, 1 is the original size"],
+  ["b", "bulk", "decide for the whole list at once"],
+  ["t", "plan", "accept the recommended plan"],
+  ["v", "verdict", "open the verdict"],
   ["/", "search", "search"],
   ["?", "help", "this help"],
 ];
@@ -39,7 +40,7 @@ export function start(actions) {
   apply(setting("keys") === "on");
   const row = (key, words) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, words));
   show(byId("help-body"), h("h3", {}, "Keys"), h("dl", { class: "keys" }, KEYS.map(([key, , words]) => row(key === "U" ? "Shift+u" : key, words)), ALWAYS.map(([key, words]) => row(key, words))),
-    h("p", {}, "Every key has a button. A decision is on disk when “Saved” is shown."));
+    h("p", {}, "Every key has a button. A decision is on disk as soon as the page says “Saved”."));
   document.addEventListener("keydown", (event) => {
     if (document.querySelector("dialog[open]") || typing(event.target)) return;
     const withControl = event.ctrlKey || event.metaKey;

@@ -11,6 +11,8 @@ import { decisionOf, on, project, tell } from "./state.js";
 const PAGE = 100;
 const BEYOND = 500; // pixels kept ready above and below
 const MOST_ITEMS = 6000; // kept in memory
+const TOO_FAST = 250; // pixels a frame: nobody can read it, and rows are filled in when the list slows down
+const FLUNG = 3; // such frames in a row; a single one is a jump
 
 const scroller = byId("list");
 const holder = byId("items");
@@ -21,6 +23,9 @@ let ids = [];
 let places = new Map(); // id -> place
 let selected = -1;
 let generation = 0;
+let fastFrames = 0;
+let lastTop = 0;
+let resting;
 let canvas, shape, rem, rowHeight, across, headHeight, narrow;
 
 export const selectedId = () => ids[selected] ?? null;
@@ -47,7 +52,7 @@ export function setIds(next, wanted, keepPlace = false) {
   const place = places.get(wanted) ?? (keepPlace ? Math.min(before, ids.length - 1) : ids.length ? 0 : -1);
   if (ids.length) select(place, { focus: false });
   else tell("selected", null);
-  if (!ids.length) show(canvas, h("p", { class: "empty" }, "Nothing is in this list. Change the filter, or look at another list."));
+  if (!ids.length) show(canvas, h("p", { class: "empty" }, "This list is empty. Change the filter, or open another list."));
   else canvas.querySelector(".empty")?.remove();
 }
 
@@ -87,7 +92,7 @@ function prepare() {
     canvas.setAttribute("aria-label", "Instances");
     holder.append(canvas);
   }
-  scroller.addEventListener("scroll", draw, { passive: true }); // browsers send it once per frame
+  scroller.addEventListener("scroll", scrolled, { passive: true }); // browsers send it once per frame
   new ResizeObserver(() => {
     const top = Math.floor(scroller.scrollTop / rowHeight) * across;
     measure();
@@ -122,6 +127,14 @@ function measure() {
 
 const visibleRows = () => Math.ceil((scroller.clientHeight - headHeight) / rowHeight);
 
+function scrolled() {
+  fastFrames = Math.abs(scroller.scrollTop - lastTop) > TOO_FAST ? fastFrames + 1 : 0;
+  lastTop = scroller.scrollTop;
+  clearTimeout(resting);
+  if (fastFrames) resting = setTimeout(scrolled, 60); // by then it has slowed down, or this is moved on
+  draw();
+}
+
 function draw() {
   const top = Math.floor(scroller.scrollTop / rowHeight);
   const beyond = Math.ceil(BEYOND / rowHeight);
@@ -135,6 +148,8 @@ function draw() {
   }
   for (let place = first; place < last; place++) ensure(place);
   if (selected >= 0 && selected < ids.length) ensure(selected);
+  if (fastFrames >= FLUNG) return;
+  for (const [place, element] of shown) if (element.classList.contains("loading") && items.has(ids[place])) dress(element, place);
   fetchPages(first, last);
 }
 
@@ -163,7 +178,7 @@ function put(element, place) {
 }
 
 function dress(element, place) {
-  const item = items.get(ids[place]);
+  const item = fastFrames >= FLUNG ? null : items.get(ids[place]);
   element.classList.toggle("loading", !item);
   element.dataset.decision = (decisionOf(ids[place]) ?? ["undecided"])[0];
   if (!item) return show(element, shape.role === "grid" ? h("span", { role: "gridcell" }, "Loading …") : h("span", {}, "Loading …"));

@@ -13,20 +13,22 @@ import { adoptLeftovers, decide, redo, undo } from "./save.js";
 import { set, setting } from "./settings.js";
 import { learn, on, partOf, project, standing, tell } from "./state.js";
 import * as sync from "./sync.js";
+import * as tour from "./tour.js";
 import * as verdict from "./verdict.js";
 import { count, decisionWord } from "./words.js";
 import * as why from "./why.js";
+import * as zoom from "./zoom.js";
 
 const MEANINGS = {
-  plan: "What the recommended plan changes, the least sure first: those are worth a look. Nothing is changed before it is taken over.",
-  harmful: "By the estimate, the model would make fewer mistakes on the validation data without any one of these; the first does the most harm.",
-  mislabelled: "Models that did not learn these find the given label improbable, which hints at a wrong label; it need not harm the model.",
-  validation: "Labels of the validation part that models which have not learnt them doubt; the recommendation hangs the most on the first. Say which are right, wrong or really something else, and give the same dross clean command again: it scores with what you said.",
-  copies: "These are in the training part twice, or in the test or validation part as well, the same or nearly the same (≡ is the number of the group). What is also in another part makes every verdict too good: remove it here, or there. Of the others keep one; where the labels differ, the right one.",
-  all: "Every training instance, from the one that does the most harm to the one that helps most.",
+  plan: "What the recommended plan would change, the least certain first: check those. Nothing changes until you accept the plan.",
+  harmful: "Without any one of these the model would make fewer mistakes on the validation data, by the estimate. The most harmful comes first.",
+  mislabelled: "Models that never saw these find their labels improbable, so the labels may be wrong. That alone does not mean that they harm the model.",
+  validation: "Validation labels doubted by models that never saw them; those that the recommendation depends on most come first. Say which are right, wrong or really something else, then run the same dross clean command again: it uses what you said.",
+  copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
+  all: "Every training instance, from the most harmful to the most helpful.",
 };
-const MEANING_OF_TRUST = "All labels of the validation part count as right (--trusted-validation), so none is doubted.";
-const MEANING_OF_VALUE = "Here the given value is far from what models predict that did not learn it, which hints at a wrong value; it need not harm the model.";
+const MEANING_OF_TRUST = "All validation labels count as right (--trusted-validation), so none is doubted.";
+const MEANING_OF_VALUE = "The given value is far from what models predict that never saw it, so it may be wrong. That alone does not mean that it harms the model.";
 
 let filter = {};
 let asked = 0;
@@ -103,7 +105,7 @@ function take(action, label = null) {
 function advance() {
   const place = list.selectedPlace() + 1;
   if (place < list.length()) list.select(place, { focus: !byId("list").inert });
-  else say("This was the last one in the list.");
+  else say("That was the last one in the list.");
 }
 
 async function takeBack(verb, word) {
@@ -135,6 +137,10 @@ const actions = {
   next: () => list.select(list.selectedPlace() + 1, { focus: !byId("list").inert }),
   previous: () => list.select(list.selectedPlace() - 1, { focus: !byId("list").inert }),
   why: why.toggle,
+  zoom: () => {
+    const item = list.itemOf(list.selectedId());
+    if (item && project.layout === "images") zoom.open({ ...item, part: item.part ?? "train", id: item.place ?? item.id });
+  },
   bulk: async () => {
     await load({ wanted: list.selectedId(), keepPlace: true }); // what still fits the filter, not what did
     if (list.length()) bulk.open(Array.from({ length: list.length() }, (_, place) => list.idAt(place)), describeFilter());
@@ -181,6 +187,7 @@ function connect() {
   on("selected", (id) => address.remember(filter, id));
   on("decisions", () => (byId("refresh").hidden = !filter.state));
   on("open-why", () => why.open());
+  on("enlarge", zoom.open);
   on("go-to", goTo);
   addEventListener("popstate", () => {
     const there = address.read();
@@ -215,6 +222,8 @@ async function begin() {
     bulk.start();
     plan.start(() => visit({ tab: "plan" }).then(list.focusSelected));
     verdict.start();
+    zoom.start();
+    tour.start();
     connect();
     learn(answer);
     showFilter();
@@ -223,6 +232,7 @@ async function begin() {
     if (document.activeElement === document.body) list.focusSelected();
     sync.start();
     document.body.dataset.ready = "yes";
+    if (tour.wanted()) tour.open();
   } catch (error) {
     byId("problem").replaceChildren(data(error.message));
     throw error;

@@ -26,7 +26,7 @@ export function start(look) {
   for (const id of ["open-plans", "plan-thumb"]) byId(id).addEventListener("click", open);
   byId("open-plans").hidden = !plan.picture && !plan.others.length;
   byId("plan-thumb").hidden = !plan.picture;
-  if (plan.picture) byId("plan-thumb").append(h("img", { src: plan.picture, alt: "What every plan that was tried would have given; show it large" }));
+  if (plan.picture) byId("plan-thumb").append(h("img", { src: plan.picture, alt: "What every plan that was tried would have achieved; show it larger" }));
   box.open = !small.matches && setting("plan") !== "closed";
   box.addEventListener("toggle", () => small.matches || set("plan", box.open ? "" : "closed"));
   on("standing", draw);
@@ -34,10 +34,10 @@ export function start(look) {
 
 /** One step for the whole plan; what a person has decided stays. */
 export async function take() {
-  if (!project.plan.count) return tellState("To change nothing is recommended: there is nothing to take over.");
+  if (!project.plan.count) return tellState("It is recommended to change nothing, so there is no plan to accept.");
   if (document.activeElement === button) list.focusSelected(); // it is switched off when it has done its work
   const answer = await takePlan();
-  if (answer) tellState(answer.taken ? `Taken over: ${count(answer.taken, "instance")} decided. Undo takes all of it back.` : "Everything in the plan is decided already.");
+  if (answer) tellState(answer.taken ? `Accepted: ${count(answer.taken, "instance")} decided. Undo reverts all of it.` : "Everything in the plan is already decided.");
 }
 
 function tellState(text) {
@@ -64,11 +64,11 @@ function open() {
     h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""),
       number(other.change === null ? "" : percentage(100 * other.change)), number(other.error === null ? "" : (100 * other.error).toFixed(2)), other.by_kind.map((change) => number(percentage(100 * change))), h("td", {}, data(other.what))));
   const titles = ["Plan", "Change of mistakes, %", "Standard error", ...plan.kinds.map((kind) => `Change with ${kind}, %`), "What it does"];
-  const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "The change of the error against how many instances a plan touches, one line for each kind of plan. The best are in the table." }),
+  const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "The change of the error against how many instances a plan touches, one line for each kind of plan. The table has the best." }),
     h("figcaption", {}, "Every plan that was tried, on data that had no part in its ranking. Below zero is better; the circle is the recommended plan."));
   const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
-  show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, "dross judge and dross export take another of them with --plan and its name.") : null);
+  show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, "To use another one, pass its name to dross judge or dross export with --plan.") : null);
   byId("plans").showModal();
   byId("plans-title").focus();
 }

@@ -1,6 +1,6 @@
 // What one person likes, kept in this browser.
 
-const defaults = { keys: "on", moveOn: "on", who: "", why: "", plan: "" };
+const defaults = { keys: "on", moveOn: "on", who: "", why: "", plan: "", tour: "" };
 
 export function setting(name) {
   try {

@@ -96,8 +96,8 @@ function showDecision() {
 function build(why) {
   return [
     h("p", { class: "why-source" }, data(why.source), " ", h("span", { id: "why-decision", class: "badge" })),
-    project.layout === "images" ? h("img", { class: "large-picture", src: picture(why.part ?? "train", why.place ?? why.id), alt: `Picture ${why.source}, labelled ${why.label}` }) : null,
-    why.copies?.length ? others("The same or nearly the same", why.copies, copy) : null,
+    project.layout === "images" ? enlargeable({ ...why, part: why.part ?? "train", id: why.place ?? why.id }, "large-picture") : null,
+    why.copies?.length ? others("Copies and near copies", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
     why.hurts ? others("Validation instances it hurts most", why.hurts, hurt) : null,
@@ -112,18 +112,27 @@ function content(why) {
     return [h("h3", {}, "Text"), legend, h("p", { class: "whole-text", dir: "auto" }, marked(why.content.text, why.words))];
   }
   if (project.layout === "images") return null;
-  const rows = why.content.fields.map(([name, value, odd]) =>
+  const known = why.content.fields.some(([, , , weight]) => weight);
+  const rows = why.content.fields.map(([name, value, odd, weight]) =>
     h("tr", odd ? { class: "odd" } : {}, h("th", { scope: "row" }, data(name)),
-      h("td", {}, value === null ? h("span", { class: "missing" }, "missing") : data(value), odd ? h("span", { class: "odd-words" }, "▲ unusual: ", data(odd)) : null)));
-  return [h("h3", {}, "Values"), h("table", {}, h("tbody", {}, rows))];
+      h("td", {}, value === null ? h("span", { class: "missing" }, "missing") : data(value), odd ? h("span", { class: "odd-words" }, "▲ ", data(odd)) : null),
+      known ? h("td", { class: "speaks" }, speaks(weight)) : null));
+  return [h("h3", {}, "Values"), known ? h("p", { class: "quiet small" }, "Ordered by how much each value moves the model, compared with a usual one.") : null, h("table", {}, h("tbody", {}, rows))];
+}
+
+/** How a cell moves the model, compared with a usual one. */
+function speaks(weight) {
+  if (!weight) return "";
+  if (!project.classes.length) return weight > 0 ? "↑ raises the prediction" : "↓ lowers the prediction";
+  return weight > 0 ? "+ for the label" : "− against the label";
 }
 
 function others(title, entries, each) {
-  return [h("h3", {}, title), entries.length ? h("ul", { class: "others" }, entries.map(each)) : h("p", { class: "quiet" }, "Not worked out for this instance.")];
+  return [h("h3", {}, title), entries.length ? h("ul", { class: "others" }, entries.map(each)) : h("p", { class: "quiet" }, "Not computed for this instance.")];
 }
 
 function hurt(entry) {
-  const words = entry.change === null ? "the models would do better on it without this one; by how much is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
+  const words = entry.change === null ? "the models would do better on it without this one; the size is not estimated" : `${hurtWords(entry.change)} without this one${entry.verified ? ", verified" : ""}`;
   return beside(entry, h("span", { class: "small" }, words));
 }
 
@@ -135,7 +144,7 @@ function hurtWords(change) {
   return factor < 2 ? `its label is ${amount(100 * (factor - 1))}\u00a0% ${more} likely` : `its label is ${amount(factor)} times ${more} likely`;
 }
 
-const lookAt = (entry) => h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Look at it", h("span", { class: "unseen" }, " ", data(entry.source)));
+const lookAt = (entry) => h("button", { type: "button", class: "small", onclick: () => tell("go-to", entry.id) }, "Show it", h("span", { class: "unseen" }, " ", data(entry.source)));
 const similar = (entry) => beside(entry, lookAt(entry));
 
 function copy(entry) {
@@ -145,7 +154,14 @@ function copy(entry) {
 
 function beside(entry, extra) {
   return h("li", {},
-    project.layout === "images" ? h("img", { src: picture(entry.part, entry.id), alt: `Picture ${entry.source}, labelled ${entry.label}` }) : null,
+    project.layout === "images" ? enlargeable(entry) : null,
     h("div", {}, h("div", { class: "beside-head" }, h("span", { class: "chip" }, h("span", { class: "what" }, "label "), data(entry.label)), data(entry.source, { class: "source" }), extra),
       entry.brief ? h("p", { class: "brief", dir: "auto" }, entry.brief) : null));
+}
+
+/** A small picture that opens as a large one. */
+function enlargeable(entry, size = null) {
+  return h("button", { type: "button", class: "enlarge", onclick: () => tell("enlarge", entry) },
+    h("img", { class: size, src: picture(entry.part, entry.id), alt: `Enlarge picture ${entry.source}, labelled ${entry.label}` }),
+    size ? h("span", { class: "enlarge-word", "aria-hidden": "true" }, "Enlarge ", h("kbd", {}, "z")) : null);
 }

@@ -1,0 +1,1 @@
+"""How cells of a table are shown to a person: on the page, in the report and in lists."""

@@ -1,0 +1,1 @@
+"""Pictures of the page beyond the small copies that a project holds."""

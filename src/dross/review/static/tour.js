@@ -1,0 +1,64 @@
+// Four steps for who has never seen this page. Shown once, and again from the help.
+
+import { byId, h, show } from "./dom.js";
+import { set, setting } from "./settings.js";
+
+const STEPS = [
+  { at: "plan", title: "The recommendation", text: "dross tried many plans and recommends the one that did best. “Accept the plan” decides everything in it in one step; you can still change or undo every decision." },
+  { at: "list", title: "The list", text: "Each instance shows its label, what the models say, and its effect: below zero means that the model makes fewer mistakes without it. Use the arrow keys to move, and the tabs above for other lists." },
+  { at: "why", or: "list", title: "Why", text: "This panel says why the selected instance is listed. Read it before you decide: an instance can hurt without being wrong." },
+  { at: "actions", title: "Decide", text: "Keep, remove or relabel, by button or with one key. Every decision is saved at once. “Verdict” then trains new models and says whether your decisions help." },
+];
+
+const dialog = byId("tour");
+let place = 0;
+
+export function start() {
+  byId("tour-next").addEventListener("click", () => (place + 1 < STEPS.length ? go(place + 1) : dialog.close()));
+  byId("tour-back").addEventListener("click", () => go(place - 1));
+  byId("start-tour").addEventListener("click", () => {
+    byId("help").close();
+    open();
+  });
+  dialog.addEventListener("close", () => {
+    set("tour", "seen");
+    highlight(null);
+  });
+}
+
+export const wanted = () => setting("tour") !== "seen";
+
+export function open() {
+  dialog.showModal();
+  go(0);
+}
+
+function go(next) {
+  place = next;
+  const step = STEPS[place];
+  const target = byId(step.or && byId(step.at).hidden ? step.or : step.at);
+  byId("tour-title").textContent = step.title;
+  show(byId("tour-text"), h("p", {}, step.text));
+  byId("tour-place").textContent = `Step ${place + 1} of ${STEPS.length}`;
+  byId("tour-back").hidden = place === 0;
+  byId("tour-skip").hidden = place + 1 === STEPS.length;
+  byId("tour-next").textContent = place + 1 < STEPS.length ? "Next" : "Done";
+  highlight(target);
+  put(target.getBoundingClientRect());
+  byId("tour-title").focus();
+}
+
+function highlight(target) {
+  for (const element of document.querySelectorAll(".toured")) element.classList.remove("toured");
+  target?.classList.add("toured");
+}
+
+/** Below what it is about, else above it, else inside; within the window in any case. */
+function put(box) {
+  const { offsetHeight: height, offsetWidth: width } = dialog;
+  const below = box.bottom + 8;
+  const above = box.top - height - 8;
+  const top = below + height < innerHeight ? below : above > 0 ? above : box.top + 24;
+  dialog.style.top = `${Math.max(8, Math.min(top, innerHeight - height - 8))}px`;
+  dialog.style.left = `${Math.max(8, Math.min(box.left + 24, innerWidth - width - 8))}px`;
+}
