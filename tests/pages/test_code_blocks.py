@@ -135,7 +135,7 @@ def reader(tmp_path, monkeypatch):
 
 def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     """The newcomer's path, and then every page that tells of the same project."""
-    install, clean, judge = split_commands(read_blocks("README.md")[0].code)
+    install, clean, judge = split_commands(read_blocks("README.md")[1].code)
     assert install[:2] == ["pip", "install"]
     assert reader.give("README.md", clean) and reader.give("README.md", judge)
     (verdict,) = (reader.folder / "runs" / "people" / "verdicts").glob("*.json")

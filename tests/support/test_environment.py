@@ -21,6 +21,7 @@ class WhenTorchIsImported:
 
 sys.meta_path.insert(0, WhenTorchIsImported())
 import dross
+dross.train  # a public name imports torch
 """
 
 
