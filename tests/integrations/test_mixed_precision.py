@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dross
+from dross.replay.take_steps import take_step
 
 
 def check_alike(plain, cast):
@@ -58,6 +59,39 @@ def test_trainer(tmp_path, checkpointing):
         found = other.recorded_run().influence(other.loss_of())
         np.testing.assert_array_equal(found.values, scores[-1].values)
     check_alike(*scores)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+def test_trainer_replays_to_the_same_bits(tmp_path, optim):
+    """As people fine-tune: bf16, clipping by norm, two groups. One rounding more would grow."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from dross.integrations.transformers import RecordingTrainer
+    from integrations.language import WORDS, pad, settings, texts
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=WORDS, pad_token_id=0, **sizes, **heads)
+    options = {"bf16": True, "optim": optim, "learning_rate": 3e-3, "max_grad_norm": 1.0}
+    trainer = RecordingTrainer(
+        transformers.LlamaForCausalLM(config),
+        settings(tmp_path, num_train_epochs=6, weight_decay=0.01, **options),
+        train_dataset=texts(),
+        data_collator=pad,
+        tape=tmp_path / "tape",
+        keep=dross.Checkpoints(every=1000),
+    )
+    trainer.train()
+    recording = trainer.recorded_run().recording
+    with recording.executor.training():
+        *_, last = recording.walk_forward()
+        assert last.t > 20 and len(recording.tape.entries) == 1
+        again = take_step(
+            recording.executor, recording.optimizer, last.state, last.step, last.batches
+        )[0]
+    end = recording.state_at(recording.tape.steps)
+    for name, value in end.tensors().items():
+        assert torch.equal(again.tensors()[name], value), name
 
 
 def test_lightning(tmp_path):

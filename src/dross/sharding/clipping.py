@@ -1,5 +1,6 @@
 """Clipping by the norm of a gradient whose shards are on several ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,7 +15,7 @@ class ShardedClipNorm(ClipNorm):
 
     ranks: ShardReducer = field(kw_only=True)
 
-    def norms(self, g: Tensor) -> Tensor:
+    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
         """|g| over all shards: [..., p_r] -> [..., 1]."""
         (squares,) = self.ranks.sum(g.square().sum(-1, keepdim=True))
         return squares.sqrt()

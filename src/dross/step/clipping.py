@@ -4,6 +4,7 @@ Both Jacobians are symmetric, so one function serves forwards and backwards.
 """
 
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,15 @@ class ClipNorm:
     def __post_init__(self):
         _check_positive(self.max_norm)
 
-    def __call__(self, g: Tensor) -> Tensor:
-        """The clipped gradient, [..., p]."""
-        return g * self._coefficient(self.norms(g))
+    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """The clipped gradient, [..., p].
+
+        Arguments:
+            g: the gradient, [..., p].
+            slices: where each parameter lies in it, in the model's order. torch takes their norms
+                one by one; with them, the bits are those of torch's own clip.
+        """
+        return g * self._coefficient(self.norms(g, slices))
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:
         """J(g) v, where J = c I - c / (|g| + 1e-6) g g^T / |g|. Where nothing is clipped, J = I.
@@ -56,9 +63,11 @@ class ClipNorm:
         along = products.unsqueeze(-1) * g / norm
         return c * v - c / (norm + _TORCH_EPSILON) * along
 
-    def norms(self, g: Tensor) -> Tensor:
+    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
         """|g| of each row: [..., p] -> [..., 1]."""
-        return g.norm(dim=-1, keepdim=True)
+        if not slices or g.dim() > 1:
+            return g.norm(dim=-1, keepdim=True)
+        return torch.nn.utils.get_total_norm([g[part] for part in slices]).unsqueeze(0)
 
     def norm_and_products(self, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """|g| and <v, g>, of g [p] and v [..., p]."""
@@ -87,8 +96,8 @@ class ClipValue:
     def __post_init__(self):
         _check_positive(self.limit)
 
-    def __call__(self, g: Tensor) -> Tensor:
-        """The clipped gradient, [..., p]."""
+    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """The clipped gradient, [..., p]. Where the parameters lie does not matter here."""
         return g.clamp(-self.limit, self.limit)
 
     def derivative(self, g: Tensor, v: Tensor) -> Tensor:

@@ -57,11 +57,12 @@ def inspect_run(
     if not kept:
         raise BadInput("The loss depends on none of the parameters that the optimizer has.")
     names = tuple(name for k in kept for name in groups[k])
+    listed = tuple(name for name in parameters if name in set(names))
     shapes = tuple(parameters[name].shape for name in names)
     sizes = tuple(sum(parameters[name].numel() for name in groups[k]) for k in kept)
     objective = Objective(
         model,
-        Layout(names, shapes, sizes, seen.moving),
+        Layout(names, shapes, sizes, seen.moving, listed=listed),
         loss_function,
         loss_name,
         penalty,
@@ -75,6 +76,7 @@ def inspect_run(
         sizes,
         [optimizer.param_groups[k] for k in kept],
         objective.layout.shapes_by_group,
+        objective.layout.slices,
     )
     _check_second_derivative(objective, x, y)
     return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure

@@ -7,7 +7,7 @@ their names. Everything else is constant.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ class Layout:
     shapes: tuple[torch.Size, ...]
     group_sizes: tuple[int, ...]  # how many numbers of theta belong to each parameter group
     moving_buffers: tuple[str, ...]  # those that the forward pass changes
+    listed: tuple[str, ...] = field(default=(), kw_only=True)  # the names in the model's own order
 
     @property
     def sizes(self) -> list[int]:
@@ -37,6 +38,13 @@ class Layout:
         """The parameter group of each name."""
         group_ends, ends = np.cumsum(self.group_sizes), np.cumsum(self.sizes)
         return [int(np.searchsorted(group_ends, end)) for end in ends]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each parameter lies in theta, in the model's own order."""
+        ends = np.cumsum(self.sizes).tolist()
+        places = {n: slice(end - s, end) for n, s, end in zip(self.names, self.sizes, ends)}
+        return tuple(places[name] for name in self.listed or self.names)
 
     @property
     def shapes_by_group(self) -> tuple[tuple[torch.Size, ...], ...]:
@@ -125,7 +133,8 @@ class Layout:
         """The layout that `to_json` described, of the model with this signature."""
         names, sizes, moving = (tuple(saved[key]) for key in ("names", "group_sizes", "moving"))
         shapes = tuple(torch.Size(signature["parameters"][name][0]) for name in names)
-        return Layout(names, shapes, sizes, moving)
+        listed = tuple(name for name in signature["parameters"] if name in set(names))
+        return Layout(names, shapes, sizes, moving, listed=listed)
 
 
 def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:

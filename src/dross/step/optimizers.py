@@ -39,6 +39,8 @@ class Optimizer:
     any_momentum: bool = False
     formula: str | None = None  # its name, where the optimizer follows one of formulas/
     shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
+    slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
+    fused: bool = False  # it steps with torch's fused kernel, where that rounds otherwise
 
     @cached_property
     def blocks(self) -> Blocks | None:
@@ -63,7 +65,7 @@ class Optimizer:
             return SGD(self.any_momentum, flag("nesterov"), flag("maximize"))
         if self.name in ("Adam", "AdamW"):
             decoupled = self.name == "AdamW" or flag("decoupled_weight_decay")
-            return Adam(flag("amsgrad"), flag("maximize"), decoupled)
+            return Adam(flag("amsgrad"), flag("maximize"), decoupled, fused=self.fused)
         return TorchStep(self.name, self.flags)
 
     def numbers(self, row: np.ndarray) -> list[Numbers]:
@@ -155,7 +157,8 @@ class Optimizer:
             "columns": list(self.columns),
             "any_momentum": self.any_momentum,
         }
-        return kept if self.formula is None else kept | {"formula": self.formula}
+        kept |= {} if self.formula is None else {"formula": self.formula}
+        return kept | {"fused": True} if self.fused else kept
 
     @staticmethod
     def from_json(saved: dict, layout: Layout) -> "Optimizer":
@@ -168,7 +171,8 @@ class Optimizer:
         if formula is not None:
             formula_named(formula)
         given = (saved["name"], saved["flags"], tuple(saved["columns"]), layout.group_sizes)
-        return Optimizer(*given, saved["any_momentum"], formula, layout.shapes_by_group)
+        rest = (saved["any_momentum"], formula, layout.shapes_by_group, layout.slices)
+        return Optimizer(*given, *rest, saved.get("fused", False))
 
 
 def _join_slots(parts: Sequence[Slots]) -> Slots:
@@ -183,6 +187,7 @@ def read_optimizer(
     group_sizes: Sequence[int],
     groups: list[dict],
     shapes: Sequence[Sequence[torch.Size]] = (),
+    slices: tuple[slice, ...] = (),
 ) -> Optimizer:
     """The pure form of a torch optimizer.
 
@@ -191,6 +196,7 @@ def read_optimizer(
         group_sizes: how many numbers of theta belong to each of the groups.
         groups: those of its parameter groups that have moving parameters.
         shapes: of the moving parameters of each of these groups, where steps are to be taken.
+        slices: where each of them lies in theta, in the model's order.
 
     Raises:
         NotSupported: the optimizer or its options have no pure form.
@@ -215,7 +221,8 @@ def read_optimizer(
         )
     given = (name, flags[0], columns[0], tuple(group_sizes), any(momenta))
     by_name = None if formula is None else formula.name
-    return Optimizer(*given, by_name, tuple(tuple(group) for group in shapes))
+    fused = name in ("Adam", "AdamW") and all(bool(g.get("fused")) for g in groups)
+    return Optimizer(*given, by_name, tuple(map(tuple, shapes)), slices, fused)
 
 
 #: what the name of a class says of optimizers that cannot be followed, and why

@@ -13,6 +13,7 @@ the objective's pull then adds H a_g, and together that is the paper's Z_t u = u
 Shapes: p parameters, Q adjoints or tangents at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +51,7 @@ def advance(
     optimizer: Optimizer, state: State, step: Step, g: Tensor, buffers: dict[str, Tensor]
 ) -> State:
     """s_{t+1} from s_t, the gradient g [p] of the scaled losses, and the buffers after the pass."""
-    g = prepare_gradient(step, g)
+    g = prepare_gradient(step, g, optimizer.slices)
     theta, slots, clock = optimizer.update(state.theta, state.slots, state.clock, g, step.numbers)
     return State(theta, slots, buffers, clock)
 
@@ -120,10 +121,13 @@ def _unscale(step: Step, g: Tensor) -> Tensor:
     return g if step.scale == 1 else g * step.unscale
 
 
-def prepare_gradient(step: Step, g: Tensor) -> Tensor:
-    """What the optimizer sees of a gradient: unscaled, then clipped."""
+def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+    """What the optimizer sees of a gradient: unscaled, then clipped.
+
+    slices: where the parameters lie in it, so that the clip rounds as torch's does.
+    """
     g = _unscale(step, g)
-    return step.clip(g) if step.clip else g
+    return step.clip(g, slices) if step.clip else g
 
 
 def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:

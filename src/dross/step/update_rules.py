@@ -12,7 +12,7 @@ Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K m
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -134,6 +134,7 @@ class Adam:
     maximize: bool
     decoupled: bool
     needs_gradient: bool = True
+    fused: bool = False  # the loop stepped with torch's fused kernel, which rounds otherwise
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
         """Zeros for m and v, and for x with amsgrad."""
@@ -144,6 +145,8 @@ class Adam:
         """The formulas above."""
         beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
         t = counters["step"] + 1
+        if self.fused:
+            return self._update_fused(theta, slots, t, g, h)
         g = self._gradient(theta, g, h)
         if self.decoupled and h["weight_decay"]:
             theta = theta * (1 - lr * h["weight_decay"])
@@ -155,6 +158,28 @@ class Adam:
         D = x.sqrt() / (1 - beta2**t) ** 0.5 + h["eps"]
         A = lr / (1 - beta1**t)
         return theta.addcdiv(m, D, value=-A), after, {"step": t}
+
+    def _update_fused(self, theta, slots, t, g, h) -> Updated:
+        """`update` by the kernel of torch.optim.AdamW(fused=True): the same bits as the loop's."""
+        copy = lambda value: value.clone(memory_format=torch.contiguous_format)
+        theta, after = copy(theta), {name: copy(slot) for name, slot in slots.items()}
+        kernel: Any = getattr(torch, "_fused_adamw_" if self.decoupled else "_fused_adam_")
+        lists = [[theta], [g.contiguous()], [after["exp_avg"]], [after["exp_avg_sq"]]]
+        largest = [after["max_exp_avg_sq"]] if self.amsgrad else []
+        counted = torch.tensor(t, dtype=torch.float32, device=theta.device)
+        kernel(
+            *lists,
+            largest,
+            [counted],
+            amsgrad=self.amsgrad,
+            lr=h["lr"],
+            beta1=h["betas.0"],
+            beta2=h["betas.1"],
+            weight_decay=h["weight_decay"],
+            eps=h["eps"],
+            maximize=self.maximize,
+        )
+        return theta, after, {"step": t}
 
     def table(self, theta, slots, counters, g, h) -> Table:
         """d (theta', m', v', x') / d (theta, m, v, x, g)."""

@@ -224,7 +224,7 @@ class StepWatch:
         self._clip = self._clip if clip is None else clip
         live = self.tape.opened.live
         parameters = live.parameters
-        return [parameters[name] for name in live.layout.names]
+        return [parameters[name] for name in live.layout.listed or live.layout.names]
 
     # --- around the optimizer's step --------------------------------------------------------------
 
