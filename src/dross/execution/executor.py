@@ -198,8 +198,8 @@ class Executor:
         try:
             return action()
         except torch.OutOfMemoryError:
-            pass
-        self.free_memory()
+            if self.graphs.has_graphs:  # `Graphs` frees them, and makes the pass again
+                raise
         can_cut = not self.graphs.capturing and self.cuts.can_cut(theta, batch)
         rows = self.cuts.rows(batch) if can_cut else 1
         count = len(batch.c)
