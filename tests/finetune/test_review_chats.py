@@ -42,7 +42,8 @@ def test_a_chat_is_kept_or_removed_and_has_no_class(project):
 
 def test_tokens_are_coloured_with_a_legend_and_a_tooltip(browser, project):  # noqa: F811
     with serve_in_thread(project) as server, visit(browser, server, "&tab=all") as page:
-        page.wait_for_selector(".item .token")
+        page.wait_for_selector(".item[aria-selected=true] .token")
+        wait_for_text(page, "why-body", "Text, token by token")  # with the legend
         spans = page.locator(".item[aria-selected=true] .token")
         assert spans.count() == 6
         kinds = set(page.eval_on_selector_all(".token", "all => all.map(e => e.className)"))
@@ -53,7 +54,6 @@ def test_tokens_are_coloured_with_a_legend_and_a_tooltip(browser, project):  # n
         assert worse != better and "rgba(0, 0, 0, 0)" not in (worse, better)
         title = page.locator(".harms-4").first.get_attribute("title")
         assert title.startswith("\u2212") and "%" in title and "harms" in title
-        wait_for_text(page, "why-body", "Text, token by token")
         assert page.is_visible("#why .token-legend") and "<user>" in page.text_content("#why-body")
         assert (
             page.is_hidden("[data-do=relabel]")

@@ -26,6 +26,7 @@ def test_deciding_undoing_and_reloading_by_keyboard(browser, project):
         page.keyboard.press("k")
         page.wait_for_selector(f".item[data-id='{third}'] .effect")
         page.keyboard.press("r")
+        page.wait_for_selector("#relabel[open]")
         label = project.instances.at[third, "label"]
         other = next(name for name in ("<=50K", ">50K") if name != label)
         page.keyboard.press("1" if other == "<=50K" else "2")
@@ -197,7 +198,6 @@ def test_a_server_that_breaks_is_given_up_after_a_few_times(browser, project):
 
         page.route("**/api/decide", fail)
         page.keyboard.press("x")
-        wait_until_not_saved(page)
         wait_for_text(page, "problem", "This decision was not taken: Something in dross broke.")
         assert len(broken) == 3 and len(set(broken)) == 1
         page.unroute("**/api/decide")

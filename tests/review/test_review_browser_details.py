@@ -43,7 +43,7 @@ def test_the_tour_has_four_steps_once_and_again_from_the_help(browser, shared_pr
                 check_accessibility(page, "tour")
             page.keyboard.press("x")  # decides nothing while the tour is shown
             page.click("#tour-next")
-        assert page.locator("dialog[open]").count() == 0 and page.locator(".toured").count() == 0
+        wait_until(page, "!document.querySelector('dialog[open], .toured')")
         assert focused_id(page) == str(selected_id(page))
         assert page.locator(".item[data-decision=remove]").count() == 0
         reload(page)
@@ -54,7 +54,7 @@ def test_the_tour_has_four_steps_once_and_again_from_the_help(browser, shared_pr
         page.click("#tour-back")
         assert page.text_content("#tour-place") == "Step 1 of 4"
         page.keyboard.press("Escape")
-        assert page.locator("dialog[open]").count() == 0
+        wait_until(page, "!document.querySelector('dialog[open]')")
 
 
 @pytest.fixture

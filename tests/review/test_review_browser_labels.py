@@ -3,7 +3,14 @@
 import pytest
 
 from dross.review.server import serve_in_thread
-from review.browser_page import reload, selected_id, visit, wait_for_text, wait_until_saved
+from review.browser_page import (
+    reload,
+    selected_id,
+    visit,
+    wait_for_text,
+    wait_until,
+    wait_until_saved,
+)
 from review.doubtful_project import add_doubts
 from review.review_project import make_project, make_verdict, write_verdict
 
@@ -22,6 +29,7 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
         page.keyboard.press("k")
         page.keyboard.press("x")
         page.keyboard.press("r")
+        page.wait_for_selector("#relabel[open]")
         page.keyboard.press("Enter")  # what the models say has the focus
         wait_until_saved(page)
         said = [page.inner_text(f".item[data-id='{id}'] .decision") for id in (60, 61, 62)]
@@ -49,6 +57,22 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
         page.click("[data-tab=all]")
         wait_for_text(page, "found", "60 instances")
         assert page.inner_text("[data-do=remove]").startswith("Remove")
+
+
+def test_a_label_can_be_changed_before_its_row_has_come(browser, tmp_path):
+    """The key is not lost: the dialog opens when the server has said what the instance is."""
+    project = add_doubts(make_project(tmp_path / "p", "text", 60))
+    with serve_in_thread(project) as server, visit(browser, server) as page:
+        held = []
+        page.route("**/api/items*", lambda route: held.append(route))
+        page.click("text=Validation labels to check first")
+        wait_for_text(page, "found", "5 instances")
+        page.keyboard.press("r")
+        wait_until(page, "document.querySelector('.item[aria-selected=true].loading')")
+        assert not page.is_visible("#relabel")
+        for route in held:
+            route.continue_()
+        page.wait_for_selector("#relabel[open]")
 
 
 def test_trusted_labels_are_said_to_be(browser, tmp_path):

@@ -52,6 +52,7 @@ def test_hostile_data_run_nothing_and_are_shown_as_they_are(browser, tmp_path, k
         for _ in range(6):
             page.keyboard.press("j")
         page.keyboard.press("r")
+        page.wait_for_selector("#relabel[open]")
         assert HOSTILE[0] in page.text_content("#relabel-body")
         page.keyboard.press("Escape")
         page.click("#open-bulk")
@@ -146,7 +147,6 @@ def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
     with serve_in_thread(project) as server, visit(browser, server) as page:
         images = "[...document.querySelectorAll('#list img')]"
         wait_until(page, f"{images}.every((image) => image.complete && image.naturalWidth)")
-        before = selected_id(page)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")
         assert focused_place(page) > 3
@@ -154,7 +154,9 @@ def test_pictures_are_a_grid_and_why_shows_others(browser, tmp_path):
         assert page.evaluate("document.activeElement.id") == "why-title"
         page.wait_for_selector("#why-body .others img")
         assert all(page.eval_on_selector_all("img", "images => images.map((image) => image.alt)"))
+        before = selected_id(page)
         page.locator(".others button.small").first.click()
+        wait_until(page, "document.activeElement.matches('.item')")
         assert selected_id(page) != before
         page.keyboard.press("Enter")
         page.keyboard.press("Escape")

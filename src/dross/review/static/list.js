@@ -19,6 +19,7 @@ const holder = byId("items");
 const items = new Map(); // id -> what it looks like
 const shown = new Map(); // place -> element
 const asked = new Set(); // pages under way
+let awaited = null; // what is done with the selected one when it is known
 let ids = [];
 let places = new Map(); // id -> place
 let selected = -1;
@@ -34,6 +35,17 @@ export const length = () => ids.length;
 export const itemOf = (id) => items.get(id);
 export const placeOf = (id) => places.get(id) ?? -1;
 export const idAt = (place) => ids[place] ?? null;
+
+/** Calls then(the selected item), at once or when its page has come; not if another one is selected by then. */
+export function withSelected(then) {
+  const id = selectedId();
+  awaited = () => {
+    if (!items.has(id)) return;
+    awaited = null;
+    if (selectedId() === id) then(items.get(id));
+  };
+  awaited();
+}
 
 /** Another list. keepPlace: stay near where we are when the selected one is gone. */
 export function setIds(next, wanted, keepPlace = false) {
@@ -215,6 +227,7 @@ async function fetchPage(page) {
   try {
     const answer = await get("/api/items", { ids: missing.join(",") });
     for (const item of answer.items) items.set(item.id, item);
+    awaited?.();
     if (now !== generation) return;
     for (const [place, element] of shown) if (element.classList.contains("loading")) dress(element, place);
     forget();

@@ -129,8 +129,7 @@ const actions = {
   undecided: () => take("undecided"),
   relabel: () => {
     if (project.layout === "chats") return say("Chats are kept or removed; they have no label.");
-    const item = list.itemOf(list.selectedId());
-    if (item) askLabel(item, (label) => take("relabel", label));
+    list.withSelected((item) => askLabel(item, (label) => take("relabel", label)));
   },
   undo: () => takeBack(undo, "undo"),
   redo: () => takeBack(redo, "redo"),
@@ -138,8 +137,8 @@ const actions = {
   previous: () => list.select(list.selectedPlace() - 1, { focus: !byId("list").inert }),
   why: why.toggle,
   zoom: () => {
-    const item = list.itemOf(list.selectedId());
-    if (item && project.layout === "images") zoom.open({ ...item, part: item.part ?? "train", id: item.place ?? item.id });
+    if (project.layout !== "images") return;
+    list.withSelected((item) => zoom.open({ ...item, part: item.part ?? "train", id: item.place ?? item.id }));
   },
   bulk: async () => {
     await load({ wanted: list.selectedId(), keepPlace: true }); // what still fits the filter, not what did
