@@ -100,6 +100,25 @@ def test_push_agrees_with_finite_differences(name, clip):
         torch.testing.assert_close(difference, tangent[part], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_in_pieces_is_the_same_step(name, monkeypatch):
+    pure, state, step, g = setting(name, 3)
+    u, g_dot = random_like(state, 2, 1), draw(2, SIZE, seed=3)
+
+    def everything() -> dict[str, torch.Tensor]:
+        a_g, back = pull(pure, state, step, g, u)
+        found = {"a_g": a_g} | {f"pull {n}": t for n, t in back.tensors().items()}
+        forth = push(pure, state, step, g, u, g_dot).tensors()
+        after = advance(pure, state, step, g, {}).tensors()
+        return found | {f"push {n}": t for n, t in forth.items()} | after
+
+    whole = everything()
+    monkeypatch.setattr("dross.step.pieces._ON_CPU", 4)
+    monkeypatch.setattr("dross.step.pieces._FEWEST", 4)
+    for part, value in everything().items():
+        torch.testing.assert_close(value, whole[part], rtol=1e-14, atol=1e-15)
+
+
 def test_every_supported_optimizer_is_in_the_zoo():
     parameter = torch.nn.Parameter(torch.zeros(1, 1))
     assert {type(make([parameter])).__name__ for make in OPTIMIZERS.values()} >= set(SUPPORTED)

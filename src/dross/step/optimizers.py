@@ -16,9 +16,10 @@ from .formulas.known import OF_TORCH
 from .formulas.registry import find_formula, formula_named
 from .group_numbers import Flags, Numbers, flatten_numbers, read_flags
 from .layout import Layout
+from .pieces import compute_in_pieces
 from .state import Clock, Counters
 from .torch_step import TORCH_STEPPED, TorchStep, counter_dtype
-from .update_rules import SGD, Adam, Rule, Slots, Table, pull_by_table, push_by_table
+from .update_rules import SGD, Adam, Rule, Slots, pull_by_table, push_by_table
 
 SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
 _AND_OTHERS = "Lion, transformers' Adafactor, and those of your own (dross.optimizers.register)"
@@ -86,11 +87,15 @@ class Optimizer:
         """theta [p], slots and clock after a step with the gradient g [p]."""
         if self.blocks is not None:
             return self.blocks.update(theta, slots, clock, g, self.numbers(row))
-        groups, rule = self._split(theta, slots, clock, g, row), self.rule
-        thetas, new_slots, new_clock = zip(*(rule.update(*group) for group in groups))
-        if len(groups) == 1:
-            return thetas[0], new_slots[0], new_clock
-        return torch.cat(thetas, -1), _join_slots(new_slots), new_clock
+        rule, numbers, clock_after = self.rule, self.numbers(row), list(clock)
+
+        def step(group: int, at: Slots, slots: Slots) -> Slots:
+            given = (at["theta"], slots, clock[group], at["g"], numbers[group])
+            moved, slots, clock_after[group] = rule.update(*given)
+            return {"theta": moved, **slots}
+
+        after = compute_in_pieces(step, self.group_sizes, {"theta": theta, "g": g}, slots)
+        return after.pop("theta"), after, tuple(clock_after)
 
     def pull(
         self,
@@ -102,10 +107,16 @@ class Optimizer:
         after: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The adjoint of `update`: of "theta", "g" and each slot, from those after it, [Q, ...]."""
-        given = (theta, slots, clock, g)
+        numbers = self.numbers(row)
         if self.blocks is not None:
-            return self.blocks.pull(*given, self.numbers(row), after)
-        return pull_by_table(self.table(*given, row), after, ("g", *slots, "theta"))
+            return self.blocks.pull(theta, slots, clock, g, numbers, after)
+        rule, sources = self.rule, ("g", *slots, "theta")
+
+        def back(group: int, at: Slots, slots: Slots, after: Slots) -> Slots:
+            table = rule.table(at["theta"], slots, clock[group], at["g"], numbers[group])
+            return pull_by_table(table, after, sources)
+
+        return compute_in_pieces(back, self.group_sizes, {"theta": theta, "g": g}, slots, after)
 
     def push(
         self,
@@ -117,37 +128,16 @@ class Optimizer:
         before: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """The tangent of `update`: of "theta" and each slot, from those before it and "g"."""
-        given = (theta, slots, clock, g)
-        if self.blocks is not None:
-            return self.blocks.push(*given, self.numbers(row), before)
-        return push_by_table(self.table(*given, row), before, (*slots, "theta"))
-
-    def table(self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, row: np.ndarray) -> Table:
-        """The Jacobian of `update`: numbers, or vectors [p], as the rule's table has them."""
-        groups, rule = self._split(theta, slots, clock, g, row), self.rule
-        tables = [rule.table(*group) for group in groups]
-        if len(tables) == 1:
-            return tables[0]
-
-        def join(key: tuple[str, str]) -> Tensor:
-            entries = [
-                torch.as_tensor(table.get(key, 0.0), dtype=theta.dtype, device=theta.device)
-                for table in tables
-            ]
-            return torch.cat([entry.expand(size) for entry, size in zip(entries, self.group_sizes)])
-
-        return {key: join(key) for key in dict.fromkeys(key for table in tables for key in table)}
-
-    def _split(self, theta, slots, clock, g, row) -> list[tuple]:
-        """The arguments of the rule, group by group."""
         numbers = self.numbers(row)
-        if len(self.group_sizes) == 1:
-            return [(theta, slots, clock[0], g, numbers[0])]
-        split = lambda t: t.split(self.group_sizes, -1)
-        thetas, gs = split(theta), split(g)
-        parts = {name: split(slot) for name, slot in slots.items()}
-        own_slots = lambda k: {name: part[k] for name, part in parts.items()}
-        return [(thetas[k], own_slots(k), clock[k], gs[k], h) for k, h in enumerate(numbers)]
+        if self.blocks is not None:
+            return self.blocks.push(theta, slots, clock, g, numbers, before)
+        rule, outputs = self.rule, (*slots, "theta")
+
+        def move(group: int, at: Slots, slots: Slots, before: Slots) -> Slots:
+            table = rule.table(at["theta"], slots, clock[group], at["g"], numbers[group])
+            return push_by_table(table, before, outputs)
+
+        return compute_in_pieces(move, self.group_sizes, {"theta": theta, "g": g}, slots, before)
 
     def to_json(self) -> dict:
         """What a tape keeps of it. Sizes and shapes are in the layout."""
@@ -285,12 +275,12 @@ def read_slots(
 
     Where it has not stepped a parameter yet, they are those of a new optimizer.
     """
-    slots, clock = optimizer.initial(theta, row)
     held = {name: torch_optimizer.state.get(parameters[name], {}) for name in layout.names}
     if not any(_has_stepped(state) for state in held.values()):
-        return slots, clock
-    for slot, initial in slots.items():
-        values = _split_slot(optimizer, layout, slot, initial, row)
+        return optimizer.initial(theta, row)
+    fresh, clock = _fresh_slots(optimizer, layout, theta, row)
+    slots = {}
+    for slot, values in fresh.items():
         for name in values:
             if held[name].get(slot) is not None:
                 values[name] = layout.local(held[name][slot].detach()).to(theta.device)
@@ -307,6 +297,25 @@ def read_slots(
             )
         counters.append(seen[0])
     return slots, tuple(counters)
+
+
+def _fresh_slots(
+    optimizer: Optimizer, layout: Layout, theta: Tensor, row: np.ndarray
+) -> tuple[dict[str, dict[str, Tensor]], Clock]:
+    """The slots of a new optimizer by the names of the parameters, and its clock."""
+    if optimizer.blocks is not None:
+        slots, clock = optimizer.initial(theta, row)
+        by_name = {s: _split_slot(optimizer, layout, s, value, row) for s, value in slots.items()}
+        return by_name, clock
+    # every number of a group begins alike: one is as good as all
+    ones = [optimizer.rule.initial(theta.new_zeros(1), h) for h in optimizer.numbers(row)]
+    parts = zip(layout.split(theta).items(), layout.group_of)
+    shapes = [(name, part.shape, group) for (name, part), group in parts]
+    by_name = {
+        slot: {name: ones[group][0][slot].expand(shape) for name, shape, group in shapes}
+        for slot in ones[0][0]
+    }
+    return by_name, tuple(counters for _, counters in ones)
 
 
 def _split_slot(
