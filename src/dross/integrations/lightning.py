@@ -32,8 +32,8 @@ from ..influence.query_makers import mean_loss
 from ..influence.run import Run
 from ..record.loops.followed import Followed
 from ..record.recorder import Recorder
+from ..tape.resume import rewind
 from ..tape.retention import Keep
-from ..tape.rewind import rewind
 from .drawn_ids import DrawnIds, note_ids
 
 

@@ -34,10 +34,10 @@ from ..step.inspect_model import (
 from ..step.loss import find_loss
 from ..step.objective import Penalty
 from ..support.arguments import check_folder, check_function, check_whole
+from ..tape.folder import prepare_folder
 from ..tape.reader import Tape
 from ..tape.resume import check_resume
 from ..tape.retention import DefaultRetention, Keep, check_keep
-from ..tape.writer import prepare_folder
 from .loops import ddp
 from .loops.average_watch import AverageWatch
 from .loops.clip_methods import ClipMethods

@@ -24,11 +24,12 @@ from ..step.loss import check_labels
 from ..step.objective import Objective, Penalty
 from ..step.state import State
 from ..support.arguments import check_folder, check_function, check_whole
+from ..tape.folder import prepare_folder
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.resume import begin_notes, check_resume
 from ..tape.retention import DefaultRetention, Keep
-from ..tape.writer import TapeWriter, prepare_folder
+from ..tape.writer import TapeWriter
 from .loops.live_model import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers

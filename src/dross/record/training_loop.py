@@ -115,8 +115,7 @@ class TrainingLoop:
         with side_stream(row.states[0].theta.device):
             pairs = zip(row.states, row.states[1:])
             for step, batches, (before, after) in zip(row.steps, row.batches, pairs):
-                if writer.is_full(step.epoch):
-                    writer.flush()
+                writer.make_room(step.epoch)
                 opens = bool(batches) and writer.opens_segment()
                 writer.add(step, before, after, checksum(batches[0]) if opens else 0)
                 advance(1)

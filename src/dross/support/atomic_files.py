@@ -9,13 +9,15 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed
 from .file_lock import is_alive
+
+Raw = bytes | Iterable[bytes | memoryview]
 
 _written = itertools.count()  # two threads never share a temporary file
 _staged: set[Path] = set()  # temporary files of this process that are in use
@@ -25,7 +27,7 @@ _TEMPORARY = re.compile(
 )
 
 
-def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
+def replace_file(path: Path, raw: Raw, *, sync: bool = True) -> None:
     """Put a file with these bytes in place of whatever is at the path.
 
     The bytes go to a hidden temporary file in the same folder, which is then renamed. Readers see
@@ -33,7 +35,7 @@ def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
 
     Arguments:
         path: The file. Its folder must exist.
-        raw: All of its bytes.
+        raw: All of its bytes, or parts of them one after the other.
         sync: Wait until the bytes and the name are on the disk. Without it, a power cut may lose
             them.
 
@@ -47,7 +49,7 @@ def replace_file(path: Path, raw: bytes, *, sync: bool = True) -> None:
 
 
 @contextmanager
-def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
+def staged_file(path: Path, raw: Raw, *, sync: bool = True) -> Iterator[Path]:
     """Write the bytes to a hidden temporary file beside `path`, ready to be renamed to it.
 
     What has not been renamed at the end is deleted. Several files that belong together are staged
@@ -62,7 +64,8 @@ def staged_file(path: Path, raw: bytes, *, sync: bool = True) -> Iterator[Path]:
     try:
         temporary.unlink(missing_ok=True)  # of a killed process that had our number
         with open(temporary, "xb") as file:
-            file.write(raw)
+            for part in [raw] if isinstance(raw, bytes) else raw:
+                file.write(part)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,14 +1,15 @@
-"""Go on with a tape that was begun earlier."""
+"""Go on with a tape that was begun earlier, where it ended or where it was saved."""
 
 import os
 from pathlib import Path
 
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
-from ..errors import BadInput
+from ..errors import BadInput, TapeMismatch
 from ..support.arguments import check_folder
-from .reader import Tape
-from .retention import Keep
+from .reader import Tape, read_manifest
+from .retention import EveryStep, Keep
+from .writer import TapeWriter
 
 
 def begin_notes(
@@ -43,3 +44,37 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
             "where it was recorded: resume=True."
         )
     return True
+
+
+def rewind(folder: str | os.PathLike, steps: int) -> None:
+    """Forget the steps after the first `steps`, because a trainer goes on from there.
+
+    The manifest lets go of them first, and then their files go.
+
+    Arguments:
+        folder: of the tape.
+        steps: how many steps the trainer's checkpoint has behind it. `Recorder.save` was called
+            there.
+
+    Raises:
+        TapeMismatch: where the tape does not know the state after so many steps.
+        TapeError: where there is no tape, or it is damaged.
+    """
+    manifest = read_manifest(Path(folder))
+    if manifest["steps"] == steps:
+        return
+    later = [entry for entry in manifest["segments"] if entry["first"] >= steps]
+    if not later or later[0]["first"] != steps:
+        saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
+        raise TapeMismatch(
+            f"The checkpoint was made after {steps} steps, and the tape at {folder} can go on "
+            f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
+            "record the run again in another folder."
+        )
+    tape = Tape(folder)
+    state = tape.read(len(manifest["segments"]) - len(later)).states[0]
+    kept = [entry for entry in manifest["segments"] if entry["first"] < steps]
+    shorter = {**manifest, "segments": kept, "steps": steps, "complete": False}
+    TapeWriter(folder, shorter, EveryStep(), 0, None).finish(state, complete=False)
+    for entry in later:
+        (Path(folder) / entry["file"]).unlink(missing_ok=True)

@@ -30,10 +30,20 @@ class Segment:
         return self.first + len(self.steps)
 
 
+def on_host(states: list[State]) -> list[State]:
+    """The states in the memory of the host, copied there at once."""
+    if not states or states[0].theta.device.type == "cpu":
+        return states
+    stacked = State.stack(states).map(lambda t: t.cpu()).tensors()
+    rows = ({name: t[k] for name, t in stacked.items()} for k in range(len(states)))
+    return [State.from_tensors(row, state.clock) for row, state in zip(rows, states)]
+
+
 def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     """The segment as named tensors, and what is needed beside them to read it again."""
     steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
-    states = State.stack(segment.states).tensors()
+    first, *others = segment.states
+    states = (State.stack(segment.states) if others else first.map(lambda t: t[None])).tensors()
     tensors = {f"{_STATE_PREFIX}{name}": t.cpu() for name, t in states.items()}
     ids = np.concatenate([m.ids for m in micros] or [np.zeros(0)])
     tensors["ids"] = torch.from_numpy(ids.astype(np.int32))

@@ -1,34 +1,51 @@
 """Writing a tape in an order in which no crash, Ctrl-C or full disk leaves it unreadable."""
 
-import errno
-import hashlib
 import json
 import math
 import os
-import re
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from ..data.instance_hashes import HashNotes
-from ..errors import BadInput, StorageFailed, TapeError, TapeExists
+from ..errors import StorageFailed, TapeError, TapeExists
+from ..parallel.background import run_in_background
 from ..step.state import State
 from ..step.step import Step
-from ..support.atomic_files import replace_file
+from ..support.atomic_files import Raw, replace_file
 from .average_record import AverageRecord
+from .folder import storage_failed
 from .manifest_check import seal
 from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep, seconds_between_commits
-from .segment import Segment, decode_segment, encode_segment
+from .segment import Segment, decode_segment, encode_segment, on_host
 from .shards import files_of
-from .storage import is_url
+from .tensor_file import Digested, encode_tensors
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Files that are there and that the manifest does not name yet."""
+
+    segments: list[dict]
+    end: dict | None  # the state after them, on the disk like they are. None: no commit is due
+    noted: int  # how many notes of instances there were when it began
+    seconds: float  # that the end took
 
 
 class TapeWriter:
     """Appends steps to a tape.
+
+    A full segment is closed and goes to a thread that writes it while the training goes on. The
+    manifest is only ever written by the caller's thread, at the next step after the files are
+    there. A segment is held until then, so that a failed write can be tried again.
 
     Ctrl-C may strike between any two instructions, so nothing here is counted twice: a step that
     the manifest already has is not written again, and each end of a step is filed under the number
@@ -55,6 +72,8 @@ class TapeWriter:
         self.open: list[tuple[Step, State | None, int]] = []
         #: the states before and after the last step, by the number of steps taken
         self.ends: dict[int, State] = {}
+        self._closed: list[Segment] = []  # segments that are not known to be written
+        self._writing: Future[_Written] | None = None  # what a thread does with them
         self._unnamed: list[dict] = []  # written segments that the manifest does not name yet
         self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
 
@@ -90,29 +109,30 @@ class TapeWriter:
             self.notes.record(step.ids)  # first: no step is written without its notes
         self.open.append((step, kept, checksum))
 
+    def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
+        """Before a step of this epoch is added: flush the open segment if it is full.
+
+        after: gives the state after the last step, where `add` has none.
+        """
+        self._settle()
+        if self.is_full(epoch):
+            self.flush(None if after is None else after())
+
     def flush(self, after: State | None = None) -> None:
-        """Write the open segment. `after` is the state after its last step, if `add` has none."""
-        named = self.manifest["steps"]
-        self._unnamed = [entry for entry in self._unnamed if entry["first"] >= named]
-        saved = self._steps_written() - self.first
-        if saved:  # an interrupt came between the writing and this
-            self.open, self.first = self.open[saved:], self.first + saved
-        after = self.ends[self.next] if after is None else after
-        if self.open:
-            steps = [step for step, _, _ in self.open]
-            states = [state for _, state, _ in self.open if state is not None]
-            segment = Segment(self.first, steps, states, self.open[0][2])
-            entry = self._write_segment(self._new_number(self._unnamed), segment)
-            self._unnamed = [*self._unnamed, entry]
-            self.open, self.first = [], segment.end
-        if not self._may_defer_commit():
-            self._publish(after)
+        """Close the open segment and have it written.
+
+        after: the state after its last step, if `add` has none.
+
+        Raises:
+            StorageFailed: this segment, or the one before it, could not be written.
+        """
+        self._settle(wait_for_it=True)
+        self._write_closed(after, in_background=self._may_write_in_background())
 
     def save(self, after: State) -> None:
         """Write what is open, and let the manifest name it at once."""
-        self.flush(after)
-        if self._unnamed:
-            self._publish(after)
+        self._settle(wait_for_it=True)
+        self._write_closed(after, commit=True)
 
     def finish(
         self,
@@ -121,10 +141,9 @@ class TapeWriter:
         average: AverageRecord | None = None,
     ) -> None:
         """Write what is open and mark the tape as complete, or as interrupted."""
-        after = self.ends[self.next] if after is None else after
-        self.flush(after)
-        if self._unnamed:
-            self._publish(after)
+        with suppress(StorageFailed):  # it is tried again: there may be room by now
+            self._settle(wait_for_it=True)
+        self._write_closed(after, commit=True)
         noted, gone = self._write_hashes(whole=complete)
         if average is not None:
             old = self.manifest.get("average", {}).get("file")
@@ -135,40 +154,120 @@ class TapeWriter:
         self._commit({**self.manifest, **noted, "complete": complete})
         self._remove(gone)
 
+    # --- in a thread of its own -------------------------------------------------------------------
+
+    def _write_closed(
+        self, after: State | None, *, commit: bool = False, in_background: bool = False
+    ) -> None:
+        """Close the open segment and write all that is closed."""
+        after = self.ends[self.next] if after is None else after
+        self._close_segment()
+        due = not self._may_defer_commit() or (commit and bool(self._closed or self._unnamed))
+        host = lambda t: t.detach().cpu()  # a thread of its own does not know the GPU's streams
+        end = after.map(host) if due else None
+        noted = 0 if self.notes is None else len(self.notes)
+        write = partial(self._write_files, self._closed, end, noted)
+        if in_background:
+            self._writing = run_in_background(write, "dross: write the tape")
+        else:
+            self._take_over(write())
+
+    def _close_segment(self) -> None:
+        known = self._closed[-1].end if self._closed else self._steps_written()
+        if known > self.first:  # an interrupt came between the closing and this
+            self.open, self.first = self.open[known - self.first :], known
+        if not self.open:
+            return
+        steps = [step for step, _, _ in self.open]
+        states = on_host([state for _, state, _ in self.open if state is not None])
+        segment = Segment(self.first, steps, states, self.open[0][2])
+        self._closed = [*self._closed, segment]
+        self.open, self.first = [], segment.end
+
+    def _write_files(self, segments: list[Segment], end: State | None, noted: int) -> _Written:
+        """Write segments, and the state after them where a commit is due. It changes nothing."""
+        number = self._new_number(self._unnamed)
+        entries = [self._write_segment(number + k, each) for k, each in enumerate(segments)]
+        if end is None:
+            return _Written(entries, None, noted, 0.0)
+        started = time.monotonic()
+        for entry in (*self._unnamed, *entries):
+            self._sync(entry["file"])
+        steps = segments[-1].end if segments else self._steps_written()
+        written = self._write_end(steps, end)
+        return _Written(entries, written, noted, time.monotonic() - started)
+
+    def _settle(self, *, wait_for_it: bool = False) -> None:
+        """Take over what the thread has written, if it is done.
+
+        Raises:
+            StorageFailed: it could not be written. What is closed stays so.
+        """
+        writing = self._writing
+        if writing is None or not (wait_for_it or writing.done()):
+            return
+        wait([writing])
+        if (error := writing.exception()) is not None:
+            self._writing = None
+            raise error
+        self._take_over(writing.result())
+        self._writing = None
+
+    def _take_over(self, written: _Written) -> None:
+        """Note what has been written, and let the manifest name it if that is due."""
+        named = self.manifest["steps"]  # an interrupt may have come after the last commit
+        self._unnamed = [entry for entry in self._unnamed if entry["first"] >= named]
+        known = self._steps_written()
+        new = [entry for entry in written.segments if entry["first"] >= known]
+        self._unnamed = [*self._unnamed, *new]
+        known = self._steps_written()
+        self._closed = [segment for segment in self._closed if segment.first >= known]
+        if written.end is not None:
+            self._publish(written.end, written.noted, written.seconds)
+
+    def _may_write_in_background(self) -> bool:
+        # Files go as the manifest lets go of them: a bounded tape has to commit at once.
+        return self.keep.limit is None and self.keep.last_epochs is None
+
+    # --- commits ----------------------------------------------------------------------------------
+
     def _may_defer_commit(self) -> bool:
         """A commit waits for the disk several times: a quick run makes at most two a second."""
-        # Files go as the manifest lets go of them: a bounded tape has to commit at once.
-        bounded = self.keep.limit is not None or self.keep.last_epochs is not None
-        return not bounded and time.monotonic() < self._next_commit
+        return self._may_write_in_background() and time.monotonic() < self._next_commit
 
     def _steps_written(self) -> int:
         last = self._unnamed[-1] if self._unnamed else None
         return self.manifest["steps"] if last is None else last["first"] + last["steps"]
 
-    def _publish(self, after: State) -> None:
-        """Let the manifest name what has been written. `after`: the state after the last step."""
+    def _publish(self, end: dict, noted: int, seconds: float) -> None:
+        """Let the manifest name what has been written.
+
+        Arguments:
+            end: the file of the state after the last step.
+            noted: how many notes of instances belong to it.
+            seconds: that writing took so far.
+        """
         started = time.monotonic()
         old_end, steps = self.manifest.get("end"), self._steps_written()
-        for entry in self._unnamed:
-            self._sync(entry["file"])
-        end = self._write_end(steps, after)
         entries = [*self.manifest.get("segments", []), *self._unnamed]
         entries, dropped = self._drop_old_epochs(entries)
-        noted, replaced = self._write_hashes()
-        others = [end, *noted.get("hashes", [])]
+        hashes, replaced = self._write_hashes(noted)
+        others = [end, *hashes.get("hashes", [])]
         entries, merged = self._merge_to_fit(entries, sum(other["bytes"] for other in others))
         named = {"segments": entries, "end": end, "steps": steps}
-        self._commit({**self.manifest, **noted, **named})
+        self._commit({**self.manifest, **hashes, **named})
         now = time.monotonic()
-        self._unnamed, self._next_commit = [], now + seconds_between_commits(now - started)
+        self._unnamed = []
+        self._next_commit = now + seconds_between_commits(now - started + seconds)
         gone = [*dropped, *merged, *replaced]
         if old_end and old_end["file"] != end["file"]:
             gone += [file["file"] for file in files_of(old_end)]
         self._remove(gone)
 
     def _write_end(self, steps: int, after: State) -> dict:
-        named = {name: t.detach().cpu() for name, t in after.tensors().items()}
-        end = self._write(f"state-{steps:012d}.safetensors", named, {"clock": after.clock})
+        end = self._write(
+            f"state-{steps:012d}.safetensors", after.tensors(), {"clock": after.clock}
+        )
         self._sync(end["file"])
         return end
 
@@ -176,11 +275,15 @@ class TapeWriter:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
-    def _write_hashes(self, *, whole: bool = False) -> tuple[dict, list[str]]:
+    def _write_hashes(
+        self, noted: int | None = None, *, whole: bool = False
+    ) -> tuple[dict, list[str]]:
         """Write what has been noted of instances since the last time.
 
         A new file takes in those before it that are no larger, so that there are few, and nothing
         is written more often than there are files. A complete tape has one.
+
+        noted: only so many notes; those of later steps wait until these are on the tape.
 
         Returns the manifest's entry, and the files that it no longer names.
         """
@@ -191,12 +294,12 @@ class TapeWriter:
         if whole and (len(entries) > 1 or start < len(self.notes)):
             self.notes.sort()
             kept, start = [], 0
-        count = len(self.notes)
-        if start == count:
+        count = len(self.notes) if noted is None else noted
+        if start >= count:
             return {"hashes": kept}, []
         while kept and kept[-1]["instances"] <= count - start:
             start -= kept.pop()["instances"]
-        ids, hashes = (torch.from_numpy(each) for each in self.notes.since(start))
+        ids, hashes = (torch.from_numpy(each[: count - start]) for each in self.notes.since(start))
         number = max((int(entry["file"][7:13]) for entry in entries), default=-1) + 1
         tensors = {"ids": ids.to(torch.int32), "hashes": hashes}
         new = self._write(f"hashes-{number:06d}.safetensors", tensors, {})
@@ -262,9 +365,9 @@ class TapeWriter:
         return numbers | {"epochs": [min(epochs), max(epochs)]}
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
-        raw = save({n: t.contiguous() for n, t in tensors.items()}, {"dross": json.dumps(about)})
-        self._replace(name, raw, sync=False)
-        return {"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        parts = Digested(encode_tensors(tensors, about))
+        self._replace(name, parts, sync=False)
+        return {"file": name, "bytes": parts.size, "sha256": parts.digest}
 
     def _commit(self, manifest: dict) -> None:
         present = self.folder / MANIFEST
@@ -283,90 +386,11 @@ class TapeWriter:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _storage_failed(path, error, self.manifest["steps"]) from error
+            raise storage_failed(path, error, self.manifest["steps"]) from error
 
-    def _replace(self, name: str, raw: bytes, *, sync: bool) -> None:
+    def _replace(self, name: str, raw: Raw, *, sync: bool) -> None:
         path = self.folder / name
         try:
             replace_file(path, raw, sync=sync)
         except OSError as error:
-            raise _storage_failed(path, error, self.manifest["steps"]) from error
-
-
-def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
-    """Make a folder ready for a tape.
-
-    Returns the manifest to continue from, if there is one and `resume` asks for it.
-
-    Raises:
-        BadInput: the folder is a URL, or both options are given.
-        TapeExists: the folder holds a tape that may not be replaced, or other files.
-        StorageFailed: the folder cannot be made.
-    """
-    if is_url(folder):
-        raise BadInput(
-            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, "
-            "and copy the folder there."
-        )
-    folder = Path(folder)
-    if overwrite and resume:
-        raise BadInput("overwrite and resume exclude each other.")
-    if (folder / MANIFEST).exists():
-        if resume:
-            manifest = read_manifest(folder)
-            _remove_temporary_files(folder)
-            return manifest
-        if not overwrite:
-            raise TapeExists(
-                f"There is a tape at {folder} already. Open it with dross.Run.open, continue it "
-                "with resume=True, replace it with overwrite=True, or choose another folder."
-            )
-        read_manifest(folder)  # never clear a folder that is not a tape
-        (folder / MANIFEST).unlink()
-        for kind in ("segment", "shard", "state", "hashes", "average", "retrace"):
-            for file in folder.glob(f"{kind}-*.safetensors*"):
-                file.unlink()
-    elif folder.exists() and not _holds_only_remains(folder):
-        raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _storage_failed(folder, error, 0) from error
-    _remove_temporary_files(folder)
-    return None
-
-
-# `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
-_TEMPORARY = re.compile(
-    r"\.?((segment|shard|state|hashes|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
-    r"\.(\d+|tmp|\d+\.tmp)"
-)
-
-
-def _holds_only_remains(folder: Path) -> bool:
-    """Whether all there is was left by a run that was killed before its first commit."""
-    return folder.is_dir() and all(
-        file.suffix in (".tmp", ".safetensors") or _TEMPORARY.fullmatch(file.name)
-        for file in folder.iterdir()
-    )
-
-
-def _remove_temporary_files(folder: Path) -> None:
-    """Remove what a killed writer has left half written."""
-    for file in folder.iterdir():
-        if _TEMPORARY.fullmatch(file.name):
-            file.unlink(missing_ok=True)
-
-
-def _storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
-    causes = {
-        errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
-        "with keep=Checkpoints() or keep=Budget(bytes)",
-        errno.EDQUOT: "your disk quota is used up",
-        errno.EACCES: "the folder may not be written to",
-        errno.EROFS: "the disk is read-only",
-    }
-    cause = causes.get(error.errno or 0, error.strerror or str(error))
-    return StorageFailed(
-        f"{path} cannot be written: {cause}. The tape is whole up to step {steps}."
-    )
+            raise storage_failed(path, error, self.manifest["steps"]) from error

@@ -16,8 +16,8 @@ from ...errors import BadInput, NotReplayable, NotSupported
 from ...influence.query import Query
 from ...influence.run import Run
 from ...record.recorder import Recorder
+from ...tape.resume import rewind
 from ...tape.retention import Keep
-from ...tape.rewind import rewind
 from .data import ID, IdCollator, Split, WithIds, check_rows, packing_refused, take_ids
 from .losses import InstanceLosses, loss_of
 from .shares import Shares

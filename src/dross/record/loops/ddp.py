@@ -127,9 +127,8 @@ class NoTape:
         """False: the first rank decides."""
         return False
 
-    def is_full(self, epoch: int) -> bool:
-        """False: there is nothing to write."""
-        return False
+    def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
+        """Do nothing: there is nothing to write."""
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """Count a step."""

@@ -48,11 +48,17 @@ class LiveModel:
         theta = self.read_theta() if theta is None else theta
         given = (self.optimizer, self.torch_optimizer, self.layout, self.parameters)
         slots, clock = read_slots(*given, theta, numbers)
-        return State(theta, {name: slot.clone() for name, slot in slots.items()}, buffers, clock)
+        return State(theta, slots, buffers, clock)
 
     def read_theta(self) -> Tensor:
         """A copy of theta."""
         return self.layout.read(self.model)[0]
+
+    def holds(self, theta: Tensor) -> bool:
+        """Whether these are the model's parameters, to the bit."""
+        local = lambda name: self.layout.local(self.parameters[name].detach()).reshape(-1)
+        parts = self.layout.split(theta).items()
+        return all(torch.equal(local(name), part.reshape(-1)) for name, part in parts)
 
     def write(self, state: State, *, slots: bool = True) -> None:
         """Leave model and optimizer as if they had taken the steps to this state themselves."""

@@ -7,6 +7,7 @@ own hooks say when a step is taken.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,9 @@ class StepWatch:
             self._check_buffers()
             return buffers
         self.check_untouched()
-        if writer.is_full(self._epoch):
-            writer.flush(live.read(theta=self._after))
-        self._before = live.read(theta=self._after) if writer.wants_state() else None
+        read = cache(lambda: live.read(theta=self._after))  # the end of one is the next's start
+        writer.make_room(self._epoch, read)
+        self._before = read() if writer.wants_state() else None
         self._buffers = buffers
         return buffers
 
@@ -375,9 +376,7 @@ class StepWatch:
     @property
     def is_untouched(self) -> bool:
         """Whether the parameters are where the last recorded step left them."""
-        if self._after is None:
-            return True
-        return torch.equal(self._opened.live.read_theta(), self._after)
+        return self._after is None or self._opened.live.holds(self._after)
 
     def poll_average(self, *, halfway: bool = False) -> None:
         """Note what an averaged model has taken up of the parameters as they are now."""

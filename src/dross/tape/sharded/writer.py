@@ -60,6 +60,9 @@ class ShardWriter(TapeWriter):
         first, *others = self.ranks.gather(own)
         return first | {"shards": others}
 
+    def _may_write_in_background(self) -> bool:
+        return False  # the ranks tell each other what they wrote
+
     def _may_defer_commit(self) -> bool:
         return False  # clocks differ, and ranks meet at every commit
 
@@ -72,8 +75,10 @@ class ShardWriter(TapeWriter):
         if self.ranks.rank == 0:
             super()._remove(names)
 
-    def _write_hashes(self, *, whole: bool = False) -> tuple[dict, list[str]]:
-        return super()._write_hashes(whole=whole) if self.ranks.rank == 0 else ({}, [])
+    def _write_hashes(
+        self, noted: int | None = None, *, whole: bool = False
+    ) -> tuple[dict, list[str]]:
+        return super()._write_hashes(noted, whole=whole) if self.ranks.rank == 0 else ({}, [])
 
     def finish(
         self,
