@@ -261,3 +261,25 @@ def test_scores_say_how_much_the_run_magnifies_changes(record):
     run, query = record(p), dross.mean_loss((p.X_val, p.Y_val))
     plain = retrace(run.recording, query, hessian=False).details["adjoint_growth"]
     assert plain == 1 and run.influence(query).details["adjoint_growth"] != 1
+
+
+def test_scores_of_a_run_that_magnifies_changes_say_so(tmp_path):
+    """At a rate at which gradient descent diverges from nearby paths, first order says little."""
+    p = problem("mlp", "sgd")
+
+    def ask(rate: float, steps: int) -> dross.Scores:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+        optimizer = torch.optim.SGD(model.double().parameters(), lr=rate)
+        batches = [np.arange(10)] * steps
+        options = {"tape": tmp_path / f"{rate}", "batches": batches, "progress": False}
+        run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, **options)
+        return run.influence(query(p))
+
+    calm, wild = ask(0.05, 5), ask(30.0, 12)
+    assert calm.trust and "verify" in calm.trust and "trust" not in repr(calm)
+    assert wild.details["adjoint_growth"] > 12
+    assert wild.trust and "Lower the rate" in wild.trust and "trust" in repr(wild)
+    assert "Lower the rate" in wild._repr_html_()
+    file = wild.save(tmp_path / "scores.safetensors")
+    assert dross.Scores.load(file).trust == wild.trust

@@ -20,6 +20,7 @@ from ..cleanse.pipeline.output_folder import check_answer, claimed_folder
 from ..cleanse.project import FORMAT, Project
 from ..errors import BadInput
 from ..execution.devices import choose_device
+from ..influence.scores import WILD_GROWTH, describe_growth
 from ..parallel.result_store import ResultStore
 from .estimate import check_affordable, describe, estimate
 from .model import Loaded, load
@@ -170,6 +171,8 @@ class _Job:
             f"Fine-tuned {self.options.runs} times and scored {len(train):,} examples and "
             f"{scored.tokens.shape[2]:,} tokens."
         )
+        if (growth := float(scored.growth.max())) > WILD_GROWTH:
+            self.say(describe_growth(growth))
         store = self._store(begun, "plans")
         store.begin()
         found = compete(tuner, train, validation, scored, store, **how)

@@ -37,6 +37,7 @@ class ChatScores:
     halves: np.ndarray  # int64 [V]: which half each validation example is in
     base_loss: np.ndarray  # [N]: of the model before it was fine-tuned
     training_loss: np.ndarray  # [N]: of the first run
+    growth: np.ndarray  # [R]: how many times each run magnified a small change
 
     @property
     def by_half(self) -> np.ndarray:
@@ -98,6 +99,7 @@ def score(
         halves,
         base,
         found[0]["losses"].numpy(),
+        np.array([float(run["growth"]) for run in found]),
     )
 
 
@@ -116,8 +118,9 @@ def _score_run(
             asked = trainer._collated([tuner.examples[k] for k in validation])
             query = expected_errors_of(asked, halves, tuner.options.batch_size)
             run = trainer.recorded_run(per_token=True)
-    values = run.run.influence(query).values
-    kept = {"tokens": values, "starts": run.starts, "losses": losses}
+    scores = run.run.influence(query)
+    kept = {"tokens": scores.values, "starts": run.starts, "losses": losses}
+    kept["growth"] = np.array(scores.details["adjoint_growth"])
     return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in kept.items()}
 
 
