@@ -1,10 +1,11 @@
 """What recording through each trainer costs: the same trainer with and without it.
 
-    PYTHONPATH=src python benchmarks/integrations.py [--rounds 5] [--keep default]
+    PYTHONPATH=src python benchmarks/integrations.py [--rounds 5] [--epochs 10] [--keep default]
 
 Both train the same model on the same data, in turns; the ratio is that of the fastest of each. The
 models are as large as a laptop trains in seconds: what a step costs apart from its arithmetic
-weighs more here than in real fine-tuning.
+weighs more here than in real fine-tuning. What is done once, at the first step, costs as much as
+some ten steps: --epochs 40 shows what is left of it.
 """
 
 import argparse
@@ -24,7 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dross
 
-EPOCHS = 10  # what is done once, at the first step, costs as much as some ten steps
 Train = Callable[[Path | None], object]  # with a tape, or without
 
 
@@ -44,7 +44,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(first, nn.ReLU(), pool, second, nn.ReLU(), nn.MaxPool2d(2), *head)
 
 
-def make_transformers(keep: object) -> Train:
+def make_transformers(keep: object, epochs: int) -> Train:
     """A language model of 1.9 million parameters, sentences of 16 to 64 words."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -70,7 +70,7 @@ def make_transformers(keep: object) -> Train:
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=8,
             gradient_accumulation_steps=2,
-            num_train_epochs=EPOCHS,
+            num_train_epochs=epochs,
             report_to="none",
             save_strategy="no",
             logging_strategy="no",
@@ -86,7 +86,7 @@ def make_transformers(keep: object) -> Train:
     return train
 
 
-def make_lightning(keep: object) -> Train:
+def make_lightning(keep: object, epochs: int) -> Train:
     """A convolutional network with automatic optimization."""
     import lightning
 
@@ -110,7 +110,7 @@ def make_lightning(keep: object) -> Train:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         callbacks = [] if tape is None else [DrossCallback(tape, keep=keep)]
         trainer = lightning.Trainer(
-            max_epochs=EPOCHS,
+            max_epochs=epochs,
             accelerator="cpu",
             callbacks=callbacks,
             logger=False,
@@ -123,7 +123,7 @@ def make_lightning(keep: object) -> Train:
     return train
 
 
-def make_accelerate(keep: object) -> Train:
+def make_accelerate(keep: object, epochs: int) -> Train:
     """A convolutional network in a loop of one's own."""
     from accelerate import Accelerator
 
@@ -137,9 +137,9 @@ def make_accelerate(keep: object) -> Train:
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         recorder = None
         if tape is not None:
-            given = {"train_set": (x, y), "keep": keep, "expected_steps": 16 * EPOCHS}
+            given = {"train_set": (x, y), "keep": keep, "expected_steps": 16 * epochs}
             recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, **given)
-        for _ in range(EPOCHS):
+        for _ in range(epochs):
             for ids, pictures, labels in loader:
                 if recorder is None:
                     accelerator.backward(F.cross_entropy(model(pictures), labels))
@@ -155,7 +155,7 @@ def make_accelerate(keep: object) -> Train:
     return train
 
 
-def make_skorch(keep: object) -> Train:
+def make_skorch(keep: object, epochs: int) -> Train:
     """A convolutional network as a scikit-learn estimator."""
     from skorch import NeuralNetClassifier
 
@@ -166,7 +166,7 @@ def make_skorch(keep: object) -> Train:
     def train(tape: Path | None) -> object:
         callbacks = [] if tape is None else [("dross", DrossCallback(tape, keep=keep))]
         options = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.AdamW, "lr": 1e-3}
-        shown = {"batch_size": 64, "max_epochs": EPOCHS, "train_split": None, "verbose": 0}
+        shown = {"batch_size": 64, "max_epochs": epochs, "train_split": None, "verbose": 0}
         return NeuralNetClassifier(network(), callbacks=callbacks, **options, **shown).fit(x, y)
 
     return train
@@ -196,6 +196,7 @@ def read_options() -> argparse.Namespace:
     """The options of the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--keep", choices=list(KEEPS), default="default")
     parser.add_argument("--only", choices=list(MAKERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -210,7 +211,8 @@ def main() -> None:
     print_head("trainer", "plain, s", "recorded, s", "ratio")
     for name, make in MAKERS.items():
         if options.only in (None, name):
-            plain, recorded = measure(make(KEEPS[options.keep]), options.rounds)
+            train = make(KEEPS[options.keep], options.epochs)
+            plain, recorded = measure(train, options.rounds)
             print_row(name, f"{plain:.2f}", f"{recorded:.2f}", f"{recorded / plain:.2f}")
 
 
