@@ -1,6 +1,7 @@
 """dross and bergson's MAGIC on the same Llama, data, order and optimizer: scores and costs.
 
     PYTHONPATH=src python -m benchmarks.language.duel [--layers 2 --width 64 --steps 24]
+    PYTHONPATH=src python -m benchmarks.language.duel --count      # operations instead of seconds
 
 MAGIC goes backward once per query, so 64 queries of it are those of 8, eight times; they are marked
 with an asterisk. Needs what benchmarks/peers-requirements.txt and peers-no-deps.txt name.
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import dross
 
@@ -151,6 +153,27 @@ def compare(problem: Problem, most: int) -> None:
     print_row("dross / MAGIC", "", *ratios)
 
 
+def count_operations(problem: Problem) -> None:
+    """Print the operations of matrix products, by those of the training."""
+    x, y = problem.texts(1, QUERIES[1])
+
+    def count(function, *arguments) -> int:
+        with FlopCounterMode(display=False) as counter:
+            function(*arguments)
+        return counter.get_total_flops()
+
+    training = count(problem.train_plainly)
+    print_head("operations by those of the training", *map(str, QUERIES[:2]))
+    with tempfile.TemporaryDirectory(prefix="dross-lm-duel-") as folder:
+        run = problem.record(Path(folder) / "a", dross.Checkpoints())
+        ask = lambda n: run.influence(dross.losses((x[:n], y[:n])))
+        ask(1)  # the first one also chooses how passes are computed
+        print_row("dross, from checkpoints", *(f"{count(ask, n) / training:.2f}" for n in (1, 8)))
+        magic = Magic(problem, f"{folder}/magic")
+        one = count(magic.scores, x[:1], y[:1]) / training
+        print_row("MAGIC", f"{one:.2f}", f"{8 * one:.2f}")
+
+
 def compare_exactly(problem: Problem) -> None:
     """Print the largest difference of the scores in float64.
 
@@ -174,6 +197,7 @@ def read_options() -> argparse.Namespace:
     sizes = {"layers": 2, "width": 64, "length": 24, "steps": 24, "batch": 8, "threads": 1}
     parser.add_argument("--most", type=int, choices=QUERIES[1:], default=QUERIES[-1])
     parser.add_argument("--exact", action="store_true", help="compare scores in float64")
+    parser.add_argument("--count", action="store_true", help="count operations")
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
@@ -183,8 +207,10 @@ def main() -> None:
     """Compare on one configuration."""
     options = vars(read_options())
     torch.set_num_threads(options.pop("threads"))
-    exact, most = options.pop("exact"), options.pop("most")
+    exact, most, counted = options.pop("exact"), options.pop("most"), options.pop("count")
     problem = Problem(**options)
+    if counted:
+        return count_operations(problem)
     compare_exactly(problem) if exact else compare(problem, most)
 
 

@@ -1,6 +1,7 @@
 """The language models: SmolLM2-135M as it was pretrained, a few of its layers, or a small Llama."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def add_adapter(model: Any, rank: int) -> Any:
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=targets)
     return peft.get_peft_model(model, config)
+
+
+def keep_norms_wide(model: Any) -> Any:
+    """The model with norms in its own type: Llama's compute in float32 even where it is float64."""
+
+    def normalize(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        return norm.weight * x * (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = partial(normalize, module)
+    return model
 
 
 def digest(model: Any) -> str:

