@@ -53,11 +53,12 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
+    """Its name, with the numbers that tell apart generations which virtual machines name alike."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(names)
-    except (OSError, StopIteration):
+        found = dict(map(str.strip, line.split(":", 1)) for line in reversed(lines) if ":" in line)
+        return f"{found['model name']}, family {found['cpu family']}, model {found['model']}"
+    except (OSError, KeyError):
         return platform.processor()
 
 
