@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import dross
 from dross.errors import DrossError
 from dross.execution.executor import Executor
 from dross.influence import progress_file
+from dross.record.loops import ddp
 from dross.replay import segment_replay
 from oracles import Problem
 from parallel.launch import die
@@ -113,8 +115,8 @@ def disagreeing(rank: int, tapes: list[str]) -> list[str]:
 
 KINDS = {
     1: ("plain",),
-    2: ("plain", "accumulated", "dropout", "continued"),
-    4: ("plain", "dropout"),
+    2: ("plain", "accumulated", "dropout", "continued", "shards", "shards continued"),
+    4: ("plain", "dropout", "shards"),
 }
 
 
@@ -125,7 +127,8 @@ def trained(rank: int, folder: str) -> dict:
         for kind in KINDS[size] if rank < size else ():
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum")
             tape = f"{folder}/{kind}-{size}"
-            if kind == "continued":
+            ddp._LARGE_STATE = 0 if "shards" in kind else 1 << 30
+            if "continued" in kind:
                 with suppress(KeyboardInterrupt):
                     loop(p, rank, size, group, kind, tape, stop_at=3)
             run = loop(p, rank, size, group, kind, tape).run((p.X, p.Y))
@@ -140,9 +143,14 @@ def loop(
     model = DistributedDataParallel(model, process_group=group)
     sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
     loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
-    keep, resume = dross.Checkpoints(every=4), kind == "continued" and stop_at is None
+    keep = dross.Checkpoints(every=1 if kind == "shards continued" else 4)
+    resume = "continued" in kind and stop_at is None
     with dross.Recorder(model, optimizer, p.loss, tape, keep=keep, resume=resume) as recorder:
         steps, skipped = 0, recorder.steps
+        assert (skipped > 0) == resume
+        averaged = AveragedModel(model.module)
+        if kind in ("plain", "shards"):
+            recorder.average(averaged)
         for epoch in range(p.epochs):
             sampler.set_epoch(epoch)
             if kind == "accumulated":
@@ -159,6 +167,7 @@ def loop(
                     recorder.clip_grad_norm_(0.7)
                     optimizer.step()
                     optimizer.zero_grad()
+                averaged.update_parameters(model.module)
     return recorder
 
 

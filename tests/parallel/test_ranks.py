@@ -107,7 +107,7 @@ def union_batches(p, size, batch):
 
 
 def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
-    found = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path))
+    found, averages = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path)), {}
     for size in (1, 2, 4):
         for kind in rank_jobs.KINDS[size]:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", clip_norm=0.7)
@@ -121,12 +121,16 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
             taken = [step.ids.tolist() for segment in segments for step in segment.steps]
             if kind != "accumulated":
                 assert taken == [np.concatenate(parts).tolist() for parts in steps]
-            if kind in ("plain", "continued"):
+            assert tape.manifest.get("shards", 1) == (size if "shards" in kind else 1)
+            if kind not in ("accumulated", "dropout"):
                 # the batches of a step are equally long: the mean of their means is that of all
                 p.batches = [np.concatenate(parts) for parts in steps]
                 close(alone, record(p).influence(rank_jobs.queries(p)[0]).values)
             if kind == "accumulated":
                 close(alone, accumulated_alone(p, size, steps, tmp_path / f"alone-{size}"))
+            if kind in ("plain", "shards"):
+                average = run.influence(rank_jobs.queries(p)[0], of="average").values
+                close(average, averages.setdefault(size, average))  # written by one rank or by all
             for rank in range(size):
                 close(found[rank][size, kind], alone)
 

@@ -242,16 +242,25 @@ def fsdp_batches(p: Problem, size: int) -> list[list[torch.Tensor]]:
     return [list(order.chunk(size)) for order in orders]
 
 
-def loop(p: Problem, rank: int, size: int, group, tape: str, keep) -> dross.Recorder:
-    """A loop as in the documentation of fully_shard, in two parts of one batch per step."""
+def loop(
+    p: Problem, rank: int, size: int, group, tape: str, keep, stop_at: int | None = None, **options
+) -> dross.Recorder:
+    """A loop as in the documentation of fully_shard, in two parts of one batch per step.
+
+    stop_at: it is left before this step, as if the process had been killed.
+    """
     model, _ = p.start()
     mesh = DeviceMesh.from_group(group, "cpu")
     for module in [*model.children(), model]:
         if any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh)
     optimizer = p.optimizer(model.parameters())
-    recorder = dross.Recorder(model, optimizer, p.loss, tape, keep=keep)
-    for ids in fsdp_batches(p, size):
+    recorder = dross.Recorder(model, optimizer, p.loss, tape, keep=keep, **options)
+    for t, ids in enumerate(fsdp_batches(p, size)):
+        if t < recorder.steps:
+            continue  # before a resume
+        if t == stop_at:
+            return recorder
         for part in ids[rank].chunk(2):
             with recorder.step(part, p.X[part], p.Y[part]) as losses:
                 (losses.sum() / len(ids[rank])).backward()
@@ -276,6 +285,21 @@ def trained(rank: int, folder: str) -> dict:
             _, run = opened("mlp adamw", f"{folder}/{size}", meta=True)
             found[size] = run.influence(queries("", p)[0], group=every[2], sharded=True).values
     return found
+
+
+def continued(rank: int, folder: str) -> dict:
+    """A loop under fully_shard that stops after a step and goes on in another one."""
+    p, every = case("mlp adamw"), groups()
+    keep, tape, found = dross.Checkpoints(every=1), f"{folder}/continued", {}
+    if rank < 2:
+        loop(p, rank, 2, every[2], tape, keep, stop_at=2)
+        found["steps"] = loop(p, rank, 2, every[2], tape, keep, resume=True).steps
+    dist.barrier()
+    if rank < 2:
+        _, run = opened("mlp adamw", tape, meta=True)
+        found["values"] = run.influence(queries("", p)[0], group=every[2], sharded=True).values
+    wrong = lambda: loop(p, rank, 4, every[4], tape, keep, resume=True)
+    return found | {"refused": said(wrong)}
 
 
 def said(attempt) -> str:

@@ -30,9 +30,9 @@ def recorded_by_one(p, size, tape):
 
 
 def test_options_that_do_not_work_with_shards_are_refused():
-    check_options(penalty=None, scaler=None, resume=False)
-    with pytest.raises(NotSupported, match="Under fully_shard, resume is not supported yet"):
-        check_options(penalty=None, resume=True)
+    check_options(penalty=None, scaler=None)
+    with pytest.raises(NotSupported, match="Under fully_shard, penalty is not supported yet"):
+        check_options(scaler=None, penalty=abs)
 
 
 def check_damage(tape, made):
@@ -74,3 +74,16 @@ def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
         assert not [
             name for name in kept if name.startswith("state") and "000000000003" not in name
         ]
+
+
+def test_a_loop_under_fully_shard_goes_on_where_it_was_stopped(tmp_path):
+    """What the new processes add is what the old ones would have added."""
+    found = launched(4, shard_jobs.continued, tmp_path / "jobs", str(tmp_path))
+    p = shard_jobs.case("mlp adamw")
+    query = shard_jobs.queries("", p)[0]
+    expected = recorded_by_one(p, 2, tmp_path / "whole").influence(query).values
+    for rank in range(2):
+        assert found[rank]["steps"] == 3
+        close(found[rank]["values"], expected)
+    for rank in range(4):
+        assert "has shards of 2 ranks, and 4 would go on with it" in found[rank]["refused"]

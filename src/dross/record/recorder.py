@@ -86,8 +86,8 @@ class Recorder(ClipMethods):
     `skipped` counts them, `steps` does not.
 
     Under DistributedDataParallel each rank makes a recorder of its own, with the wrapped model, and
-    steps it with its own batches. The first rank writes one tape of them all. The folder must be
-    one that every rank sees.
+    steps it with its own batches. They write one tape: the first rank where states are small, and
+    of large ones (64 MB) each rank its shard. The folder must be one that every rank sees.
 
     Under fully_shard (FSDP2) it is the same, and each rank writes its own shards (docs/scale.md).
 
@@ -161,7 +161,7 @@ class Recorder(ClipMethods):
         self._expected_steps = expected_steps
         self._sharded = fsdp.is_sharded(self.model)
         if self._sharded:
-            fsdp.check_options(penalty=penalty, scaler=scaler, resume=resume)
+            fsdp.check_options(penalty=penalty, scaler=scaler)
         ranks = fsdp.ranks_of(self.model) if self._sharded else ddp.ranks_of(model)
         self._loop = self._describe_loop(ranks)
         wants_resume = check_resume(resume, tape)

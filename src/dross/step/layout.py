@@ -79,6 +79,10 @@ class Layout:
         """What of a parameter's tensor is in theta: all of it, unless theta is a shard."""
         return t
 
+    def wrap(self, part: Tensor, parameter: Tensor) -> Tensor:
+        """A copy of a slot's part as torch's optimizer keeps it: the inverse of `local`."""
+        return part.clone()
+
     def read(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         """A copy of the model's theta and moving buffers."""
         parameters = dict(model.named_parameters())

@@ -362,7 +362,8 @@ def write_slots(
         # such steps want their counter beside the parameter
         on_device = own.get("fused") or own.get("capturable")
         device = parameter.device if on_device else torch.device("cpu")
-        state = {slot: own[name].clone() for slot, own in named.items() if name in own}
+        parts = {slot: own[name] for slot, own in named.items() if name in own}
+        state = {slot: layout.wrap(part, parameter) for slot, part in parts.items()}
         for counter, value in ({} if is_sgd else clock[group]).items():
             state[counter] = torch.tensor(value, dtype=counter_dtype(), device=device)
         torch_optimizer.state[parameter] = state

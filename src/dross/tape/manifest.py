@@ -78,7 +78,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
     }
 
 
-_MAY_DIFFER = {"id", "dross", "torch", "segments", "end", "steps", "complete"}
+_MAY_DIFFER = {"id", "format", "dross", "torch", "segments", "end", "steps", "complete"}
 _MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory", "data_digest"}
 _MISSING_IN_OLD_TAPES |= {"autocast", "inner_cast", "kernels"}
 

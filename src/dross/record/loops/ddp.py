@@ -2,9 +2,12 @@
 
 DDP steps with the mean of its ranks' gradients, and each rank has a batch of its own. That is a
 step with one micro-batch per rank, in which instance i has the weight c_i / ranks: an ordinary step
-of a tape. So the ranks exchange their ids and weights at each step, and the first rank writes an
-ordinary tape, which one process or many can retrace. An instance with which DistributedSampler
-fills up the last batch is in the step twice, and counts twice.
+of a tape. So the ranks exchange their ids and weights at each step, and one process or many can
+retrace the tape. An instance with which DistributedSampler fills up the last batch is in the step
+twice, and counts twice.
+
+Every rank has the whole state. The first one writes small states, while the training goes on; of
+large ones each rank writes its shard, at the same time as the others.
 """
 
 from collections.abc import Callable
@@ -20,9 +23,13 @@ from ...errors import NotSupported
 from ...parallel.ranks import RankReducer
 from ...parallel.reducer import ALONE, Reducer
 from ...step.objective import Objective
+from ...step.optimizers import Optimizer
 from ...step.state import State
 from ...step.step import Step
 from ...tape.average_record import AverageRecord
+from ...tape.retention import Keep
+
+_LARGE_STATE = 64 << 20  # bytes from which on a state is written in shards
 
 
 def find_ddp(model: Any) -> DistributedDataParallel | None:
@@ -54,6 +61,25 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
             f"('{statistic}'), and SyncBatchNorm's join the ranks: neither can be recorded yet. "
             "Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on one process."
         )
+
+
+def writes_shards(
+    ranks: Reducer, optimizer: Optimizer, keep: Keep, state_bytes: int, earlier: dict | None
+) -> bool:
+    """Whether every rank writes its shard of the states, and not the first one all of them.
+
+    Arguments:
+        ranks: that train the model.
+        optimizer: theirs. Only what it keeps per number of theta can be cut.
+        keep: what the tape keeps. A tape is thinned out to fit a budget by one rank.
+        state_bytes: of a whole state.
+        earlier: the manifest of the tape to be continued. It goes on as it began.
+    """
+    if ranks.size == 1:
+        return False
+    if earlier is not None:
+        return earlier.get("shards", 1) > 1
+    return state_bytes >= _LARGE_STATE and optimizer.blocks is None and keep.limit is None
 
 
 @dataclass(frozen=True)
@@ -109,7 +135,7 @@ def after_averaging(action: Callable[[], None]) -> None:
 
 
 class NoTape:
-    """Stands in for the TapeWriter on all ranks but the first: counts steps and writes none."""
+    """Stands in for the TapeWriter where the first rank writes: counts steps and writes none."""
 
     def __init__(self, steps: int, notes: HashNotes | None = None):
         self.first = self.next = steps

@@ -27,7 +27,7 @@ from ...tape.manifest import RunSettings, check_same_run, describe
 from ...tape.reader import Tape
 from ...tape.resume import begin_notes
 from ...tape.retention import Keep
-from ...tape.sharded.writer import ShardWriter
+from ...tape.sharded.writer import ReplicaWriter, ShardWriter
 from ...tape.writer import TapeWriter
 from . import ddp
 from .average_watch import AverageWatch
@@ -102,6 +102,7 @@ class LoopTape:
         if self.earlier is None:
             return
         loop, made = self.loop, self.earlier
+        self._check_ranks(made.get("shards", 1))
         layout = Layout.from_json(made["layout"], made["model"])
         check_signature(made["model"], loop.model, layout)
         pure = Optimizer.from_json(made["optimizer"], layout)
@@ -111,9 +112,24 @@ class LoopTape:
                 f"The tape was recorded with loss {made['loss']} and {pure.name}; this is "
                 f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
             )
-        state = Tape(self.folder).end_state().map(lambda t: t.to(loop.device))
+        tape = Tape(self.folder)
+        if fsdp.is_sharded(loop.model):
+            assert isinstance(loop.ranks, RankReducer)
+            tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
+        state = tape.end_state().map(lambda t: t.to(loop.device))
         live = LiveModel(loop.model, loop.optimizer, layout, pure)
         live.write(state, slots=bool(made["steps"]))
+
+    def _check_ranks(self, shards: int) -> None:
+        """Refuse other ranks than those that began a tape of shards."""
+        ranks = self.loop.ranks.size
+        whole_is_fine = not fsdp.is_sharded(self.loop.model)
+        if shards != ranks and not (shards == 1 and whole_is_fine):
+            raise TapeMismatch(
+                f"The tape at {self.folder} has shards of {shards} rank{'s' * (shards > 1)}, and "
+                f"{ranks} would go on with it. Start {shards}, or record the run again in another "
+                "folder. Retracing takes any number of ranks."
+            )
 
     def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
         """Inspect the model with its first batch, and begin or continue the tape.
@@ -158,11 +174,16 @@ class LoopTape:
         ddp.check_recordable(objective, loop.ranks)
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
-        if loop.ranks.rank > 0:
+        state = live.read()
+        cuts = ddp.writes_shards(loop.ranks, pure, loop.keep, state.nbytes, self.earlier)
+        if loop.ranks.rank > 0 and not cuts:
             return OpenTape(executor, live, ddp.NoTape(self.steps, self.notes))
-        state, manifest = live.read(), self._describe(objective, pure)
-        given = (manifest, loop.keep, state.nbytes, loop.expected_steps)
-        writer = TapeWriter(self.folder, *given, notes=self.notes)
+        given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)
+        if cuts:
+            options = {"ranks": loop.ranks, "layout": objective.layout}
+            writer = ReplicaWriter(self.folder, *given, notes=self.notes, **options)
+        else:
+            writer = TapeWriter(self.folder, *given, notes=self.notes)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)
@@ -177,10 +198,10 @@ class LoopTape:
         objective, sharded, pure = fsdp.inspect_sharded(bare, loop.optimizer, batch, ranks)
         live = LiveModel(loop.model, loop.optimizer, sharded.layout, pure)
         state, manifest = live.read(), self._describe(objective, pure)
-        manifest["id"] = ranks.from_first(manifest["id"])
         given = (manifest, loop.keep, sum(ranks.gather(state.nbytes)), loop.expected_steps)
         writer = ShardWriter(self.folder, *given, notes=self.notes, ranks=ranks)
-        writer.flush(state)
+        if self.earlier is None:
+            writer.flush(state)
         return OpenTape(ShardedExecutor(sharded), live, writer)
 
     def _describe(self, objective: Objective, pure: Optimizer) -> dict:

@@ -1,4 +1,4 @@
-"""Writing a tape of shards: each rank its own files, and the first one the manifest.
+"""Writing a tape of shards: each rank its own files, and the first one the manifest as well.
 
 The ranks write at the same time. Each waits until its file is on the disk and then tells the first
 rank its digest; the manifest names a segment, or the end of the tape, once it has all of them.
@@ -8,7 +8,10 @@ from typing import Any
 
 from ...errors import NotSupported
 from ...parallel.ranks import RankReducer
+from ...sharding.shard_layout import ShardLayout
+from ...step.layout import Layout
 from ...step.state import State
+from ...step.step import Step
 from ..average_record import AverageRecord
 from ..reader import SHARDED_FORMAT
 from ..segment import Segment, encode_segment
@@ -35,7 +38,8 @@ class ShardWriter(TapeWriter):
             raise NotSupported(
                 "A tape of shards is not thinned out to fit a budget yet. Use keep=Checkpoints()."
             )
-        self.manifest = {**self.manifest, "shards": ranks.size, "format": SHARDED_FORMAT}
+        made = {"id": ranks.from_first(self.manifest["id"]), "shards": ranks.size}
+        self.manifest = {**self.manifest, **made, "format": SHARDED_FORMAT}
 
     def _write_segment(self, number: int, segment: Segment) -> dict:
         entry = self._describe_segment(segment)
@@ -92,3 +96,47 @@ class ShardWriter(TapeWriter):
         """
         if complete:
             super().finish(after, complete, average)
+
+
+class ReplicaWriter(ShardWriter):
+    """Appends steps of ranks that each have whole states, as under DistributedDataParallel.
+
+    A rank keeps and writes its own shard of them.
+    """
+
+    def __init__(self, *given: Any, ranks: RankReducer, layout: Layout, **options: Any):
+        """As for ShardWriter.
+
+        Arguments:
+            ranks: who writes.
+            layout: of theta.
+            given, options: of TapeWriter.
+        """
+        super().__init__(*given, ranks=ranks, **options)
+        self.layout = ShardLayout(layout, ranks.size, by_rows=True)
+
+    def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
+        """Append a step. `flush` is given the end of its segment."""
+        kept = before if self.wants_state() else None
+        super().add(step, None if kept is None else self._cut(kept), None, checksum)
+
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
+        """Write what is open, where every rank came to the end; the first one writes averages."""
+        super().finish(after, complete, average if self.ranks.rank == 0 else None)
+
+    def _write_closed(
+        self, after: State | None, *, commit: bool = False, in_background: bool = False
+    ) -> None:
+        assert after is not None  # a loop gives it at every flush
+        super()._write_closed(self._cut(after), commit=commit, in_background=in_background)
+
+    def _cut(self, whole: State) -> State:
+        """This rank's shard of a state."""
+        parts = whole.tensors()
+        cut = {n: self.layout.cut(t, self.ranks.rank) if is_cut(n) else t for n, t in parts.items()}
+        return State.from_tensors(cut, whole.clock)

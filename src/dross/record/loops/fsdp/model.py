@@ -23,6 +23,9 @@ from ....step.inspect_model import complete_precision, is_shard, names_by_group
 from ....step.layout import Layout
 from ....step.objective import Objective
 from ....step.optimizers import Optimizer, read_optimizer
+from ....step.state import State
+from ....tape.reader import Tape
+from ....tape.sharded.reader import ShardTape
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -100,6 +103,23 @@ class LocalLayout(GatheringLayout):
         assert self.ranks is not None
         return dict(zip(self.names, vector.split(self.ranks.layout.sizes(self.ranks.rank), -1)))
 
+    def write(self, state: State, model: nn.Module) -> None:
+        """Copy this rank's shard of theta into the model's."""
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, part in self.split(state.theta).items():
+                own = self.local(parameters[name])
+                own.copy_(part.view_as(own))
+
+    def wrap(self, part: Tensor, parameter: Tensor) -> Tensor:
+        """A DTensor in which this part of a slot is this rank's, laid out as the parameter is."""
+        from torch.distributed.tensor import DTensor  # takes a third of a second to import
+
+        own = part.clone().view_as(self.local(parameter))
+        at = {"device_mesh": parameter.device_mesh, "placements": parameter.placements}  # type: ignore[attr-defined]
+        whole = {"shape": parameter.shape, "stride": parameter.stride()}
+        return DTensor.from_local(own, run_check=False, **at, **whole)
+
     def local(self, t: Tensor) -> Tensor:
         """This rank's part of a tensor of torch's."""
         if not is_shard(t):
@@ -108,6 +128,23 @@ class LocalLayout(GatheringLayout):
                 "backward() has left them so: call model.reshard() after it."
             )
         return t.to_local()  # type: ignore[attr-defined]
+
+
+def own_shards(
+    tape: Tape, layout: Layout, optimizer: Optimizer, ranks: RankReducer
+) -> tuple[Tape, Layout, Optimizer]:
+    """A tape, a layout and an optimizer as this rank has them. All ranks call this.
+
+    Raises:
+        TapeDamaged: where the files of the tape's end are not as they were written.
+    """
+    shards = ShardReducer(ranks.group, ranks.device, layout, by_rows=True)
+    given = (layout.names, layout.shapes, layout.group_sizes, layout.moving_buffers)
+    own_sizes = shards.layout.group_sizes(ranks.rank)
+    own_tape = ShardTape(tape, shards)
+    own_tape.check_steps(own_tape.steps, own_tape.steps, show=False)
+    own_layout = LocalLayout(*given, ranks=shards)
+    return own_tape, own_layout, replace(optimizer, group_sizes=own_sizes, shapes=())
 
 
 def inspect_sharded(
