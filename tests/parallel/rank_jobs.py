@@ -21,6 +21,7 @@ from dross.execution.executor import Executor
 from dross.influence import progress_file
 from dross.record.loops import ddp
 from dross.replay import segment_replay
+from dross.tape.reader import Tape
 from oracles import Problem
 from parallel.launch import die
 from zoo import F64, problem
@@ -136,6 +137,22 @@ def trained(rank: int, folder: str) -> dict:
     return found
 
 
+def killed(rank: int, tape: str) -> None:
+    """The last rank is killed in the middle of a loop whose states are written in shards."""
+    ddp._LARGE_STATE = 0
+    p = problem("mlp", "momentum")
+    loop(p, rank, 2, dist.group.WORLD, "shards killed", tape, stop_at=4)
+
+
+def resumed(rank: int, tape: str) -> int:
+    """The loop goes on. Returns how many steps the tape had kept."""
+    p = problem("mlp", "momentum")
+    kept = Tape(tape).steps
+    dist.barrier()
+    loop(p, rank, 2, dist.group.WORLD, "shards continued", tape)
+    return kept
+
+
 def loop(
     p: Problem, rank: int, size: int, group, kind: str, tape: str, stop_at: int | None = None
 ) -> dross.Recorder:
@@ -143,7 +160,7 @@ def loop(
     model = DistributedDataParallel(model, process_group=group)
     sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
     loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
-    keep = dross.Checkpoints(every=1 if kind == "shards continued" else 4)
+    keep = dross.Checkpoints(every=1 if kind.startswith("shards ") else 4)
     resume = "continued" in kind and stop_at is None
     with dross.Recorder(model, optimizer, p.loss, tape, keep=keep, resume=resume) as recorder:
         steps, skipped = 0, recorder.steps
@@ -160,8 +177,10 @@ def loop(
                 steps += 1
                 if steps <= skipped:
                     continue
-                if steps == stop_at:
+                if steps == stop_at and kind != "shards killed":
                     raise KeyboardInterrupt
+                if steps == stop_at and rank == 1:
+                    die()
                 with recorder.step(ids, x, y, epoch=epoch) as losses:
                     losses.mean().backward()
                     recorder.clip_grad_norm_(0.7)

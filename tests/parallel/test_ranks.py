@@ -182,6 +182,20 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
         assert 0 < taken < run.steps
 
 
+def test_a_rank_that_dies_while_shards_are_recorded_loses_one_segment(record, tmp_path):
+    tape = str(tmp_path / "tape")
+    alive, dead = launched(2, rank_jobs.killed, tmp_path / "killed", tape)
+    assert isinstance(alive, RankLost) and dead == -signal.SIGKILL
+    kept = launched(2, rank_jobs.resumed, tmp_path / "resumed", tape)
+    assert kept == [2, 2]  # of three that were taken, in segments of one
+    p = problem("mlp", "momentum", clip_norm=0.7)
+    p.batches = [np.concatenate(parts) for parts in union_batches(p, 2, 3)]
+    run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
+    query = rank_jobs.queries(p)[0]
+    assert run.complete
+    close(run.influence(query).values, record(p).influence(query).values)
+
+
 def test_a_rank_that_is_stuck_is_given_up_after_the_timeout(recorded, tmp_path):
     _, run = recorded("mlp adam clipped")
     given_up = str(tmp_path / "given-up")
