@@ -86,6 +86,15 @@ def test_solvers_that_cannot_succeed_say_so(convex):
     assert exact.score(run, weights).details["converged"]
 
 
+def test_a_solved_query_waits_for_the_others():
+    """One that has nothing left to solve has no curvature, and is not taken for a saddle."""
+    H = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    u = torch.stack([torch.zeros(3), torch.ones(3)]).double()
+    solver = estimators.ConjugateGradients()
+    v = solver.solve(lambda direction, batch: direction @ H, u, lambda steps: None)
+    torch.testing.assert_close(v @ H, u)
+
+
 def test_negative_curvature_is_named(record):
     p = problem("mlp", "maximize", epochs=6)
     run = record(p)

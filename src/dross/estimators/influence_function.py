@@ -62,7 +62,7 @@ class ConjugateGradients:
                 break
             image = product(direction, None)
             curvature = (direction * image).sum(1, keepdim=True)
-            if not bool((curvature > 0).all() | (size == 0).all()):
+            if not bool(((curvature > 0) | (size == 0)).all()):
                 raise NotFinite(
                     "Conjugate gradients met a direction of negative curvature: the Hessian at "
                     "this model is not positive definite. Use a larger damping, or the MomentumSGD "
