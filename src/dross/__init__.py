@@ -1,8 +1,8 @@
 """dross finds the training instances that make a model worse, and proves it by retraining.
 
-Record (S_t, eta_t, theta_t) while a model trains, retrace the run backwards, and get for every
-training instance the estimated change of any query had that instance been absent. After Hara,
-Nitanda, Maehara, "Data Cleansing for Models Trained with SGD", NeurIPS 2019.
+Record (S_t, eta_t, theta_t) while a model trains, and retrace the run backwards. This estimates,
+for every training instance, how any query would change if that instance had been absent. After
+Hara, Nitanda, Maehara, "Data Cleansing for Models Trained with SGD", NeurIPS 2019.
 """
 
 import importlib
@@ -104,7 +104,7 @@ _MODULES = {  # public names that are modules
     "estimators": "estimators",
     "optimizers": "step.formulas.registry",
 }
-_HOMES = {  # the module of every other public name, but for the errors
+_HOMES = {  # the module of every other public name, except the errors
     "Budget": "tape.retention",
     "Checkpoints": "tape.retention",
     "ClipNorm": "step.clipping",

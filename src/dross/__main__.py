@@ -11,8 +11,8 @@ def main() -> None:
         if error.name is None or error.name.partition(".")[0] in ("dross", "torch", "numpy"):
             raise
         print(
-            f"The command line needs {error.name}, not installed here. Install what is missing: "
-            "pip install dross, without --no-deps.",
+            f"The command line needs {error.name}, which is not installed. Install what is "
+            "missing: pip install dross, without --no-deps.",
             file=sys.stderr,
         )
         sys.exit(1)

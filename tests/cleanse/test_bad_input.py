@@ -84,7 +84,7 @@ def test_features_of_the_wrong_length(run, tmp_path):
         *("clean", tmp_path / "t.csv", "--label", "kind", "--out", tmp_path / "run"),
         *("--features", tmp_path / "own.npy"),
     )
-    assert code == 1 and "features of 59 instances, and the input has 60" in printed
+    assert code == 1 and "features of 59 instances, but the input has 60" in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -119,7 +119,7 @@ def test_plans_by_which_a_class_vanishes_compete_and_are_judged(run, with_a_rare
     assert last <= largest, "no plan that was tried takes them all"
     code, printed = run("judge", with_a_rare_class, "--remove", last, "--seeds", 3, "--quick")
     assert code == 0 and "no training instance of 'yew' is left: no model can predict it" in printed
-    assert "the test part has none of it, so that no figure here shows it" in printed
+    assert "the test part has none of it, so no figure here shows it" in printed
     instances["action"] = np.where(instances["label"] == "yew", "remove", "keep")
     said = {"m": 3, "what": "remove 3", "reason": "they are wrong"}
     _, why = describe_recommendation(project.about | {"suggested": said}, instances)

@@ -66,7 +66,7 @@ def test_the_commands(people):
     said, run = people
     assert said.exit_code == 0 and "Expected: about" in said.output
     assert "dross review runs/people" in said.output
-    assert "'size2' is left aside: always '1.0'" in said.output
+    assert "'size2' is ignored: always '1.0'" in said.output
     assert "Categories: colour" in said.output
     assert all(len(line) <= 80 for line in said.output.splitlines())
     judged = run("judge runs/people --remove 5 --seeds 3")
@@ -77,7 +77,7 @@ def test_the_commands(people):
     assert len(cleaned) == len(original) - 5 and list(cleaned.columns) == list(original.columns)
     listed = pandas.read_csv("cleaned.csv-decisions.csv")
     assert (listed["decision"] == "remove").all() and len(listed) == 5
-    with pytest.raises(BadInput, match="there already"):
+    with pytest.raises(BadInput, match="already exists"):
         dross.export("runs/people", "cleaned.csv", remove=5)
 
 

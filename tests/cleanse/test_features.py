@@ -265,7 +265,7 @@ def test_features_of_files_of_their_own_come_after_those_of_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.zeros((59, 3)), "features of 59 instances, and the input has 60"),
+        (np.zeros((59, 3)), "features of 59 instances, but the input has 60"),
         (np.zeros(60), r"has the shape \[60\]"),
         (np.array([["a"]] * 60), "not real numbers"),
         (np.ones((60, 2), dtype=complex), "not real numbers"),

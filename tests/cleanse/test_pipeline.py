@@ -182,7 +182,7 @@ WRONG = {
         {},
         "too many to be classes",
     ),
-    "not numbers": (TWO_CLASSES, {"task": "regression"}, "is to be a number"),
+    "not numbers": (TWO_CLASSES, {"task": "regression"}, "must be a number"),
     "longer than the header": (
         b"a,kind\n" + b"1,x,9\n2,y,9\n" * 40,
         {},

@@ -128,7 +128,7 @@ def test_dicts_of_columns():
     x, y = two[np.array([1])]
     assert set(x) == {"a", "b"} and x["b"].tolist() == [[1, 2]]
     for row in ({"x": 1.0, "z": 2.0}, {"label": 1}, {"x": 1.0, "label": 1, "y": 2}):
-        with pytest.raises(BadInput, match=r"the label is not clear.*rename_column"):
+        with pytest.raises(BadInput, match=r"not clear which one is the label.*rename_column"):
             Instances(Rows([row] * 3), CPU, F64)
     with pytest.raises(BadInput, match="Turn texts into numbers first"):
         Instances(Rows([{"x": 1.0, "label": "cat"}] * 3), CPU, F64)

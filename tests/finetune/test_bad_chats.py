@@ -41,7 +41,7 @@ ROWS = {
     "nothing": ("\n\n", "has no rows"),
     "no response": ('{"question": "a", "text": "b"}\n', "none looks like the responses"),
     "a number": ('{"prompt": "a", "response": 3}\n', "a int is neither a text nor messages"),
-    "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "'bot' is no role"),
+    "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "'bot' is not a role"),
     "a picture": (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
         "fine-tunes on text alone",
@@ -88,7 +88,7 @@ def test_messages_of_parquet_are_those_of_json(tmp_path):
 def test_no_model_no_tokenizer_no_template(run, tmp_path):
     chats = write_rows(tmp_path / "chats.jsonl", make_rows(50))
     code, said = run("clean", chats)
-    assert code == 1 and "Say which model is fine-tuned on them: --model" in said
+    assert code == 1 and "Say which model to fine-tune on them: --model" in said
     code, said = run("clean", chats, "--model", tmp_path)
     assert code == 1 and "neither config.json nor a .gguf file" in said
     bare = save_model(tmp_path / "bare", tokenizer=False)
@@ -123,7 +123,7 @@ def test_quantized_weights_and_an_adapter_over_them(tmp_path):
     adapter.mkdir()
     about = {"base_model_name_or_path": str(quantized), "peft_type": "LORA"}
     (adapter / "adapter_config.json").write_text(json.dumps(about))
-    with pytest.raises(NotSupported, match="an adapter over a base that cannot be differentiated"):
+    with pytest.raises(NotSupported, match="adapter for a base model that cannot be"):
         load(ChatOptions(str(adapter)))
     (adapter / "adapter_config.json").write_text("{}")
     with pytest.raises(BadInput, match="does not name the model that it adapts"):
@@ -178,7 +178,7 @@ def test_long_texts_are_cut_and_counted(model, tmp_path):
     assert max(len(example["input_ids"]) for example in found.examples) == 32  # the context
     (said,) = found.notes
     assert "2 of 4 texts are longer than 32 tokens and are cut there" in said
-    assert "Of 1 of them nothing of the answer is left" in said
+    assert "In 1 of them, nothing of the answer is left" in said
 
 
 def test_too_few_examples(run, model, tmp_path):

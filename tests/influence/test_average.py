@@ -139,7 +139,7 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
         run.verify(scores, asked)
     with pytest.raises(BadInput, match="leave `at` out"):
         run.influence(asked, of="average", at=2)
-    with pytest.raises(BadInput, match="of='model' or of='average'"):
+    with pytest.raises(BadInput, match="of must be 'model' or 'average'"):
         run.influence(asked, of="mean")
 
 

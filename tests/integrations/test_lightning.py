@@ -183,7 +183,7 @@ class TestRefusals:
             fit(Classifier("loss"), (X, Y, torch.ones(11)), [callback])
 
     def test_nothing_recorded(self, tmp_path):
-        with pytest.raises(BadInput, match=r"after trainer\.fit"):
+        with pytest.raises(BadInput, match=r"Call trainer\.fit first"):
             DrossCallback(tmp_path / "tape").recorded_run()
 
     def test_a_training_step_that_skips(self, tmp_path):

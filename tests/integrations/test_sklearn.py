@@ -222,7 +222,7 @@ def test_too_few_rows_are_learnt_as_they_are_with_a_warning():
         model = quick().fit(x, y)
     assert model.plan_ is None and np.isnan(model.scores_).all() and model.relabelled_ == {}
     assert (model.predict(x) == LogisticRegression(max_iter=1000).fit(x, y).predict(x)).all()
-    with pytest.warns(DrossWarning, match="if 40 rows are left"):
+    with pytest.warns(DrossWarning, match="40 of them are left"):
         quick(min_rows=10, validation=0.4).fit(x, y)
 
 
@@ -231,7 +231,7 @@ def test_bad_parameters_are_refused_before_anything_is_cleaned():
     refused = [
         (quick(validation=0.9), "between 0 and 0.5"),
         (quick(validation=(x, y, y)), r"or a pair \(X, y\)"),
-        (quick(judge="me"), "judge is True, False or 'estimator'"),
+        (quick(judge="me"), "judge must be True, False or 'estimator'"),
         (CleaningClassifier(options={"epoch": 3}), "Did you mean 'epochs'"),
         (CleaningClassifier(options={"seed": 3}), "no option of dross.clean named 'seed'"),
     ]

@@ -121,7 +121,7 @@ def test_refusals(tmp_path):
     weighted = {"module": Net, "criterion__weight": torch.ones(3, dtype=torch.float64)}
     with pytest.raises(NotSupported, match="divides by their sum"):
         build(NeuralNetClassifier, [DrossCallback(tmp_path / "t")], **weighted).fit(X, Y)
-    with pytest.raises(BadInput, match=r"call it after net\.fit"):
+    with pytest.raises(BadInput, match=r"call net\.fit first"):
         DrossCallback(tmp_path / "t").recorded_run()
     callbacks = [("dross", DrossCallback(tmp_path / "tape"))]
     net = build(NeuralNetClassifier, callbacks, module=Net).fit(X, Y)

@@ -49,7 +49,7 @@ def test_a_collator_that_joins_examples(tmp_path):
         words = torch.tensor([[word for item in items for word in item["input_ids"]]])
         return {"input_ids": words, "labels": words}
 
-    with pytest.raises(NotSupported, match=r"1 rows of 'input_ids' of 2 examples.*packing"):
+    with pytest.raises(NotSupported, match=r"1 rows of 'input_ids' from 2 examples.*packing"):
         trainer(tmp_path, data_collator=join).train()
 
 
@@ -59,7 +59,7 @@ def test_a_collator_that_masks_at_random(tmp_path):
         hidden = torch.rand(batch["input_ids"].shape) < 0.5
         return {**batch, "input_ids": torch.where(hidden, 1, batch["input_ids"])}
 
-    with pytest.raises(NotReplayable, match=r"collator .* makes another batch.*Mask the data once"):
+    with pytest.raises(NotReplayable, match=r"collator .* a different batch.*Mask the data once"):
         trainer(tmp_path, data_collator=mask).train()
 
 
@@ -79,7 +79,7 @@ def test_an_optimizer_that_does_not_step(tmp_path):
             optimizer.step = lambda *args, **kwargs: None
             return optimizer
 
-    with pytest.raises(NotReplayable, match="Trainer counts step 0, and its optimizer has taken 0"):
+    with pytest.raises(NotReplayable, match="Trainer counts step 0, but its optimizer has taken 0"):
         trainer(tmp_path, Skips).train()
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_the_tape_does_not_know(tmp_path):
     plain = Exact(language_model(), saving, train_dataset=texts(), data_collator=pad)
     plain.train()
     trainer(tmp_path).train()
-    with pytest.raises(TapeMismatch, match=r"made after 4 steps, and the tape .* after 0, 10"):
+    with pytest.raises(TapeMismatch, match=r"made after 4 steps, but the tape .* after 0, 10"):
         trainer(tmp_path, args=saving).train(
             resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4")
         )
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_the_tape_does_not_know(tmp_path):
 def test_no_data_to_ask_about(tmp_path):
     with pytest.raises(BadInput, match=r"trainer\.loss_of\(validation\)"):
         trainer(tmp_path).loss_of()
-    with pytest.raises(BadInput, match="one loss of each label and none per token"):
+    with pytest.raises(BadInput, match="one loss per label and none per token"):
         given = {"model": classifier(), "train_dataset": texts(labelled=True)}
         own = trainer(tmp_path, **given)
         own.train()

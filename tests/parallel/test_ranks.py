@@ -86,7 +86,7 @@ def test_ranks_that_disagree_are_refused_before_work_begins(record, tmp_path):
         beginning = "BadInput: The ranks do not agree: query is mean_loss on rank 0 and losses on"
         assert another_query.startswith(f"{beginning} rank 1")
         assert "the steps asked for" in other_steps
-        beginning = "BadInput: The query on rank 1 has another derivative than on rank 0"
+        beginning = "BadInput: The query on rank 1 has a different derivative than on rank 0"
         assert other_data.startswith(beginning)
 
 

@@ -160,7 +160,7 @@ def test_a_collator_that_masks_at_random(tmp_path):
 
     model = Sentences().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(NotReplayable, match="The collator \\(mask\\) makes another batch"):
+    with pytest.raises(NotReplayable, match="The collator \\(mask\\) makes a different batch"):
         dross.Recorder(
             model,
             optimizer,

@@ -138,7 +138,7 @@ def test_a_scaler_that_the_recorder_does_not_know(tmp_path, optimizer):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             scaler.scale(losses.mean()).backward()
             scaler.step(optimizer)
-    with pytest.raises(BadInput, match=r"scaler is a torch.amp.GradScaler, not int"):
+    with pytest.raises(BadInput, match=r"scaler must be a torch.amp.GradScaler, not int"):
         dross.Recorder(model, optimizer, p.loss, tmp_path / "u", scaler=3)
 
 

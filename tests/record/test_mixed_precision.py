@@ -218,7 +218,7 @@ def test_train_takes_autocast_too(tmp_path):
     np.testing.assert_array_equal(scores, loop.influence(query(p)).values)
     with pytest.raises(BadInput, match="leave one of the two out"):
         dross.train(*given, tape=tmp_path / "no", **options, arithmetic="bf16")
-    with pytest.raises(BadInput, match="autocast is torch"):
+    with pytest.raises(BadInput, match="autocast must be torch"):
         dross.train(*given, tape=tmp_path / "no", **{**options, "autocast": "bf16"})
     with pytest.raises(BadInput, match="float32 models; this one is float64"):
         dross.train(model.double(), *given[1:], tape=tmp_path / "no", **options)
@@ -290,7 +290,7 @@ class TestRefusals:
         recorder = self.recorder(autocast=torch.bfloat16)
         with pytest.raises(BadInput, match="leave one of the two out"):
             self.step(recorder, torch.autocast("cpu", torch.bfloat16))
-        with pytest.raises(BadInput, match="autocast is torch"):
+        with pytest.raises(BadInput, match="autocast must be torch"):
             self.recorder(autocast=torch.int8)
 
     def test_another_autocast_after_a_resume(self, loop):

@@ -73,7 +73,7 @@ def by_item(self, h):
 
 @pytest.mark.parametrize("move", [by_numpy, by_item, largest])
 def test_what_cannot_be_followed_is_recorded_and_held(tmp_path, record, move):
-    """It is said once; replays and leave-one-out are exact, scores take it as a constant."""
+    """It is said once; replays and leave-one-out are exact, scores treat it as a constant."""
     p = with_model(lambda: Own(move))
     with pytest.warns(dross.DrossWarning, match="moves 'kept' in a way that has no derivative"):
         run = record(p)

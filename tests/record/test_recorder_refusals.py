@@ -120,7 +120,7 @@ class TestRefusals:
         )
         ids = p.batches[0]
         with (
-            pytest.raises(BadInput, match="has to know the epochs"),
+            pytest.raises(BadInput, match="needs the epochs"),
             recorder.step(ids, p.X[ids], p.Y[ids]),
         ):
             pass
@@ -141,7 +141,7 @@ class TestRefusals:
         ):
             pass
         with (
-            pytest.raises(BadInput, match=r"epoch must be at most .*a number of 32 bits"),
+            pytest.raises(BadInput, match=r"epoch must be at most .*a 32-bit number"),
             self.recorder.step(ids, x, y, epoch=10**40),
         ):
             pass

@@ -62,8 +62,8 @@ class Twice(nn.Linear):
         ),
         ({"model": lambda x: x}, "torch.nn.Module"),
         ({"optimizer": "sgd"}, "torch.optim optimizer"),
-        ({"device": "cuda:7"}, "'cuda:7' is not there"),
-        ({"device": "toaster"}, "'toaster' is not there"),
+        ({"device": "cuda:7"}, "'cuda:7' is not available"),
+        ({"device": "toaster"}, "'toaster' is not available"),
         ({"penalty": lambda params: sum(p.norm() for p in params)}, "dict of name -> tensor"),
         ({"penalty": lambda params: 3.0}, "one number as a tensor"),
     ],
@@ -168,7 +168,7 @@ def test_a_tensor_that_is_a_parameter_and_a_buffer_is_refused(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[1].register_buffer("again", model[0].weight)
     data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
-    with pytest.raises(BadInput, match=r"'0\.weight' and '1\.again' are one tensor"):
+    with pytest.raises(BadInput, match=r"'0\.weight' and '1\.again' are the same tensor"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"tape": tmp_path, "epochs": 1, "batch_size": 4, "progress": False}
         dross.train(model, data, "cross_entropy", optimizer, **options)

@@ -55,10 +55,10 @@ def test_why_says_what_is_wrong_and_what_to_do(fresh):
         leaked, repeated = ask(12), ask(7)
     assert leaked["sentences"][0] == {
         "about": "Copies",
-        "text": "It is also in the test part (the same), and what is measured there is too good: "
-        "remove it here, or there.",
+        "text": "It is also in the test part (the same), so what is measured there is too "
+        "optimistic: remove it here or there.",
     }
-    assert "2 times in the training part" in repeated["sentences"][0]["text"]
+    assert "in the training part 2 times" in repeated["sentences"][0]["text"]
     assert "The labels differ (one, other): one is wrong." in repeated["sentences"][0]["text"]
     (copy,) = leaked["copies"]
     assert (copy["part"], copy["id"], copy["how"]) == ("test", 4, "test part, the same")
@@ -87,7 +87,7 @@ def test_a_copy_is_removed_with_one_key(browser, tmp_path, kind):
         page.keyboard.press("x")
         wait_until_saved(page)
         assert selected_id(page) == 7
-        wait_for_text(page, "why-body", "2 times in the training part")
+        wait_for_text(page, "why-body", "in the training part 2 times")
         page.click("#why-body .others button.small >> nth=0")
         wait_until(page, "document.activeElement.dataset.id === '3'")
     assert decisions_on_disk(project) == {12: ("remove", None)}

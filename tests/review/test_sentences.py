@@ -46,7 +46,7 @@ def test_what_is_recommended_comes_first_with_its_own_confidence():
     first = lambda **changed: reason_sentences(ROW | changed, about)[0]["text"]
     assert first() == "Relabel it as dog: 91\u00a0% sure about this one alone."
     assert first(action="remove", confidence=0.5).startswith("Remove it: 50\u00a0% sure")
-    assert first(confidence=float("nan")) == "Relabel it as dog. How sure that is, is unknown."
+    assert first(confidence=float("nan")) == "Relabel it as dog. It is not known how sure that is."
     assert "does not touch it" in first(action="keep")
 
 

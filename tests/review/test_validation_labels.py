@@ -32,8 +32,8 @@ def test_the_list_is_in_the_order_of_what_hangs_on_a_label(doubtful):
         assert all(id < 60 for id in client.get("/api/list?tab=all").json()["ids"])
         why = client.get("/api/why", params={"id": 61}).json()
         said = {entry["about"]: entry["text"] for entry in why["sentences"]}
-        assert "have not learnt that, say" in said["Label"] and "speaks for the" in said["Weight"]
-        assert "a chance of 96" in said["Label"] and "hurts" not in why and why["content"]["fields"]
+        assert "have not learnt it, say" in said["Label"] and "speaks for the" in said["Weight"]
+        assert "wrong is 96" in said["Label"] and "hurts" not in why and why["content"]["fields"]
 
 
 def test_decisions_about_both_parts_are_apart_and_undone_in_order(doubtful):

@@ -47,7 +47,7 @@ def check_damage(tape, made):
         Tape(tape).read(0)
     shard.write_bytes(good)
     for entry in ({**made["end"], "shards": []}, {**made["end"], "shards": [{"file": "../x"}]}):
-        with pytest.raises(TapeDamaged, match=r"0 shards beside its own|outside the tape"):
+        with pytest.raises(TapeDamaged, match=r"0 shards besides its own|outside the tape"):
             check_manifest({**made, "end": entry}, "manifest.json")
 
 

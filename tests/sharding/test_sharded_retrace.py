@@ -100,7 +100,7 @@ def test_what_cannot_be_held_in_shards_is_refused(record, name):
 def test_shards_need_a_group_and_keep_no_progress(record, tmp_path):
     p = shard_jobs.case("mlp sgd")
     run, query = record(p), shard_jobs.queries("", p)[0]
-    with pytest.raises(BadInput, match="give the group"):
+    with pytest.raises(BadInput, match="pass their group"):
         run.influence(query, sharded=True)
     with pytest.raises(NotSupported, match="Leave resume out"):
         run.influence(query, sharded=True, group=object(), resume=tmp_path)

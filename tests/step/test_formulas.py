@@ -84,18 +84,18 @@ def wrong_slope(theta, g, slots, numbers):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"update": wrong_rate}, "another theta than the optimizer's own step"),
-        ({"update": wrong_slope}, "not that of a finite difference"),
+        ({"update": wrong_rate}, "a different theta than the optimizer's step"),
+        ({"update": wrong_slope}, "does not match a finite difference"),
         ({"update": lambda theta, g, slots, numbers: theta}, "failed|must return"),
         ({"update": lambda theta, g, slots, numbers: (theta, {})}, "must return theta and a dict"),
         ({"update": lambda *_: 1 / 0}, "failed"),
         ({"update": 3}, "must be a function"),
-        ({"slots": ["m"]}, "another theta"),
+        ({"slots": ["m"]}, "a different theta"),
         ({"slots": ["v"]}, "failed"),
         ({"slots": "m"}, "list of names"),
         ({"options": {}}, r"could not be tried.*options=dict"),
-        ({"optimizer": TanhSGD([torch.nn.Parameter(torch.ones(1))], 0.1)}, "a class of optimizers"),
-        ({"optimizer": torch.optim.Adam}, "a rule of its own"),
+        ({"optimizer": TanhSGD([torch.nn.Parameter(torch.ones(1))], 0.1)}, "an optimizer class"),
+        ({"optimizer": torch.optim.Adam}, "need not be registered"),
     ],
 )
 def test_what_cannot_be_registered(forget, changes, sentence):

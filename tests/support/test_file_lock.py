@@ -70,7 +70,7 @@ def test_a_half_written_lock_of_a_dead_process_is_taken_over(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(StorageFailed, match="cannot be made"):
+    with pytest.raises(StorageFailed, match="cannot be created"):
         hold_lock(tmp_path / "none" / "lock", "it").__enter__()
 
 

@@ -244,7 +244,7 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
 
     # The tests may run as root, for whom every folder is writable.
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(StorageFailed, match="may not be written to"):
+    with pytest.raises(StorageFailed, match="no permission to write"):
         train(p, tmp_path / "t")
 
 

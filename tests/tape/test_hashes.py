@@ -104,7 +104,7 @@ def test_what_is_changed_under_a_live_run_is_named(tmp_path):
     data = MapStyle(X.clone(), Y)
     run = train(tmp_path / "t", data)
     data.x[77, 3] += 1e-6
-    with pytest.raises(TapeMismatch, match=r"Instance 77 has .* must look the same twice"):
+    with pytest.raises(TapeMismatch, match=r"Instance 77 has .* must look the same every time"):
         run.influence(QUERY)
     data.x[77] = X[77]
     assert len(run.influence(QUERY)) == COUNT

@@ -166,5 +166,5 @@ def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path, monkey
         model, drifting, p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False
     )
     drifting.offset = 1.0
-    with pytest.raises(TapeMismatch, match="must look the same twice"):
+    with pytest.raises(TapeMismatch, match="must look the same every time"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))

@@ -1,1 +1,1 @@
-"""Derivatives: rules where torch has none or wrong ones, and a model as a pure function."""
+"""Derivatives: rules where torch's are missing or wrong, and a model as a pure function."""

@@ -53,7 +53,7 @@ class AttentionCalls(TorchFunctionMode):
 
 
 class MathAttention(TorchFunctionMode):
-    """Inside, attention is the math kernel, even where a model asks for another by itself."""
+    """Inside, attention uses the math kernel, even where a model itself asks for another."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:

@@ -59,7 +59,7 @@ class Autocast:
 
     @staticmethod
     def from_json(saved: dict | None) -> "Autocast | None":
-        """The autocast that `to_json` described; None for a run without."""
+        """The autocast that `to_json` described; None for a run without one."""
         if saved is None:
             return None
         keys = ("cache", "loss", "backward")
@@ -89,7 +89,7 @@ def check_autocast(
         return None
     if given not in NARROW:
         raise BadInput(
-            f"autocast is torch.bfloat16 or torch.float16, the type that passes are cast to, not "
+            f"autocast must be torch.bfloat16 or torch.float16, the type passes are cast to, not "
             f"{given!r}."
         )
     if dtype != torch.float32:
@@ -103,7 +103,7 @@ def observe(device: torch.device) -> Autocast | None:
     if not torch.is_autocast_enabled(device.type):
         return None
     dtype = torch.get_autocast_dtype(device.type)
-    if dtype not in NARROW:  # torch takes other types for off, with a warning
+    if dtype not in NARROW:  # torch treats other types as off, with a warning
         return None
     return Autocast(device.type, dtype, torch.is_autocast_cache_enabled())
 
@@ -125,13 +125,13 @@ def widen(t: Any) -> Any:
 
 
 class PassNotes(TorchFunctionMode):
-    """Notes of a model's forward pass what cannot be seen from outside."""
+    """Notes what a model does inside its forward pass and cannot be seen from outside."""
 
     def __init__(self, parameter: Tensor):
         super().__init__()
         self.device = parameter.device.type
         self.narrow = parameter.dtype if parameter.dtype in NARROW else None
-        self.cast: torch.dtype | None = None  # to what the model casts in its own forward
+        self.cast: torch.dtype | None = None  # what the model casts to in its own forward
         self.attends = False  # it calls torch's attention
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -3,12 +3,12 @@
 A retrace differentiates the directional losses `jvp(losses)` in reverse. There torch's forward
 rules fall short in five places:
 
-- Batch norm and layer norm take the saved mean and deviation for constants, so the derivative of
+- Batch norm and layer norm treat the saved mean and deviation as constants, so the derivative of
   their jvp is silently wrong (torch 2.11 and 2.13). norms.py writes them out.
 - A convolution or a linear layer whose input is plain data is applied once more to a tangent of
   zeros.
 - Cross entropy goes through the derivative of a maximum, which cancels: forty small operations
-  where a dozen do.
+  where a dozen are enough.
 - Where a ReLU is on does not change with its input, but torch goes back as far as the second layer
   to find a derivative of 0.
 - What goes backwards through the tangents is the same for all directions, until torch's rule for
@@ -151,5 +151,5 @@ _RULES_FOR_SEVERAL = {
     F.nll_loss: _nll_loss,
     F.cross_entropy: partial(_cross_entropy, likelihood=_nll_loss),
 }
-# The bilinear layers, and how many axes of pixels stand behind the channels
+# The bilinear layers, and how many axes of pixels follow the channels
 _PIXEL_AXES = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

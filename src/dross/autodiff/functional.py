@@ -1,7 +1,7 @@
 """A model as a pure function: called with other tensors, in a given mode.
 
 `torch.func.functional_call` exchanges a model's tensors, tied weights included. It fails where one
-module is in two places of a model: it exchanges the tensors once per place, takes the first ones
+module is in two places of a model: it exchanges the tensors once per place, mistakes the first ones
 for the module's own the second time, and leaves them behind (torch 2.11 and 2.13). So ties are
 found here, one name for each module that has the tensor.
 """
@@ -30,7 +30,7 @@ def call_model(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     for name, other in _ties(model):
         if name in named and other in named:
             raise ValueError(
-                f"'{name}' and '{other}' are one tensor, once as a parameter and once as a buffer."
+                f"'{name}' and '{other}' are the same tensor, as a parameter and as a buffer."
             )
         if name in named:
             every[other] = named[name]

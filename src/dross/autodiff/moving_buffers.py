@@ -1,8 +1,8 @@
-"""Buffers that a forward pass moves by code of the user's, as differentiable state.
+"""Buffers that the user's code moves in a forward pass, as differentiable state.
 
 Such code hides from autograd: it runs under no_grad, or detaches what it averages. Training must
 not look through that, but the derivative of a whole run must: with other parameters, the averages
-would have been others. So each hidden value passes a gate here. The gates are shut while the
+would have been different. So each hidden value passes a gate here. The gates are shut while the
 training gradient is computed, and open while it and the moved buffers are differentiated.
 """
 

@@ -1,10 +1,10 @@
 """Batch, layer and group norm in elementary operations, and BatchNorm's running statistics.
 
-torch's own forward rules of the norms take the saved mean and deviation for constants, so the
+torch's own forward rules of the norms treat the saved mean and deviation as constants, so the
 derivative of their jvp is silently wrong (torch 2.11 and 2.13). Written out, they are right.
 
-Numbers of 16 bits are normalized in float32, as torch's kernels do, and given back in the type that
-torch gives.
+16-bit numbers are normalized in float32, as torch's kernels do, and returned in the type that torch
+returns.
 """
 
 from collections.abc import Callable
@@ -125,7 +125,7 @@ def _batch_norm(
     *,
     present=None,
 ):
-    """present [B]: the rows that it sees where only those shall count."""
+    """present [B]: where given, only these rows count."""
     if not training and running_mean is not None:  # linear in its input: torch's rule is right
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if present is None:

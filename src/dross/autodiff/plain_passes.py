@@ -1,9 +1,9 @@
-"""Passes without what a loop adds for speed or memory, and what has no second derivative.
+"""Passes without gradient checkpointing and without compiled functions.
 
 Gradient checkpointing recomputes a block in the backward pass: with the model's own weights, not
 with those of a functional call, and not at all under `torch.autograd.grad` (the reentrant kind). A
 compiled function has no second derivative. Neither changes what is computed, so dross's own passes
-go without.
+do without both.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-# Everybody who has imported `torch.utils.checkpoint.checkpoint`, under whatever name, calls one of
-# these two through the module: the reentrant kind and the other.
+# All code that has imported `torch.utils.checkpoint.checkpoint`, under whatever name, calls one of
+# these two through the module: the reentrant kind or the other.
 _REENTRANT, _OTHER = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
 
 

@@ -1,4 +1,4 @@
-"""How exactly a run computes: strict float32 unless something quicker was asked for.
+"""How precisely a run computes: strict float32 unless something quicker was asked for.
 
 strict   every product in the type of the parameters, sums in a fixed order
 tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
@@ -30,7 +30,7 @@ KINDS = ("strict", "tf32", "bf16")
 
 @dataclass(frozen=True)
 class Precision:
-    """In which types and by which kernels the passes of a run are computed."""
+    """The types and kernels that the passes of a run are computed with."""
 
     arithmetic: str = "strict"
     autocast: Autocast | None = None  # around the passes of the loop
@@ -47,12 +47,12 @@ class Precision:
         return nullcontext() if self.autocast is None else self.autocast.around(part)
 
     def cast_in_evaluation(self) -> AbstractContextManager:
-        """The context of a model that is asked something: arithmetic="bf16" is for training."""
+        """The context for evaluating a model: arithmetic="bf16" is for training only."""
         return self.cast("model") if self.arithmetic == "strict" else nullcontext()
 
     @contextmanager
     def twice_differentiable(self, rows: int = 1) -> Iterator[None]:
-        """Inside, every layer has a right second derivative, for `rows` directions at once.
+        """Inside, every layer has a correct second derivative, for `rows` directions at once.
 
         Fused attention has none. Many vjps at once through torch's norms fail or are wrong, and
         their second derivatives cancel in 16 bits; written out, they are right.
@@ -108,10 +108,7 @@ def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str
     """The kind itself, or an error where parameters of this type on this device cannot have it."""
     check_name("arithmetic", kind, KINDS)
     if kind == "tf32" and device.type != "cuda":
-        raise BadInput(
-            "arithmetic='tf32' is something that NVIDIA GPUs do; on a CPU there is 'strict' and "
-            "'bf16'."
-        )
+        raise BadInput("arithmetic='tf32' needs an NVIDIA GPU. Elsewhere, use 'strict' or 'bf16'.")
     if kind != "strict" and dtype != torch.float32:
         own = str(dtype).removeprefix("torch.")
         raise BadInput(f"arithmetic='{kind}' is for float32 models; this one is {own}.")

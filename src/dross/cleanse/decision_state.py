@@ -122,14 +122,14 @@ def check_decisions(changes: Mapping[int, Decision], part: str = TRAIN) -> dict[
     if not checked:
         raise BadInput("A decision needs at least one instance.")
     if part not in (TRAIN, VALIDATION):
-        raise BadInput(f"Nothing is decided about the part {part!r}; it is train or validation.")
+        raise BadInput(f"There are no decisions about the part {part!r}: give train or validation.")
     return checked
 
 
 def check_belongs(
     decided: Mapping[int, Decision], path: Path, part: str, count: int, classes: Sequence[str]
 ) -> None:
-    """Refuse decisions of a log that is of another project, or was written by another hand.
+    """Refuse decisions of a log that belongs to another project, or that dross did not write.
 
     Arguments:
         decided: About instances of a part.
@@ -155,7 +155,7 @@ def check_belongs(
             kind = "class" if classes else "number"
             raise BadInput(
                 f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
-                f"Decide anew about it with dross review {path.parent}."
+                f"Decide about it again with dross review {path.parent}."
             )
 
 
@@ -168,7 +168,7 @@ def group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:
 
 
 def encode_changes(part: str, changes: Mapping[int, Decision]) -> str:
-    """The column `changes` of a row: groups, or {part: groups} of another part than training."""
+    """The column `changes` of a row: groups, or {part: groups} for a part other than training."""
     groups = group_by_decision(changes)
     return json.dumps(groups if part == TRAIN else {part: groups})
 

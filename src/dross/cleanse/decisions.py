@@ -9,7 +9,7 @@ from the whole log.
              without, the latest of anybody
     redo     says again what the latest undo took back (with a name: the latest undo of that
              person). It counts as new, so it wins over what others decided in between. A new
-             decision forgets what the same person could have redone
+             decision discards what the same person could have redone
 
 A row is on disk before its revision is returned (one SQLite file, synchronous=EXTRA). Threads and
 processes take turns. Every row carries a digest of itself and of all rows before it: SQLite notices
@@ -62,19 +62,19 @@ was lost is not carried out again
     digest   TEXT               -- of the other columns, and of the rows before
 )"""
 _COLUMNS = "revision, made, who, kind, target, changes, why, once"
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # some disks know none
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # on some disks
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
 _LAST_REVISIONS = """
 SELECT (SELECT max(revision) FROM events), (SELECT seq FROM sqlite_sequence WHERE name = 'events')
 """
-_RESCUE = "It is left as it is; move it away to start anew, or restore a copy."
+_RESCUE = "It was not changed. Move it away to start over, or restore a backup."
 
 
 _Choose = Callable[["LogState"], tuple[str, int | None, dict[int, Decision]]]
 
 
 class Decisions:
-    """The log in one SQLite file, made when it is not there. Threads may share it."""
+    """The log in one SQLite file, created if there is none. Threads may share it."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
@@ -131,7 +131,7 @@ class Decisions:
     def record_undecided(
         self, changes: Mapping[int, Decision], who: str = "", why: str = "", once: str | None = None
     ) -> Event | None:
-        """Decide about those of some instances that nobody has decided about; else as `record`.
+        """Decide about those instances that nobody has decided about; otherwise like `record`.
 
         Returns the decision, once it is on disk; None if everything was decided before.
         """
@@ -146,14 +146,14 @@ class Decisions:
     def undo(self, who: str = "", once: str | None = None) -> Event | None:
         """Take back the latest decision of a person, or of anybody ("").
 
-        Returns what was taken back; None if there is nothing to undo. once: as of `record`.
+        Returns what was taken back; None if there is nothing to undo. once: see `record`.
         """
         return self._append(lambda state: ("undo", state.to_undo(who), {}), who, "", once)
 
     def redo(self, who: str = "", once: str | None = None) -> Event | None:
         """Decide again what the latest undo of a person, or of anybody (""), took back.
 
-        Returns what was decided again; None if there is nothing to redo. once: as of `record`.
+        Returns what was decided again; None if there is nothing to redo. once: see `record`.
         """
         return self._append(lambda state: ("redo", state.to_redo(who), {}), who, "", once)
 
@@ -224,14 +224,14 @@ class Decisions:
         application = run("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION:
             raise TapeDamaged(
-                f"{self.path} is an SQLite file, but not one of dross. "
-                "It is left as it is; move it away."
+                f"{self.path} is an SQLite file, but dross did not write it. "
+                "It was not changed; move it away."
             )
         version = self._read_version()
         if version not in (FORMAT, _WITHOUT_DIGESTS, _WITH_PARTS):
             raise TapeMismatch(
                 f"{self.path} has format {version}; this dross reads format {FORMAT}. "
-                "Use the dross that wrote it."
+                "Use the version of dross that wrote it."
             )
         found = run("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
@@ -245,9 +245,9 @@ class Decisions:
         return self._connection.execute("PRAGMA user_version").fetchone()[0]
 
     def _add_digests(self) -> None:
-        """Make a file of an earlier version one of this version, inside a transaction.
+        """Convert a file of an earlier version to this one, inside a transaction.
 
-        The digest of the next row is one of all rows before it, too.
+        The digest of the next row also covers all rows before it.
         """
         self._connection.execute("ALTER TABLE events ADD COLUMN digest TEXT")
         self._connection.execute(f"PRAGMA user_version={FORMAT}")
@@ -349,12 +349,12 @@ class Decisions:
 
 
 def _make_file(path: Path) -> None:
-    """Make an empty log where there is none: whole, or not at all; raises StorageFailed."""
+    """Create an empty log, whole or not at all; raises StorageFailed or TapeDamaged."""
     journal = path.with_name(f"{path.name}-journal")
-    if journal.exists() and not path.exists():  # else it is of somebody who has just made the file
+    if journal.exists() and not path.exists():  # else another process has just created the file
         raise TapeDamaged(
             f"{path} is missing, and {journal.name} belongs to it. Put the file back, or move "
-            f"{journal.name} away, too, to start anew."
+            f"{journal.name} away as well to start over."
         )
     with sqlite3.connect(":memory:", isolation_level=None) as log:
         log.execute(_TABLE)
@@ -368,8 +368,8 @@ def _make_file(path: Path) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise StorageFailed(
-            f"{path} cannot be made ({error.strerror or error}). Is its folder there, has the disk "
-            "room, and may you write to it?"
+            f"{path} cannot be created ({error.strerror or error}). Does its folder exist, is "
+            "there room on the disk, and may you write to it?"
         ) from error
 
 
@@ -390,7 +390,7 @@ def _explain_failure(code: int, error: sqlite3.Error) -> str:
     """What is said after the name of the file."""
     if code == sqlite3.SQLITE_BUSY:
         waited = f"{_SECONDS_TO_WAIT_FOR_WRITER:.0f} s"
-        return f" is held by another program for more than {waited}. Try again."
+        return f" has been locked by another program for more than {waited}. Try again."
     if code == sqlite3.SQLITE_FULL:
         return ": the disk is full. The decision is not saved; make room and try again."
-    return f" cannot be used ({error}). Is its folder there, and may you write to it?"
+    return f" cannot be used ({error}). Does its folder exist, and may you write to it?"

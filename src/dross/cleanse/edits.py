@@ -109,7 +109,7 @@ def _from_decisions(project: Project) -> Edits:
     if len(removed) > count - MIN_INSTANCES // 2:
         raise BadInput(
             f"{len(removed)} of {count} training instances are removed: too few are left "
-            "to train on. Undo some of it."
+            "to train on. Undo some of these decisions."
         )
     return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled, decided)
 
@@ -118,8 +118,8 @@ def _from_suggestion(project: Project) -> Edits:
     if project.recommended is None:
         raise BadInput(
             "Nothing has been decided, and nothing is recommended: "
-            f"{project.about['suggested']['reason']}. To do it anyway, pass "
-            f"{name_option('remove', 10)}."
+            f"{project.about['suggested']['reason']}. To remove some anyway, "
+            f"pass {name_option('remove', 10)}."
         )
     return _from_plan(project.recommended)
 

@@ -71,11 +71,11 @@ def export(
 
     Arguments:
         folder: a folder that `dross.clean` made.
-        to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures; of chats a
-            file of the input's format, whose rows are kept byte for byte where that is possible.
-        remove: leave out the N most harmful instances instead.
-        relabel: give the N most probably mislabelled the label that the models predict instead.
-        plan: follow another plan than the recommended one: a name of `Project.plans`.
+        to: the cleaned copy: a .csv, .tsv or .parquet file, or a folder for pictures; for chats
+            a file in the input's format, whose rows are kept byte for byte where possible.
+        remove: instead, leave out the N most harmful instances.
+        relabel: instead, give the N most probably mislabelled the label that the models predict.
+        plan: follow a plan other than the recommended one: a name in `Project.plans`.
         overwrite: replace the copy if it is there. A folder of pictures is replaced only if an
             earlier export wrote all that is in it.
 
@@ -147,7 +147,7 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
         return give_back(frame, label, request.given, pixels_of(source))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TapeDamaged(
-            f"{project.folder} does not say as dross does how its data were given "
+            f"{project.folder} holds no valid record of how its data were given "
             f"({first_line(error)}). {MEND}"
         ) from error
 
@@ -195,14 +195,14 @@ class _Task:
     def check_targets(self, overwrite: bool) -> None:
         """Compare everything that will be written with everything that must stay."""
         if self.to.name in ("", ".."):
-            raise BadInput(f"'{self.to}' is no name for a copy. Give the copy a name of its own.")
+            raise BadInput(f"'{self.to}' is not a name for a copy. Give the copy its own name.")
         inputs = input_paths(read_request(self.project))
         is_folder = self.source.is_dir()
         if self.has_chats:
             check_same_format(self.source, self.to)
         elif not is_folder and self.to.suffix.lower() not in TABLES:
             names = ", ".join(TABLES)
-            raise BadInput(f"{self.to.name} is to be a table: end its name with {names}.")
+            raise BadInput(f"{self.to.name} must be a table: end its name with {names}.")
         for path in (self.to, self.listed):
             check_output_file(path, inputs | self._listed_pictures())
             self._check_outside_of_project(path)
@@ -211,7 +211,7 @@ class _Task:
         for path in (self.to, self.listed):
             if path.exists() and not overwrite:
                 raise BadInput(
-                    f"{path} is there already. Choose another name, or pass "
+                    f"{path} already exists. Choose another name, or pass "
                     f"{name_option('overwrite', True)}."
                 )
             if path.is_dir() and not (is_folder and path == self.to):
@@ -243,7 +243,7 @@ class _Task:
                 written = len(targets)
             else:
                 raw, written = self._copy_table(named)
-                confirm()  # since it was read for the copy, too
+                confirm()  # it must not have changed since it was read for the copy
                 with staged_file(self.to, raw) as staged_copy:
                     os.replace(staged_copy, self.to)
             os.replace(staged_list, self.listed)

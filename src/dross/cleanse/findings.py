@@ -28,9 +28,9 @@ EXPECTED_ERROR = "expected_error"  # `measure` in project.json; earlier versions
 def name_measure(about: dict[str, Any]) -> str:
     """What the scores are changes of, given `Project.about`.
 
-    For classes it is the mean of 1 - p(label), the expected share of mistakes; for chats that of
-    the tokens of the answers. For numbers every
-    validation instance counts from 0, where the prediction is exact, to 1, where it is far off.
+    For classes it is the mean of 1 - p(label), the expected share of mistakes; for chats, the
+    same for the tokens of the answers. For numbers, every validation instance counts from 0, where
+    the prediction is exact, to 1, where it is far off.
     """
     if about.get("measure") != EXPECTED_ERROR:
         return "validation loss"
@@ -73,7 +73,7 @@ def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
     """Sentences on what is recommended, what is harmful, what is probably mislabelled, and what
     is there twice, if anything is.
 
-    Where the runs agree poorly, or validation labels are doubted, another one says so. Takes
+    If the runs agree poorly, or validation labels are doubted, another sentence says so. Takes
     `Project.about` and `Project.instances`.
     """
     what, why = describe_recommendation(about, instances)
@@ -114,13 +114,13 @@ def describe_doubts(about: dict[str, Any]) -> str:
         verb, them = ("is", "it") if doubted == 1 else ("are", "them")
         return (
             f"{share} {verb} doubted by models that have not learnt {them}; the report and dross "
-            "review list those first on which the recommendation depends most."
+            "review list first those on which the recommendation depends most."
         )
     return (
         f"Careful: {share} are doubted, and everything here was chosen by them. Either many of "
         "them are wrong, or the models have learnt little. Check some with dross review and clean "
-        f"again, or give a validation part that was checked: {name_option('validation')}; if they "
-        f"are right, {name_option('trusted_validation', True)} says so."
+        f"again, or give a validation part that was checked: {name_option('validation')}. If they "
+        f"are right, pass {name_option('trusted_validation', True)}."
     )
 
 

@@ -2,7 +2,7 @@
 
 Nothing before the verdict has looked at the test part. For each seed three models start from the
 same weights: one learns everything, one learns the edited data, and one, the control, learns data
-with as many edits at random. The verdict rests on the differences between them, seed by seed. The
+with as many random edits. The verdict rests on the differences between them, seed by seed. The
 interval covers both kinds of chance: the seeds, and which instances are in the test part. The
 models are those of the project, or, with `with_model`, an estimator of the user's own.
 """
@@ -84,15 +84,15 @@ def judge(
     """Retrain with fresh seeds, with and without the edits, and compare on the test part.
 
     By default the edits are the decisions made on the page; where there are none, the recommended
-    plan. Models that are trained are kept until the verdict and the report are
-    written: a judgement that was stopped goes on when it is asked for again.
+    plan. Trained models are kept until the verdict and the report are written: to go on with a
+    judgement that was stopped, call it again.
 
     Arguments:
         folder: a folder that `dross.clean` made.
         remove: judge the removal of the N most harmful instances.
         relabel: judge giving the N most probably mislabelled the label that the models predict.
         decisions: judge what was decided on the page, and nothing else.
-        plan: judge another plan than the recommended one: a name of `Project.plans`.
+        plan: judge a plan other than the recommended one: a name in `Project.plans`.
         seeds: how many seeds to train with; 10 by default, 6 with `quick` and for chats.
         quick: a first look: fewer seeds, and the recorded run is not retrained.
         progress: show progress bars where stderr is a terminal.
@@ -107,8 +107,8 @@ def judge(
             Every `random_state` is set from the seed; where that changes nothing, each seed draws a
             bootstrap sample of the training part instead. Without `predict_proba` only the error is
             compared.
-        device: where models are trained: `cpu`, `cuda` or `mps`. By default a GPU of CUDA if there
-            is one, and else the CPU.
+        device: where models are trained: `cpu`, `cuda` or `mps`. By default a CUDA GPU if there is
+            one, otherwise the CPU.
 
     Returns:
         The verdict. It is also written to the folder, and the report is written again.
@@ -130,7 +130,7 @@ def judge(
     count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
     check_seeds(count)
     here = choose_device(device)
-    uses_workers(n_jobs)  # or it says that there cannot be as many
+    uses_workers(n_jobs)  # raises if there cannot be that many
     check_writable(project.folder)
     delete_stale_files(project.folder)
     if (train := judge_of(project.about["kind"])) is not None:
@@ -148,7 +148,7 @@ def judge(
 
 
 def _judge_otherwise(train: Any, project: Project, edits: Edits, seeds: int, **how: Any) -> Verdict:
-    """Judge a project whose models are trained by what lies above this folder."""
+    """Judge a project whose models are trained by a package above this one; see registered.py."""
     with show_progress(project.folder, seeds) as tell:
         verdict, store = train(project, edits, seeds, tell, **how)
     _keep_verdict(project, verdict, store.folder)
@@ -156,7 +156,7 @@ def _judge_otherwise(train: Any, project: Project, edits: Edits, seeds: int, **h
 
 
 def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
-    """Write the verdict and the report; then what the models said is not needed any more."""
+    """Write the verdict and the report; then delete what the models said."""
     write_sealed(new_verdict_file(project.folder / "verdicts"), verdict.to_json())
     report_verdict(verdict, len(project.verdicts()))
     write_report(project)
@@ -329,7 +329,7 @@ class _Judgement:
         advice = advise(verdict, metrics, self.seeds, len(self.prepared.y["test"]))
         gone = warn_of_vanished(self._vanished, self.prepared.part("test").labels)
         reuse = warn_of_reuse(len(self.project.verdicts()))
-        warned = [f"It warns: {line}" for line in self._tried[1][:1]]
+        warned = [f"The model warns: {line}" for line in self._tried[1][:1]]
         judge = None if self.model is None else self.model.name
         if "outputs" not in said:
             warned.append(f"{judge} has no predict_proba: {WITHOUT_CHANCES}.")

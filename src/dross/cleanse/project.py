@@ -3,10 +3,10 @@
 project.json          what was read, how it was split and trained, what is suggested
 instances.parquet     one row per training instance: its label, its scores, what the models say
 content.parquet       what each training instance looks like: columns, text, or name of a picture
-validation.parquet    the same of the validation instances, with their labels
+validation.parquet    the same for the validation instances, with their labels
 copies.parquet        what is in the training part twice, or in another part as well
 doubts.parquet        what models say of the validation labels, and which of them they doubt
-tokens.parquet        of chats: the tokens of each example, and the effect of each
+tokens.parquet        for chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
 given/                the data themselves, where they were given from Python and not as a file
@@ -148,15 +148,14 @@ class Project:
         Returns:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
             Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
-            mislabel_rank, wrong (the chance that the label is; earlier versions had none),
+            mislabel_rank, wrong (the chance that the label is wrong; not in earlier versions),
             prediction, probability, label_probability, agreement, outlier, verified,
             action: what the recommended plan does with it (keep, remove, or relabel as the
             prediction), and confidence: how sure that is, from 0 to 1.
 
             A negative score means that the instance makes the expected validation error worse (in
-            projects of earlier versions: the validation loss). Loss,
-            prediction and the like come from models that did not learn the instance; training_loss
-            comes from models that did.
+            projects of earlier versions: the validation loss). Loss, prediction and the like come
+            from models that did not learn the instance; training_loss comes from models that did.
 
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
@@ -183,7 +182,8 @@ class Project:
         """The plans of the last stage of the competition, the best first.
 
         Returns:
-            None in projects of earlier versions. With several rounds, those of the last one.
+            The plans; an empty list in projects of earlier versions. With several rounds, those of
+            the last one.
 
         Raises:
             TapeDamaged: a file of the project is not as it was written.
@@ -205,8 +205,8 @@ class Project:
 
     @cached_property
     def tokens(self) -> Frame:
-        """Of chats the columns texts and effects: lists, whose numbers are nan for what is not
-        learnt. Effects add up to the example's score. Raises as `content`.
+        """For chats, the columns texts and effects, which hold lists. Effects add up to the
+        example's score; they are nan for tokens that are not learnt. Raises as `content`.
         """
         return self._table(TOKENS)
 
@@ -225,10 +225,10 @@ class Project:
 
     @cached_property
     def copies(self) -> Copies:
-        """Training instances that are there twice or in another part as well, the same or nearly.
+        """Training instances that occur twice or in another part as well, exactly or nearly.
 
         Returns:
-            The copies in groups; see `Copies`. None in projects of earlier versions.
+            The copies in groups; see `Copies`. There are none in projects of earlier versions.
 
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
@@ -239,11 +239,11 @@ class Project:
 
     @cached_property
     def doubted_validation(self) -> Frame:
-        """Validation labels to check first: those that models which have not learnt them doubt.
+        """Validation labels to check first: those doubted by models that have not learnt them.
 
         Returns:
-            A pandas.DataFrame, indexed by place in the validation part, in the order of how much
-            the recommendation hangs on each. Columns: source, label, wrong (the chance that it is),
+            A pandas.DataFrame, indexed by place in the validation part, ordered by how much the
+            recommendation depends on each. Columns: source, label, wrong (the chance that it is),
             prediction, probability, label_probability, checked, rank, and change: what the
             recommended plan does to the models' error on it; below 0 the label speaks for the plan.
             No rows with `trusted_validation=True`, and in projects of earlier versions.
@@ -255,7 +255,7 @@ class Project:
 
     @cached_property
     def validation_labels(self) -> Frame:
-        """The same of all validation instances, in their order; `rank` is -1 of the others.
+        """The same for all validation instances, in their order; `rank` is -1 for undoubted labels.
 
         Those that a person said are wrong had no part in the scores, and no model was asked.
         """
@@ -318,7 +318,7 @@ class Project:
         return Decisions(self.folder / "decisions.sqlite")
 
     def current_decisions(self, part: str = TRAIN) -> dict[int, Decision]:
-        """What is decided now of a part: {id: (action, label)}. No file is made for it.
+        """What is decided now about a part: {id: (action, label)}. No file is created for it.
 
         Raises as `decisions`.
         """
@@ -345,7 +345,7 @@ class Project:
         return show_project(self.folder, self.about, self.instances, self.verdicts())
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Plot what every plan that was tried would have given; the recommended one is circled.
+        """Plot what every plan that was tried would have achieved; the recommended one is circled.
 
         Arguments, Returns, Raises: as `Scores.plot`.
         """
@@ -359,14 +359,15 @@ class Project:
         applied, else the suggestion; validation and test instances that were split off stay in.
 
         Arguments:
-            remove: leave out the N most harmful instances instead.
-            relabel: give the N most probably mislabelled the label that the models predict instead.
+            remove: instead, leave out the N most harmful instances.
+            relabel: instead, give the N most probably mislabelled the labels that the models
+                predict.
 
         Returns:
-            Of `dross.clean(X, y)` the pair (X, y), each of the type that it was given in: arrays,
+            For `dross.clean(X, y)`, the pair (X, y), each in the type that it was given in: arrays,
             tensors and sparse matrices with their dtype, frames and Series with the index of the
             rows that are left, lists as lists. Columns that held objects of several types hold
-            texts. Of `dross.clean(frame, "label")`, and of a table in a file, a DataFrame.
+            texts. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
 
         Raises:
             BadInput: there is nothing to apply, or the data are pictures in a folder or came from

@@ -22,7 +22,7 @@ from .inputs.source import Frame, import_pandas
 ABOUT = "project.json"
 BEGUN = "begun.json"
 LOCK = "dross.lock"
-MEND = "Run dross clean again; decisions that were made are kept."
+MEND = "Run dross clean again; your decisions are kept."
 
 _ALWAYS_THERE = {
     "name": str,
@@ -158,7 +158,7 @@ def explain_missing(folder: Path) -> str:
     if not folder.exists():
         return f"There is no folder {folder}. Run dross clean first."
     if (folder / BEGUN).exists():
-        return f"dross clean has not finished in {folder}. Give the same command again to go on."
+        return f"dross clean has not finished in {folder}. Run the same command again to go on."
     return (
         f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
         "Run dross clean first."
@@ -174,7 +174,7 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of one of a project's JSON files, or an error that says how to mend it."""
+    """The content of one of a project's JSON files, or an error that says what to do."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -190,7 +190,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_intact(path: Path) -> Any:
-    """The same, or None where the file is missing or damaged and is to be made again."""
+    """The same, or None where the file is missing or damaged and has to be written again."""
     try:
         return read_json(path) if path.exists() else None
     except (TapeDamaged, StorageFailed):
@@ -208,7 +208,7 @@ def check_about(folder: Path, about: dict[str, Any]) -> None:
 
 def explain_lack(folder: Path, key: str) -> TapeDamaged:
     """The error where project.json does not have a key as dross writes it."""
-    return TapeDamaged(f"{folder / ABOUT} lacks '{key}' as dross writes it. {MEND}")
+    return TapeDamaged(f"{folder / ABOUT} lacks a valid '{key}'. {MEND}")
 
 
 def read_whole(path: Path, digest: str | None) -> bytes:

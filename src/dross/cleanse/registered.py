@@ -1,4 +1,4 @@
-"""Functions that lie above what calls them: they say here that they are there."""
+"""Functions of packages above this one, which register here so that this one can call them."""
 
 import importlib
 from collections.abc import Callable

@@ -95,7 +95,7 @@ def check_code_unchanged(project: Project, entries: Sequence[str]) -> None:
 
     Arguments:
         project: The project.
-        entries: The `module:function`s to look at; those that it does not need are passed over.
+        entries: The `module:function`s to look at; those that it does not need are skipped.
 
     Raises:
         TapeMismatch: one of their modules has changed.
@@ -124,7 +124,7 @@ def compare_inputs(project: Project) -> None:
 
 
 def _data_code(project: Project) -> list[str]:
-    """The function that the data come from, if they do."""
+    """The function that the data come from, if there is one."""
     request = read_request(project)
     return [request.data] if names_code(request) else []
 
@@ -169,4 +169,4 @@ def _compare_digests(project: Project, found: dict[str, str]) -> None:
 
 
 def _explain_damage(project: Project, what: str) -> TapeDamaged:
-    return TapeDamaged(f"{project.folder / ABOUT} does not say its {what} as dross does. {MEND}")
+    return TapeDamaged(f"{project.folder / ABOUT} lacks a valid {what}. {MEND}")

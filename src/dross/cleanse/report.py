@@ -206,7 +206,7 @@ def _command_line(about: dict, folder: Path) -> str:
 
 @charts.house_style()
 def draw_competition(about: dict[str, Any]) -> str:
-    """What every plan that was tried would have given, as an <svg> element.
+    """What every plan that was tried would have achieved, as an <svg> element.
 
     Takes `Project.about`.
     """

@@ -1,4 +1,4 @@
-"""What a judgement says: before, after and the control, whether they differ, and that in words."""
+"""What a judgement says: before, after and the control, in numbers and in words."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MAX_SEEDS_FOR_ALL_SIGNS = 12
 _SAMPLED_SIGNS = 20_000
 _VERDICTS_BEFORE_WARNING = 3
 _FEWEST_TO_COMPARE = 2  # test instances, for a standard error
-_ERRORS_TO_SHOW_A_CHANGE = 2.3  # a change must be so many standard errors to be shown
+_ERRORS_TO_SHOW_A_CHANGE = 2.3  # a change must be this many standard errors to be shown
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Comparison:
         before, after, random: the mean over the test part, one number per seed [seeds].
         difference: the mean of after - before.
         interval: its 95 % interval, from the seeds and from the choice of the test part.
-        p_t, p_signs: of the paired t-test and of the sign-flip test over the seeds.
-        random_difference, random_interval: the same of the control.
+        p_t, p_signs: p-values of the paired t-test and the sign-flip test over the seeds.
+        random_difference, random_interval: the same for the control.
         seeds_error: the standard error of the difference that comes from the seeds.
         test_error: the standard error that comes from the choice of the test part.
     """
@@ -62,7 +62,7 @@ class Comparison:
 class WithoutDoubted:
     """The same comparison without the test labels that the models doubt.
 
-    Doubted are labels that models before and after the edits, taken together, would not give. The
+    A label is doubted if models before and after the edits, taken together, would not give it. The
     models are right about what is left more often than about new data, before and after alike; it
     is the difference that counts.
 
@@ -247,8 +247,8 @@ def _describe_without(
     warning = ""
     if doubted >= TOO_MANY * tested:
         warning = (
-            " That is so many that neither tells much: check the labels of the test part, or judge "
-            "with one that was checked."
+            " That is so many that neither verdict tells much: check the labels of the test part, "
+            "or judge with one that was checked."
         )
     return (
         f"Doubted by models before and after the change: {doubted:,} of {tested:,} test labels. "
@@ -272,7 +272,7 @@ def describe_verdict(
     opening = {
         "improved": f"{model or 'The model'} improved",
         "worse": f"{model or 'The model'} got worse",
-        "cannot tell": f"It cannot be told whether {model or 'the model'} changed",
+        "cannot tell": f"It is not clear whether {model or 'the model'} changed",
     }[verdict]
     done = []
     if len(edits.removed):
@@ -308,7 +308,7 @@ def advise(verdict: str, metrics: dict[str, Comparison], seeds: int, tested: int
     if not changed:
         return (
             f"With or without the change, the models do the same on all {tested:,} test instances. "
-            "More seeds show nothing else; a larger test part, or a larger change, may."
+            "More seeds will not change that; a larger test part or a larger change may."
         )
     name, metric = min(changed.items(), key=lambda item: _relative_error(item[1]))
     agree = ""
@@ -359,8 +359,8 @@ def warn_of_reuse(earlier: int) -> str:
     if earlier < _VERDICTS_BEFORE_WARNING:
         return ""
     return (
-        f"This is verdict number {earlier + 1} on the same test part: what is chosen by its "
-        "verdicts is no longer judged by it. Keep fresh test data for the last word."
+        f"This is verdict number {earlier + 1} on the same test part: if you choose by "
+        "its verdicts, it can no longer judge the choice. Keep fresh test data for the last word."
     )
 
 
@@ -375,7 +375,7 @@ def warn_of_vanished(gone: Sequence[str], tested: np.ndarray) -> str:
     tests = (
         f"the {count:,} test instances of {it} count as wrong"
         if count
-        else f"the test part has none of {it}, so that no figure here shows it"
+        else f"the test part has none of {it}, so no figure here shows it"
     )
     return (
         f"After these edits no training instance of {name_some(gone)} is left: no model can "

@@ -24,7 +24,7 @@ app = typer.Typer(
     help="Find the training instances that make a model worse, and prove it by retraining.\n\n"
     "Start with [bold]dross demo[/bold]: it needs no data and takes less than a minute.",
     epilog="Exit codes: 0, done (whatever the verdict); 1, an error, explained on stderr; 2, a "
-    "command line that is wrong; 130, stopped with Ctrl-C: the same command goes on.",
+    "wrong command line; 130, stopped with Ctrl-C: run the same command again to go on.",
 )
 Command = Callable[..., None]
 
@@ -48,7 +48,7 @@ def options(
 
 
 def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Command], Command]:
-    """Make a function a command. Its docstring is the help, broken where the terminal ends."""
+    """Make a function a command. Its docstring is the help, wrapped to fit the terminal."""
 
     def register(function: Command) -> Command:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
@@ -61,7 +61,7 @@ def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Co
 
 
 def main() -> None:
-    """Run the `dross` command; an error that the user can mend is a message, not a traceback."""
+    """Run the `dross` command; an error that the user can fix is a message, not a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack letters that data have
             stream.reconfigure(errors="backslashreplace")
@@ -77,6 +77,6 @@ def main() -> None:
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
         PlainConsole(stderr=True).print(
-            "Stopped. What was done is kept: give the same command again to go on."
+            "Stopped. What was done is kept: run the same command again to go on."
         )
         sys.exit(130)

@@ -37,7 +37,7 @@ _OF_OTHERS = (
 
 
 def is_about_chats(given: Mapping[str, Any]) -> bool:
-    """Whether the data are conversations: JSONL always, Parquet where the model is of language."""
+    """Whether the data are conversations: JSONL always, Parquet with a language model."""
     path, model = Path(given["data"]), given["model"]
     if is_chat_file(path):
         return True
@@ -53,10 +53,12 @@ def pick_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     odd = [name for name in _OF_OTHERS if given[name]]
     if odd:
-        raise BadInput(f"{_flag(odd[0])} is not for chats, which {given['data']} holds.")
+        raise BadInput(
+            f"{_flag(odd[0])} is not for chats, and {given['data']} holds chats. Leave it out."
+        )
     if given["model"] is None:
         raise BadInput(
-            f"{given['data']} holds chats. Say which model is fine-tuned on them: "
+            f"{given['data']} holds chats. Say which model to fine-tune on them: "
             "--model PATH_OR_NAME."
         )
     chosen = {name: given[name] for name in ("data", "model", *_OF_CHATS, *_OF_BOTH)}
@@ -64,7 +66,7 @@ def pick_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left for `dross.clean`, where the data are no chats.
+    """What is left for `dross.clean`, if the data are not chats.
 
     Raises:
         BadInput: an option is about chats.

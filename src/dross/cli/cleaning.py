@@ -1,6 +1,6 @@
 """`dross clean`, `review`, `judge` and `export`: from a file to a better model.
 
-What takes long to import is imported by the command that needs it: `dross --help` needs none of it.
+Slow imports are made by the command that needs them: `dross --help` needs none.
 """
 
 from pathlib import Path
@@ -56,11 +56,12 @@ def clean(
 
     Splits the data into training, validation and test parts, trains and records several runs, and
     scores every training instance by how much it adds to the validation error. Checks the scores by
-    retraining, tries plans of what to remove or relabel, recommends the best, finds copies, and
-    writes a report. The input is never changed. If it is stopped, the same command goes on.
+    retraining, tries plans for what to remove or relabel, recommends the best, finds copies, and
+    writes a report. The input is never changed. If it is stopped, run the same command again to go
+    on.
 
     Validation labels can be wrong, too. The report lists those that the models doubt. Say on the
-    page (dross review) what they really are, and give the same command again: it scores with what
+    page (dross review) what they really are, and run the same command again: it scores with what
     you said, and keeps the recorded runs and all decisions.
 
     Chats in a JSONL or Parquet file (messages, or prompts and responses) fine-tune the language
@@ -108,7 +109,7 @@ def review(
     host: Annotated[
         str,
         Option(
-            help="The address to serve on. Anything but 127.0.0.1 lets others in who have the link."
+            help="The address to serve on. Anything but 127.0.0.1 lets in others who have the link."
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, Option(help="Open the browser.")] = True,
@@ -153,13 +154,13 @@ def judge(
     """Does it help? Train new models with and without the removed instances and compare them on
     the test part.
 
-    For every seed three models start from the same weights: with everything, without the removed,
-    and without as many chosen at random. The verdict is improved, worse, or cannot tell. Without
-    options it judges the decisions made on the page, or else the recommended plan. Data and models
-    from module:function are run only if --trust-code names them.
+    For every seed three models start from the same weights: with everything, without the removed
+    instances, and without as many chosen at random. The verdict is improved, worse, or cannot tell.
+    Without options it judges the decisions made on the page, or else the recommended plan. Data and
+    models from module:function are run only if --trust-code names them.
 
-    The models are those of dross clean. With --with your own decides: any estimator of
-    scikit-learn, or of a function of yours that returns one. It learns the same numbers, with the
+    The models are those of dross clean. With --with, your own model decides: any estimator of
+    scikit-learn, or a function of yours that returns one. It learns the same numbers, with the
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
@@ -210,9 +211,7 @@ def export(
     plan: option.PlanName = None,
     overwrite: Annotated[
         bool,
-        Option(
-            "--overwrite", help="Replace the copy if it is there: a file, or an earlier export."
-        ),
+        Option("--overwrite", help="Replace the copy if it exists: a file, or an earlier export."),
     ] = False,
     quiet: option.Quiet = False,
 ) -> None:
@@ -240,5 +239,5 @@ def _show_trusted(entries: list[str] | None, show: Say) -> None:
 
 
 def _print_path(line: str) -> None:
-    """Print a line that holds a path: not broken, and a [bracket] in a name is no markup."""
+    """Print a line that holds a path: not wrapped, and a [bracket] in a name is not markup."""
     console.print(line, soft_wrap=True, markup=False)

@@ -51,16 +51,17 @@ Missing = Annotated[
     list[str] | None,
     Option(
         "--na",
-        help="A cell that counts as missing. May be repeated; instead of ?, NA, N/A, nan, null, "
-        "None and -. Empty cells always do.",
+        help="A cell that counts as missing, instead of ?, NA, N/A, nan, null, None and -. May be "
+        "repeated. Empty cells always count.",
     ),
 ]
 CHATS = "Chats (JSONL or Parquet with --model PATH_OR_NAME)"
 Prompt = Annotated[
-    str | None, Option(help="The column with the prompts; guessed.", rich_help_panel=CHATS)
+    str | None, Option(help="The column with the prompts. Default: guessed.", rich_help_panel=CHATS)
 ]
 Response = Annotated[
-    str | None, Option(help="The column with the responses; guessed.", rich_help_panel=CHATS)
+    str | None,
+    Option(help="The column with the responses. Default: guessed.", rich_help_panel=CHATS),
 ]
 Origin = Annotated[
     str | None,
@@ -102,8 +103,8 @@ Backbone = Annotated[
 Model = Annotated[
     str | None,
     Option(
-        help="linear, mlp, cnn, or module:function that builds a torch model. Default: what is "
-        "better on the validation part. For chats: the folder or the name of a language model."
+        help="linear, mlp, cnn, or module:function that builds a torch model. Default: what "
+        "does better on the validation part. For chats: the folder or the name of a language model."
     ),
 ]
 Runs = Annotated[
@@ -111,7 +112,7 @@ Runs = Annotated[
     Option(min=1, help="Independent runs to average the scores over. Default: 4; 2 for chats."),
 ]
 Rounds = Annotated[
-    int, Option(min=1, help="2 and more: follow the recommended plan, train and score again.")
+    int, Option(min=1, help="2 or more: follow the recommended plan, train and score again.")
 ]
 Rate = Annotated[
     float | None, Option(help="The learning rate; otherwise searched for on the validation part.")
@@ -133,8 +134,8 @@ Seed = Annotated[int, Option(min=0, help="The seed of the split and of everythin
 Device = Annotated[
     str | None,
     Option(
-        help="Where to compute features and train models: cpu, cuda or mps. Default: a GPU of "
-        "CUDA if there is one, and else the CPU."
+        help="Where to compute features and train models: cpu, cuda or mps. Default: a CUDA "
+        "GPU if there is one, otherwise the CPU."
     ),
 ]
 Out = Annotated[Path | None, Option(help="The folder for what is found. Default: runs/NAME.")]
@@ -153,7 +154,7 @@ PlanName = Annotated[
     str | None,
     Option(
         "--plan",
-        help="A plan of the report's table instead of the recommended one, such as both-120.",
+        help="A plan from the report's table instead of the recommended one, such as both-120.",
     ),
 ]
 TrustCode = Annotated[

@@ -51,7 +51,7 @@ def choose_say(quiet: bool, as_json: bool) -> Say:
 
 
 def print_json(values: dict[str, Any]) -> None:
-    """Print one JSON object on stdout, with null for what is no number."""
+    """Print one JSON object on stdout, with null for numbers that are not finite."""
     sys.stdout.write(json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
 
 

@@ -30,7 +30,9 @@ def info(
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
         if inside:
-            raise BadInput(f"{tape} is a folder of dross clean; its recorded runs are {inside}.")
+            raise BadInput(
+                f"{tape} is a folder of dross clean. Pass one of its recorded runs: {inside}."
+            )
     opened = Tape(tape)
     opened.check_files()
     if as_json:

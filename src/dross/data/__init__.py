@@ -1,1 +1,1 @@
-"""The training set as instances with ids, batches of them, and random numbers to draw again."""
+"""The training set as instances with ids, their batches, and repeatable random numbers."""

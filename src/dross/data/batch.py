@@ -18,7 +18,7 @@ MODEL_STREAM, AUGMENT_STREAM = 0, 1  # what a micro-batch's random numbers are f
 
 
 class SplitAugment(ABC):
-    """An augmentation in two parts: random numbers drawn batch by batch, then used at once."""
+    """An augmentation in two parts: numbers drawn batch by batch, then applied together."""
 
     @abstractmethod
     def draw(self, x: Any, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -85,7 +85,7 @@ class Batch:
         return Batch(*map_pair(choose, (self.x, self.y)), self.c[rows], self.seed)
 
     def to_tensors(self) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "Batch"], Hashable]:
-        """Its tensors, a function that builds a batch of such tensors, and what tells its kind."""
+        """Its tensors, a function that builds a batch from such tensors, and a key for its kind."""
         if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
             return [self.x, self.y, self.c], lambda t: Batch(t[0], t[1], t[2], self.seed), "a pair"
         leaves, structure = tree_flatten((self.x, self.y))

@@ -1,4 +1,4 @@
-"""Data sets whose batches are put together by a function of the user's: dicts, padding, any form.
+"""Data sets whose batches the user's own function puts together: dicts, padding, any form.
 
 What an instance looks like then depends on the others in its batch, because shorter ones are
 padded. So a batch is always collated whole, with the same ids in the same order.
@@ -40,9 +40,9 @@ class Collated:
 
     Arguments:
         dataset: anything with a length that is indexed by id.
-        collate: makes a batch of a list of items, as a DataLoader's collate_fn.
-        split: takes a batch apart into what the model is called with and what the loss is given
-            beside its outputs. By default a batch is a pair (x, y).
+        collate: makes a batch from a list of items, like a DataLoader's collate_fn.
+        split: takes a batch apart into what the model is called with and what the loss gets
+            besides the model's outputs. By default a batch is a pair (x, y).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Collated:
         except (LookupError, TypeError) as error:
             raise BadInput(
                 f"The data set of {len(self)} instances does not give all of {list(ids)!r:.60} "
-                f"({type(error).__name__}: {error}). Instances are known by their index, from 0 on."
+                f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
             ) from error
 
     def collate_items(self, items: list[Any]) -> Pair:
@@ -91,7 +91,7 @@ class Collated:
             batch = self.collate_fn(items)
         except Exception as error:  # the collator is the user's code
             raise BadInput(
-                f"The collator does not make a batch of {len(items)} instances: {first_line(error)}"
+                f"The collator failed on a batch of {len(items)} instances: {first_line(error)}"
             ) from error
         return self.split(batch)
 
@@ -104,14 +104,14 @@ class Collated:
         one, other = self.items(ids), self.items(ids)
         if not np.array_equal(hash_items(one), hash_items(other)):
             raise NotReplayable(
-                "The data set gives an instance differently each time it is asked, so the run "
+                "An instance of the data set looks different each time it is read, so the run "
                 "could not be replayed. Take random transforms out of the data set, or draw them "
                 "once and store the result."
             )
         pairs = zip(*(tree_leaves(self.collate_items(items)) for items in (one, other)))
         if not all(_same(a, b) for a, b in pairs):
             raise NotReplayable(
-                f"The collator ({_name(self.collate_fn)}) makes another batch of the same "
+                f"The collator ({_name(self.collate_fn)}) makes a different batch from the same "
                 "instances the second time (random masking?), so the run could not be replayed. "
                 "Mask the data once, before training, and use a collator that only pads."
             )
@@ -137,7 +137,7 @@ def _name(function: Any) -> str:
 
 
 def hash_items(items: list[Any]) -> np.ndarray:
-    """64 bits of each item, whatever it is made of, padding left out: int64 [B]."""
+    """A 64-bit hash of each item, whatever it is made of, without padding: int64 [B]."""
     digests = []
     for item in items:
         digest = hashlib.blake2b(digest_size=8)

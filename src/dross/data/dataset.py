@@ -69,7 +69,7 @@ class Instances:
             return self.source.check_repeatable([0])
         if not _are_same(first, self._collate([0])):
             raise BadInput(
-                "The data set gives instance 0 differently each time it is asked. Take random "
+                "Instance 0 of the data set looks different each time it is read. Take random "
                 "transforms out of it and pass them as augment(x, generator), which is replayed "
                 "with the same random numbers."
             )
@@ -160,7 +160,7 @@ class Instances:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
-        dtype = torch.promote_types(self.dtype, torch.float32)  # 1/3 has no place in 16 bits
+        dtype = torch.promote_types(self.dtype, torch.float32)  # 16 bits are too few for 1/3
         on_device = lambda array: torch.as_tensor(array, dtype=dtype, device=self.device)
         if micro.coefficients is not None:
             return on_device(micro.coefficients)
@@ -175,7 +175,7 @@ class Instances:
         return EVERYTHING if self.stored else SAMPLE
 
     def fingerprint(self, kind: str | None) -> str:
-        """Tells data sets apart.
+        """A digest that tells data sets apart.
 
         Arguments:
             kind: EVERYTHING or SAMPLE (64 instances). None is what tapes of earlier versions have:
@@ -218,7 +218,7 @@ class Instances:
             yield ids.numpy(), tree_map(lambda t, rows=rows: self._convert(t[rows]), self.stored)
 
     def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
-        """The ids as int64 [n], or an error that calls them `what`. Texts become their numbers."""
+        """The ids as int64 [n], or an error that calls them `what`. Text ids become numbers."""
         return check_ids(number_keys(self.source, ids), self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
@@ -242,7 +242,7 @@ class Instances:
         except (LookupError, TypeError) as error:
             raise BadInput(
                 f"The data set of {self.count} instances does not give instance {i} "
-                f"({type(error).__name__}: {error}). Instances are known by their index, from 0 on."
+                f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
             ) from error
 
     def _move(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -306,7 +306,7 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     if array.ndim > 1:
         raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
-        hint = " Texts are known where train_set= is given." if array.dtype.kind == "U" else ""
+        hint = " Ids that are texts need train_set=." if array.dtype.kind == "U" else ""
         raise BadInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
@@ -335,7 +335,7 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
         return None
     convert = lambda t: _as_tensor(t) if isinstance(t, (np.ndarray, Tensor)) else t
     with warnings.catch_warnings():
-        # nor do we write into it
+        # harmless: dross does not write into it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         x, y = (tree_map(convert, part) for part in source)
     leaves = tree_leaves((x, y))
@@ -353,12 +353,12 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(t)
     except TypeError:
         raise BadInput(
-            f"An array of type {t.dtype} cannot be learnt from: dross computes with numbers. Turn "
+            f"An array of type {t.dtype} cannot be used: dross computes with numbers. Turn "
             "texts into numbers first: a class becomes its index."
         ) from None
 
 
-class indexed(Dataset):  # a verb where it is used: DataLoader(dross.indexed(train_set))
+class indexed(Dataset):  # lower case, as it is used like a function: dross.indexed(train_set)
     """The same data set with each instance's id in front: (id, x, y).
 
     Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader

@@ -1,7 +1,7 @@
 """One number per instance that says what it looked like: noted while recording, compared on replay.
 
-A data set that is held in memory is digested as a whole. Of any other, and of the batches of a loop
-of the user's own, each instance is hashed as it comes by, before any augmentation:
+A data set that is held in memory is digested as a whole. Of any other, and of the batches of the
+user's own loop, each instance is hashed when it is read, before any augmentation:
 
     hash_i = sum over leaves of  factor * (start + sum over k of  weight_k * word_ik)   mod 2^64
 
@@ -35,8 +35,8 @@ def hash_instances(pair: tuple[Any, Any] | list[Any]) -> np.ndarray | None:
     """The hash of each instance of a batch, int64 [B].
 
     Arguments:
-        pair: x and y, floating point in the model's type. What is no tensor is left out. Or a list
-            of items, where a collator pads them: an item looks the same in every batch.
+        pair: x and y, floating point in the model's type; anything but tensors is left out. Or a
+            list of items, where a collator pads them: an item looks the same in every batch.
 
     Returns:
         None where a tensor does not have one row per instance.
@@ -73,8 +73,8 @@ def _hash_rows(name: str, t: Tensor) -> Tensor:
     words = rows.view(torch.int32)
     # by the size, not the shape: a loop may flatten what the data set has as a picture
     weights, start = _constants(name, t.dtype, size, words.shape[1], t.device)
-    # products of 32-bit words and 64-bit weights: were the words as long as the weights, the
-    # highest bits of two of them would cancel, so that two changed signs went unnoticed
+    # products of 32-bit words and 64-bit weights: if the words were as long as the weights, the
+    # highest bits of two of them would cancel, and two changed signs would go unnoticed
     return (words * weights).sum(1) + start
 
 
@@ -107,16 +107,16 @@ class HashNotes:
     """What the instances of a run looked like when it was recorded.
 
     An instance is seen when a batch is looked up, and noted once a step with it is recorded: what
-    no step of the tape has used may still be mended. What is noted first stays, because every step
-    of the tape has to be replayed; where a tape forgets its first epochs, what is noted last.
+    no step of the tape has used may still be corrected. The first note stays, because every step of
+    the tape has to be replayed; where a tape forgets its first epochs, the last note counts.
     """
 
     def __init__(self, noted: tuple[np.ndarray, np.ndarray] | None = None, *, renew: bool = False):
-        """Go on from what has been noted.
+        """Start from what has been noted.
 
         Arguments:
             noted: ids and hashes of a tape that is continued, in the order of its files.
-            renew: whether an instance that has changed is noted anew.
+            renew: whether an instance that has changed is noted again.
         """
         self.renew = renew
         self.values = np.zeros(0, dtype=np.int64)  # by id
@@ -129,7 +129,7 @@ class HashNotes:
             self._order = [ids]
 
     def __len__(self) -> int:
-        """How many notes there are; an instance that was noted anew counts again."""
+        """How many notes there are; an instance that was noted twice counts twice."""
         return sum(len(ids) for ids in self._order)
 
     def wants(self, ids: np.ndarray) -> bool:
@@ -171,7 +171,7 @@ class HashNotes:
         new = ids[self.known[ids] == _SEEN]
         if len(new):
             new = np.unique(new)
-            # in this order, Ctrl-C between the two leaves an id twice and none out
+            # in this order, Ctrl-C between the two lines may note an id twice, but loses none
             self._order.append(new)
             self.known[new] = _RECORDED
 
@@ -236,7 +236,7 @@ def _other_instances(ids: np.ndarray) -> TapeMismatch:
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
     which = f"Instance {named} has" if len(ids) == 1 else f"Instances {named}{more} have"
     return TapeMismatch(
-        f"{which} other inputs or labels in this data set than the run was trained on. Pass the "
-        "same data set and no random transforms of your own: an instance must look the same "
-        "twice. The tape is as it was; put the data back, or record the run again."
+        f"{which} other inputs or labels in this data set than when the run was trained. Pass the "
+        "same data set, without random transforms of your own: an instance must look the same "
+        "every time. The tape is unchanged: restore the data, or record the run again."
     )

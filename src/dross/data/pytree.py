@@ -21,7 +21,7 @@ def map_pair(change: Callable[[Any], Any], pair: tuple[Any, Any]) -> tuple[Any, 
 def flatten(values: Iterable[Any]) -> tuple[list[Tensor], tuple]:
     """The tensors among the values and in their dicts, and the form of the values.
 
-    What is no tensor is part of the form. Dicts are taken by name, because a state that was read
+    Anything else is part of the form. Dicts are taken by name, because a state that was read
     from a file has its buffers in another order.
     """
     tensors: list[Tensor] = []

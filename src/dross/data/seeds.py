@@ -11,7 +11,7 @@ _MASK = (1 << 64) - 1
 def mix_seeds(*parts: int) -> int:
     """One 63-bit seed from several integers, by splitmix64 over each.
 
-    Near inputs give unrelated streams.
+    Even close inputs give unrelated streams.
     """
     value = 0
     for part in parts:

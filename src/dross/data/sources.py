@@ -37,8 +37,8 @@ class DictPairs:
 class KeyedPairs:
     """An iterable data set of (id, x, y), read once.
 
-    Whole numbers as ids must be 0..N-1, in any order. Texts are put into their alphabetical order,
-    and `keys` has them.
+    Whole numbers as ids must be 0..N-1, in any order. Texts are sorted alphabetically and kept in
+    `keys`.
     """
 
     def __init__(self, dataset: Iterable, most_bytes: int):
@@ -47,8 +47,8 @@ class KeyedPairs:
         for key, x, y in _read(dataset):
             if key in found:
                 raise BadInput(
-                    f"The iterable data set gives the id {key!r} twice. Every instance needs an id "
-                    "of its own; one pass gives each of them once."
+                    f"The iterable data set gives the id {key!r} twice. Every instance needs its "
+                    "own id, and one pass must give each instance once."
                 )
             found[key] = (x, y)
             size += sum(
@@ -121,19 +121,19 @@ def _gives_dicts(source: Any) -> bool:
         return False
     try:
         return len(source) > 0 and isinstance(source[0], Mapping)
-    except Exception:  # it is asked again, where its error is reported
+    except Exception:  # it is read again later, and its error is reported there
         return False
 
 
 def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    """x and y of a dict: the one column that is called like a label, and all others."""
+    """x and y of a dict: y is the one column that is named like a label, x all others."""
     columns = {name: value for name, value in row.items() if not str(name).startswith("__")}
     labels = [name for name in _LABELS if name in columns]
     if len(labels) != 1 or len(columns) < 2:
         raise BadInput(
-            f"An instance has the columns {sorted(map(str, columns))}, and which one is the label "
-            f"is not clear: name one of them {_LABELS[0]!r} (rename_column), and leave inputs as "
-            "the others; or pass a data set that gives pairs (x, y)."
+            f"An instance has the columns {sorted(map(str, columns))}, and it is not clear which "
+            f"one is the label: name one of them {_LABELS[0]!r} (rename_column) and keep only "
+            "inputs besides it; or pass a data set that gives pairs (x, y)."
         )
     y = _as_tensor(columns.pop(labels[0]))
     inputs = {name: _as_tensor(value) for name, value in columns.items() if name not in _KEYS}
@@ -165,7 +165,7 @@ def _read(dataset: Iterable) -> Iterator[tuple[Any, Any, Any]]:
             shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
             raise BadInput(
                 "An iterable data set must give (id, x, y), or dicts with '__key__' or 'id': a "
-                f"number from 0 to N-1 or a text that stays the same. Found {shown!r:.80}. Add one "
-                "where the data are read (enumerate), or pass a map-style data set."
+                f"number from 0 to N-1 or a text that stays the same. Found {shown!r:.80}. Add "
+                "an id where the data are read (enumerate), or pass a map-style data set."
             )
         yield key, parts[1], parts[2]

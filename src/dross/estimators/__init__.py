@@ -2,7 +2,7 @@
 
 The sign is that of `dross.Scores` everywhere: **the lowest scores are the ones to remove first**.
 Only the first four estimate a change of the query; the others order the instances by a suspicion of
-their own, which says nothing about its size.
+their own, which says nothing about the size of a change.
 
     Retrace()                the paper's: the run retraced (epochs=1: its last epoch only)
     WithoutHessian()         the same without the Hessian term: TracIn over every step
@@ -32,7 +32,7 @@ from .simple import Random, TrainingLoss
 
 
 class Estimator(Protocol):
-    """What every estimator offers. The classes say what is their own."""
+    """What every estimator offers. Each class describes what is special about it."""
 
     def score(self, run: Run, query: Query) -> Scores:
         """Score every training instance of a run.

@@ -76,7 +76,7 @@ class TracIn:
         """Sum the products of gradients over the ends of all recorded epochs."""
         recording, query = run.recording, as_query(query)
         if "lr" not in recording.optimizer.columns:
-            raise NotSupported("TracIn needs an optimizer with a rate.")
+            raise NotSupported("TracIn needs an optimizer with a learning rate.")
         window = choose_window(recording.tape)
         rows, scalar = [], False
         for epoch in range(window.oldest, window.newest + 1):

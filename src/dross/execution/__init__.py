@@ -1,1 +1,1 @@
-"""Machinery: how the passes over a model are run on a CPU or a GPU."""
+"""How the passes over a model are run on a CPU or a GPU."""

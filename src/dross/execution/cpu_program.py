@@ -37,7 +37,7 @@ class Programs:
         self._written: dict[Any, _Program | None] = {}  # None: it cannot be written down
 
     def forget(self) -> None:
-        """Drop all programs; passes are written down anew."""
+        """Drop all programs; passes are written down again."""
         self._calls, self._written = {}, {}
 
     def are_available(self, tensor: Tensor) -> bool:
@@ -63,7 +63,7 @@ class Programs:
             try:
                 return program(inputs)
             except (RuntimeError, IndexError):
-                return function(batch, *args)  # its message says better what is wrong
+                return function(batch, *args)  # its own error message is clearer
         expected = function(batch, *args)
         if program is not None:
             self._written[key] = program if program.compare(expected, inputs) else None

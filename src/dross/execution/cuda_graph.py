@@ -54,11 +54,11 @@ class Graphs:
     # --- memory -----------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop all graphs and compiled passes; they are made anew."""
+        """Drop all graphs and compiled passes; they are made again."""
         self._calls, self._graphs, self._pool, self._compiled_passes = {}, {}, None, {}
 
     def free_memory(self) -> None:
-        """Free the memory of all graphs; passes are captured anew."""
+        """Free the memory of all graphs; passes are captured again."""
         self._calls, self._graphs, self._pool = {}, {}, None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -179,7 +179,7 @@ class Graphs:
             reason = first_line(error)
         self.uncompiled.add(name)
         warnings.warn(
-            f"The {name} of this model goes on without torch.compile: {reason}.",
+            f"The {name} of this model runs without torch.compile: {reason}.",
             DrossWarning,
             stacklevel=4,
         )
@@ -240,8 +240,8 @@ class Graphs:
         if isinstance(batch, LazyBatches):
             return  # single steps are captured as before
         warnings.warn(
-            f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It goes on "
-            "without one: slower, and the same numbers.",
+            f"The {name} of this model cannot be captured as a CUDA graph ({reason}). It runs "
+            "without one: more slowly, with the same numbers.",
             DrossWarning,
             stacklevel=4,
         )

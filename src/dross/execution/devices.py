@@ -6,11 +6,11 @@ from ..errors import BadInput, first_line
 
 
 def find_device(device: str | torch.device, otherwise: str) -> torch.device:
-    """The device of this name, after it has held a number.
+    """The device of this name, after a check that it can hold a tensor.
 
     Arguments:
         device: Its name, such as `cpu`, `cuda`, `cuda:1` or `mps`.
-        otherwise: What to do where it is not there: a sentence.
+        otherwise: What to do where it is not available: a sentence.
 
     Raises:
         BadInput: there is no such device here.
@@ -20,7 +20,7 @@ def find_device(device: str | torch.device, otherwise: str) -> torch.device:
         torch.zeros(1, device=wanted)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise BadInput(
-            f"The device '{device}' is not there ({first_line(error)}). {otherwise}"
+            f"The device '{device}' is not available ({first_line(error)}). {otherwise}"
         ) from None
     return wanted
 
@@ -33,7 +33,7 @@ def choose_device(device: str | None) -> torch.device:
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    otherwise = "It is cpu, cuda or mps; leave it out for the best that is there."
+    otherwise = "Use cpu, cuda or mps, or leave it out for the best one available."
     found = find_device(device, otherwise)
     if found.type not in ("cpu", "cuda", "mps"):
         raise BadInput(f"Nothing can be trained on the device '{device}'. {otherwise}")

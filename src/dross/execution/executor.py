@@ -198,7 +198,7 @@ class Executor:
         try:
             return action()
         except torch.OutOfMemoryError:
-            if self.graphs.has_graphs:  # `Graphs` frees them, and makes the pass again
+            if self.graphs.has_graphs:  # `Graphs` frees them, and runs the pass again
                 raise
         can_cut = not self.graphs.capturing and self.cuts.can_cut(theta, batch)
         rows = self.cuts.rows(batch) if can_cut else 1
@@ -209,8 +209,8 @@ class Executor:
             rows,
             what=f"instances of a batch at once ({name})",
             free=self.free_memory,
-            advice=f"{size} and one query do not fit. Retrace with group=, or where there is more "
-            "memory.",
+            advice=f"{size} and one query do not fit into memory. Retrace with group=, or on a "
+            "machine with more memory.",
         )
 
     def _pull_together(self, forward_mode: bool, theta, buffers, batch, a_g, a_buffers, hessian):

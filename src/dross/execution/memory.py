@@ -24,7 +24,7 @@ def try_to_fit(
 
     Arguments:
         action: the work, on `size` things at once.
-        size: how many; of one thing there is no half.
+        size: how many; a single thing cannot be halved.
         what: the things, for the warning: "models at once".
         free: frees memory whose contents can be made again.
         may_halve: False where the caller cannot go on with less.

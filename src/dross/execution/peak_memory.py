@@ -1,4 +1,4 @@
-"""How much memory a pass takes beside what was there before it.
+"""How much memory a pass takes on top of what was held before it.
 
 On a GPU torch's allocator knows. On a CPU the tensors that the pass makes are counted, from the
 operation that makes each until it is freed: what a processor's libraries take for themselves is not
@@ -23,7 +23,7 @@ def measure_peak(pass_: Callable[[], Result], device: torch.device) -> tuple[Res
 
     Arguments:
         pass_: runs it.
-        device: where it runs. Elsewhere than on a GPU it is run under a dispatch mode, which costs
+        device: where it runs. Anywhere but on a GPU it runs under a dispatch mode, which costs
             time.
     """
     if device.type == "cuda":

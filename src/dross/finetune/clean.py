@@ -62,8 +62,8 @@ def clean_chats(
 ) -> Project:
     """Find the examples that make a fine-tuned language model worse.
 
-    The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
-    result. A call that was stopped goes on when it is made again with the same arguments.
+    The input is never touched. `dross review`, `dross judge` and `dross export` continue from the
+    result. A call that was stopped continues when it is made again with the same arguments.
 
     Arguments:
         data: a .jsonl or .parquet file. Each row has `messages` ([{"role", "content"}, ...]), or a
@@ -84,10 +84,10 @@ def clean_chats(
         epochs, batch_size: for training.
         seed: decides the split, adapters and the order of the examples.
         device: `cpu` or `cuda`. By default a GPU if there is one, and else the CPU.
-        yes: begin although it takes more than an hour.
+        yes: start even if it takes more than an hour.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
-        say: a function that gets a sentence about each stage; by default nothing is said.
+        say: a function that gets a sentence about each stage; by default none is called.
 
     Returns:
         The project in the folder `out`.
@@ -96,7 +96,7 @@ def clean_chats(
         BadInput: the data, the model or an argument cannot be used, a package is missing, or it
             takes more than an hour without `yes`.
         NotSupported: the model is quantized, or cannot be differentiated twice.
-        DataUnavailable: the model is not here and cannot be fetched.
+        DataUnavailable: the model is not on this machine and cannot be fetched.
         NotFinite: training diverges.
         StorageFailed: the folder cannot be written.
 
@@ -176,7 +176,7 @@ class _Job:
         store = self._store(begun, "plans")
         store.begin()
         found = compete(tuner, train, validation, scored, store, **how)
-        self.say(f"Tried {len(found.tried)} plans of what to leave out.")
+        self.say(f"Tried {len(found.tried)} plans for what to leave out.")
         seconds = time.monotonic() - started
         project = write_project(self.folder, examples, scored, found, copies, begun, seconds)
         report_plan(project.recommended)
@@ -190,7 +190,7 @@ class _Job:
         check_affordable(cost, tuner, count, yes=yes)
 
     def _store(self, begun: dict[str, Any], what: str) -> ResultStore:
-        """Results of this very job, so that one that was stopped goes on."""
+        """The results of exactly this job, so that a stopped one continues."""
         settings = {"what": what, "job": json.loads(json.dumps(begun))}
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         return ResultStore((self.folder / "trials" / name).absolute(), settings)
@@ -236,6 +236,6 @@ def make_tuner(
 ) -> Tuner:
     """What fine-tunes the model on the examples."""
     if not loaded.trained:
-        raise BadInput(f"Nothing of {options.model} is trained: all its weights are frozen.")
+        raise BadInput(f"Nothing in {options.model} can be trained: all its weights are frozen.")
     count = len(examples.parts["train"])
     return Tuner(loaded, examples.encoded.examples, options, count, device)

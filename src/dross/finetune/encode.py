@@ -1,4 +1,4 @@
-"""Conversations as tokens: what the model reads, and which tokens it is to learn."""
+"""Conversations as tokens: what the model reads, and which tokens it learns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Encoded:
 
 
 def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) -> Encoded:
-    """Write conversations as the model's chat template has them, and cut them to tokens.
+    """Write conversations with the model's chat template, and split them into tokens.
 
     Arguments:
         chats: The conversations.
@@ -59,7 +59,7 @@ def _note(count: int, left: int, cut: int, limit: int) -> list[str]:
     note = f"{cut:,} of {count:,} texts are longer than {limit:,} tokens and are cut there."
     if count > left:
         note += (
-            f" Of {count - left:,} of them nothing of the answer is left: they are left out of "
+            f" In {count - left:,} of them, nothing of the answer is left: they are left out of "
             "everything but the export."
         )
     return [note]
@@ -76,7 +76,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
             after = _render(chat, messages[: k + 1], tokenizer, prompt=False)
             if text.startswith(before) and text.startswith(after):
                 learnt.append((len(before), len(after)))
-    if not learnt:  # a template that writes earlier turns otherwise: the last one is learnt
+    if not learnt:  # a template that writes earlier turns differently: the last one is learnt
         start = text.rfind(chat.response)
         if start < 0:
             raise BadInput(
@@ -109,7 +109,7 @@ def _tokenize(
 
 
 def _cut(text: str, ends: list[int]) -> list[str]:
-    """The text of each token. A letter that several tokens make up is that of the first."""
+    """The text of each token. A letter that several tokens make up belongs to the first."""
     pieces, start = [], 0
     for end in ends:
         pieces.append(text[start : max(start, end)])

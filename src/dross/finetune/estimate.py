@@ -13,7 +13,7 @@ _TIMED = 4  # steps, after a first one that is not
 _RETRACE = 6.0  # times a training: a retrace by token for two numbers, and its replay
 _STATE = 12  # bytes of a parameter in a state: itself and two of Adam
 _KEPT_WHOLE = 128e6  # bytes of states that a tape keeps without checkpoints
-LONG = 3600.0  # seconds: more is not begun without --yes
+LONG = 3600.0  # seconds: what takes longer is not started without --yes
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None
         ways.append("--lora 8 --last-layers 2, which trains adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise BadInput(
-        f"This takes about {_duration(cost.seconds)} {where}, and dross begins nothing that takes "
-        f"more than an hour unasked. Pass --yes to begin. What fits into an hour: "
+        f"This takes about {_duration(cost.seconds)} {where}. dross starts nothing that takes more "
+        f"than an hour unless told to: pass --yes. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
 

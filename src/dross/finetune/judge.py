@@ -1,4 +1,4 @@
-"""The verdict of a project of chats: fine-tuned anew with, without, and without as many at random.
+"""The verdict of a project of chats: fine-tuned before, after, and without as many at random.
 
 For each fresh seed three models start from the same weights and take the same number of steps. They
 are compared by their loss and their expected error on the test part, example by example.
@@ -91,7 +91,7 @@ def _reopen(
     known = {field.name for field in fields(ChatOptions)}
     if not isinstance(said, dict) or set(said) != known:
         raise TapeDamaged(
-            f"{project.folder / ABOUT} does not say its options as dross does. {MEND}"
+            f"{project.folder / ABOUT} does not list its options as dross writes them. {MEND}"
         )
     options = ChatOptions(**said)
     loaded = load(options)

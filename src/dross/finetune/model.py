@@ -1,4 +1,4 @@
-"""Load the model and its tokenizer, and refuse by a sentence what cannot be scored."""
+"""Load the model and its tokenizer, and refuse with a clear message what cannot be scored."""
 
 import json
 import warnings
@@ -91,7 +91,7 @@ def _load(options: ChatOptions) -> Loaded:
         model = _load_adapter(folder)
         if options.lora is not None or options.last_layers is not None:
             raise BadInput(
-                f"{folder} is an adapter, and that is what is trained on: leave out --lora and "
+                f"{folder} is an adapter, which is trained further: leave out --lora and "
                 "--last-layers, or give its base model."
             )
     else:
@@ -130,19 +130,19 @@ def _load_model(name: str) -> Any:
         model = with_kernel("sdpa")
     except ValueError as error:
         if "attention" not in str(error):
-            raise BadInput(f"{name} is no model of text: {first_line(error)}") from None
+            raise BadInput(f"{name} is not a text model: {first_line(error)}") from None
         model = with_kernel("eager")
     return model if gguf is None else _as_whole(model)
 
 
 def _as_whole(model: Any) -> Any:
-    """A model whose GGUF weights were read as whole ones: Trainer takes its word that they are not.
+    """A model whose GGUF weights were read in full precision, no longer marked as quantized.
 
     Raises:
         NotSupported: they are not.
     """
     if not all(parameter.is_floating_point() for parameter in model.parameters()):
-        raise NotSupported(f"The GGUF file could not be read as whole weights. {_WHOLE}")
+        raise NotSupported(f"The GGUF file could not be read in full precision. {_WHOLE}")
     for holder, name in (
         (model, "is_quantized"),
         (model, "hf_quantizer"),
@@ -164,7 +164,7 @@ def _load_adapter(folder: Path) -> Any:
         model = _load_model(base)
     except NotSupported as error:
         raise NotSupported(
-            f"{folder} is an adapter over a base that cannot be differentiated. {error}"
+            f"{folder} is an adapter for a base model that cannot be differentiated. {error}"
         ) from None
     return _import_peft().PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
@@ -177,7 +177,7 @@ def _locate(name: str) -> tuple[str, str | None]:
     elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
         found = sorted(path.glob("*.gguf"))
         if not found:
-            raise BadInput(f"{name} has neither config.json nor a .gguf file: it is no model.")
+            raise BadInput(f"{name} is not a model: it has neither config.json nor a .gguf file.")
     else:
         return name, None
     try:
@@ -212,12 +212,12 @@ def _check_not_quantized(name: str, config: Any) -> None:
     method = said.get("quant_method") or "an unknown method"
     raise NotSupported(
         f"The weights of {name} are quantized ({getattr(method, 'value', method)}): they are "
-        f"whole numbers and have no derivative, so that no example has a score. {_WHOLE}"
+        f"whole numbers and have no derivative, so no example can have a score. {_WHOLE}"
     )
 
 
 def _digest(model: Any) -> str:
-    """Of a sample of every weight: enough to tell another model, quick for a large one."""
+    """Of a sample of every weight: enough to recognize another model, quick for a large one."""
     from ..data.tensor_digests import digest_tensors
 
     sample = lambda t: t.detach().flatten()[:: 1 + t.numel() // 4096].float().cpu().contiguous()
@@ -232,7 +232,7 @@ def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = list(max(stacks, key=len, default=()))
     if not layers:
-        raise NotSupported(f"{options.model} has no stack of layers to train the last of.")
+        raise NotSupported(f"{options.model} has no stack of layers for --lora or --last-layers.")
     return layers if options.last_layers is None else layers[-options.last_layers :]
 
 
@@ -305,8 +305,8 @@ def _load_tokenizer(options: ChatOptions) -> Any:
         tokenizer.chat_template = template
     if not tokenizer.chat_template:
         raise BadInput(
-            f"The tokenizer of {options.model} has no chat template, so that it is not known how a "
-            "conversation is written for this model. Use the instruct version of the model, give "
+            f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
+            "write a conversation for this model. Use the instruct version of the model, give "
             "a file with a template (--template FILE), or pass --template plain: the prompt, a "
             "line end, the response."
         )

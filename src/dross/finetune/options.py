@@ -29,16 +29,16 @@ class ChatOptions:
     batch_size: int = 8
 
     def __post_init__(self):
-        why = "each fine-tunes the model anew"
+        why = "each goes through all examples again"
         check_count(self.runs, "runs", at_most=_MAX_RUNS, because=why)
         check_count(self.epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
         check_count(
-            self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="it is one step"
+            self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
         )
         for name in ("lora", "last_layers", "max_tokens"):
             value = getattr(self, name)
             if value is not None:
-                check_count(value, name, at_most=_MAX_TOKENS, because="no model has as many")
+                check_count(value, name, at_most=_MAX_TOKENS, because="no model has that many")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise BadInput(f"A rate must be above 0, not {self.rate}.")
 

@@ -121,7 +121,7 @@ def prepare_examples(
 
 
 def _name_part(part: str, chats: list[Chat]) -> list[Chat]:
-    """Rows of other files say which part they are of."""
+    """Rows of other files say which part they belong to."""
     if part == "train":
         return chats
     return [replace(chat, name=f"{part}: {chat.name}") for chat in chats]

@@ -149,7 +149,7 @@ class _Contest:
         self.seeds += 1
 
     def _errors(self, removed: np.ndarray, advance: Advance) -> np.ndarray:
-        """How wrong a model is about each validation example that learns all but these."""
+        """How wrong a model that learns all but these is about each validation example."""
         number, self.pieces = self.pieces, self.pieces + 1
         kept = self.store.get(number)
         if kept is None:

@@ -29,7 +29,7 @@ _RUNS = 11  # the stream of seeds of recorded runs
 
 @dataclass(frozen=True)
 class ChatScores:
-    """What R recorded fine-tunings say of N training examples."""
+    """What R recorded fine-tunings say about N training examples."""
 
     tokens: np.ndarray  # float64 [R, 2, tokens]: of every learnt token, for either half
     starts: np.ndarray  # int64 [N + 1]: where each example's tokens begin
@@ -55,7 +55,7 @@ class ChatScores:
         return self.by_run.mean(0)
 
     def token_effects(self) -> list[np.ndarray]:
-        """Of each example the scores of its learnt tokens, which add up to its own."""
+        """The scores of each example's learnt tokens, which add up to the example's own."""
         effects = np.einsum("rhn,h->n", self.tokens, self.weights) / len(self.tokens)
         return np.split(effects, self.starts[1:-1])
 

@@ -61,7 +61,7 @@ class Tuner:
         return sum(p.numel() for p in self._start.values())
 
     def reset(self, seed: int) -> None:
-        """Go back to the start; new adapters are drawn anew."""
+        """Go back to the start; new adapters are drawn again."""
         with torch.no_grad():
             for name, parameter in self.loaded.trained.items():
                 parameter.copy_(self._start[name])
@@ -88,7 +88,7 @@ class Tuner:
             yield trainer
 
     def measure(self, ids: Sequence[int]) -> np.ndarray:
-        """Of each example the mean over its learnt tokens, float64 [2, examples].
+        """For each example the mean over its learnt tokens, float64 [2, examples].
 
         The loss, and the error: 1 - p(token).
         """
@@ -147,7 +147,7 @@ class Tuner:
 
     @cached_property
     def _tokens(self) -> float:
-        """Of a usual example."""
+        """The mean length of an example, in tokens."""
         return float(np.mean([len(example["input_ids"]) for example in self.examples]))
 
     @cached_property
@@ -177,7 +177,7 @@ class Tuner:
     def _check_finite(self) -> None:
         if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
             raise NotFinite(
-                f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: its weights are "
+                f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
                 "not finite. Pass a lower --rate."
             )
 

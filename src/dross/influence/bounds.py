@@ -30,7 +30,7 @@ class ErrorBound:
     """Theorem 1, per training instance."""
 
     bound: np.ndarray  # float64 [N]: the error of the estimate is at most this
-    largest: np.ndarray  # float64 [N]: h_j(lambda); the estimate and the truth are no longer
+    largest: np.ndarray  # float64 [N]: h_j(lambda): neither estimate nor truth is longer than it
     visits: np.ndarray  # int64 [N]: how often it was used; where once, the bound is the paper's
 
 
@@ -43,8 +43,8 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
 
     Arguments:
         run: a run of plain SGD, without momentum, weight decay, clipping or BatchNorm.
-        strong: the paper's lambda > 0: no eigenvalue of the instances' Hessians is less.
-        smooth: the paper's Lambda: none is more (the penalty included).
+        strong: the paper's lambda > 0: no eigenvalue of the instances' Hessians is smaller.
+        smooth: the paper's Lambda: none is larger (the penalty included).
 
     Returns:
         ErrorBound: arrays [N], one number per training instance.

@@ -171,7 +171,7 @@ def leave_one_out(
 def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
     """The ids of each group, without repetitions."""
     if not isinstance(groups, Iterable):
-        raise BadInput(f"groups is a list with one list of ids per run, not {groups!r}.")
+        raise BadInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
     checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
     if not checked:
         raise BadInput("There is nothing to compute: pass at least one group of instance ids.")
@@ -181,7 +181,7 @@ def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
 def _check_absent(absent: str) -> str:
     if absent not in ABSENT:
         ways = "; ".join(f"{name}: {meaning}" for name, meaning in ABSENT.items())
-        raise BadInput(f"absent='{absent}' is not a way to be absent. Choose: {ways}.")
+        raise BadInput(f"absent='{absent}' is not known. Choose one of these: {ways}.")
     return absent
 
 
@@ -197,8 +197,8 @@ def _sweep(
 ) -> list[dict[str, Tensor]]:
     """The results of all groups, in order.
 
-    The pieces do not depend on the number of workers: any number gives the same bits, and continues
-    what another number has left.
+    The pieces do not depend on the number of workers: any number gives the same bits, and can
+    continue what another number left unfinished.
     """
     even = -(-len(groups) // _PIECES)
     size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))

@@ -109,8 +109,9 @@ class _Attempt:
 
 def _warn_of_one_by_one(error: Exception, count: int) -> None:
     warnings.warn(
-        f"This model cannot be run many at once ({first_line(error)}): {count} counterfactual runs "
-        "will be done one after the other, which takes longer and gives the same numbers.",
+        f"Many copies of this model cannot run at once ({first_line(error)}): {count} "
+        "counterfactual runs will be done one after the other, which takes longer and gives the "
+        "same numbers.",
         DrossWarning,
         stacklevel=3,
     )
@@ -259,7 +260,7 @@ class CounterfactualRuns:
         own = state.map(lambda t: t[0])
         _, alone, _ = take_step(executor, optimizer, own, step, batches, w)
         if not is_close(g[0], alone, OTHER_ORDER):
-            raise RuntimeError("inside vmap it takes another step than alone")
+            raise RuntimeError("inside vmap it takes a different step than alone")
         return size(alone, OTHER_ORDER) > 0
 
 
@@ -268,7 +269,7 @@ def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
 
 
 def _check_finite(state: State) -> State:
-    if not bool(torch.isfinite(state.theta).all()):  # nan persists: the end tells
+    if not bool(torch.isfinite(state.theta).all()):  # nan persists, so the end is enough
         raise NotFinite(
             "A counterfactual run diverged: its parameters are not finite at the end. Lower the "
             "rate of the run."

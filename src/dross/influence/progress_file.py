@@ -102,15 +102,15 @@ class ProgressFile:
 
 
 def progress_folder(resume: str | os.PathLike | bool | None, tape: Path | str) -> Path | None:
-    """The folder that progress is kept in, as `Run.influence` is asked for it."""
+    """The folder that progress is kept in, from the `resume` argument of `Run.influence`."""
     if resume is None or resume is False:
         return None
     if resume is not True:
         return Path(check_folder(resume, "resume"))
     if is_url(tape):
         raise BadInput(
-            f"resume=True keeps progress beside the tape, and {tape} can only be read. Give a "
-            "folder: resume='folder'."
+            f"resume=True keeps progress in the tape's folder, but {tape} can only be read. Give "
+            "a folder: resume='folder'."
         )
     return Path(tape)
 

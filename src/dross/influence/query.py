@@ -206,7 +206,7 @@ def sketch_derivative(seed: Derivative) -> list[float]:
 
 
 def sampled_every(numbers: int) -> int:
-    """Every how many-th number of a derivative is looked at."""
+    """n, where every n-th number of a derivative is sampled."""
     return 1 + numbers // _MAX_SKETCHED
 
 

@@ -131,7 +131,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
 
     Returns:
         A query of one number per instance and output, by instance, then by output: M numbers with
-        `index`, M times the number of outputs without.
+        `index`, M times the number of outputs without it.
 
     Raises:
         BadInput: where there is no output `index`, once the query is asked.

@@ -64,7 +64,7 @@ def retrace(
             continues from there, to the same bits.
         group: a torch.distributed group whose ranks share the work; all of them call this, and all
             get the scores.
-        sharded: let each of these ranks hold a shard of every state and adjoint only.
+        sharded: let each of these ranks hold only a shard of every state and adjoint.
         progress: show a bar.
         of: MODEL, or AVERAGE for the averaged weights.
 
@@ -150,7 +150,7 @@ def _sketch(seed: Derivative, ranks: Reducer) -> list[float]:
 def _asked(
     recording: Recording, window: Window, of: str, *, show: bool
 ) -> tuple[Average | None, State]:
-    """The average if it is asked, and the state that the query looks at."""
+    """The average if it is asked for, and the state that the query looks at."""
     if isinstance(recording.reducer, ShardReducer):
         prepare_shards(recording, window.first, window.stop, show=show)
     if not check_of(of):
@@ -185,7 +185,7 @@ def _lengths(adjoint: Derivative, ranks: Reducer) -> Tensor:
 def _growth(before: Tensor, after: Tensor) -> float:
     """How many times longer an adjoint became on its way back; the most of all queries.
 
-    A run that magnifies changes a hundredfold is not followed by first-order scores
+    First-order scores do not follow a run that magnifies changes a hundredfold
     (docs/results/language-models.md).
     """
     return float((after / before.clamp_min(torch.finfo(before.dtype).tiny)).max())

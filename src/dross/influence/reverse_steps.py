@@ -104,7 +104,7 @@ def reverse_steps(
 def _parts(recording: Recording, block: Block, *, alone: bool) -> list[slice]:
     if not block.steps:
         return []
-    # ranks exchange sums in every step, and a pull in float16 looks whether it was finite
+    # ranks exchange sums in every step, and a pull in float16 checks whether it was finite
     looks = recording.objective.precision.narrow is torch.float16
     if alone or recording.reducer.size > 1 or looks:
         return [slice(k, k + 1) for k in range(len(block.steps))]

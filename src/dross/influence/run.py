@@ -40,8 +40,8 @@ class Run:
         scores.most_harmful(10)
         run.verify(scores, dross.mean_loss((X_val, y_val)))
 
-    Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`. N is the number of its
-    training instances, which are known by their index; len(run) gives it.
+    Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`. N = len(run) is its
+    number of training instances; an instance's id is its index.
     """
 
     recording: Recording
@@ -66,10 +66,10 @@ class Run:
             model: the model as it was built. Its own weights do not matter, and may be on the meta
                 device; frozen ones must be there.
             train_set: the data set that it was trained on.
-            loss: the loss, by name or as the function that it was.
+            loss: the loss, by name or as the same function.
             penalty: the penalty, where there was one.
             augment: the augmentation, where there was one.
-            progress: show bars for what takes long.
+            progress: show progress bars for long operations.
 
         Returns:
             The run. Where its recording was interrupted, it ends there, with a warning.
@@ -83,8 +83,8 @@ class Run:
         opened = recording.tape
         if not opened.complete:
             warnings.warn(
-                f"The tape at {tape} is not complete: it holds {opened.length}. Scores "
-                "are of the model at that point; continue the run with resume=True.",
+                f"The tape at {tape} is not complete: it holds {opened.length}. Scores are "
+                "for the model at that point; continue the run with resume=True.",
                 DrossWarning,
                 stacklevel=2,
             )
@@ -186,8 +186,8 @@ class Run:
             sharded: let each of these ranks hold only its shard of the states, of the optimizer's
                 memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
             of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
-            memory: bytes for states, adjoints, scores and passes together. Queries, instances of a
-                batch and states at once are then chosen by `plan`, which measures one step first.
+            memory: bytes for states, adjoints, scores and passes together. `plan` then measures one
+                step and chooses how many queries, instances and states are handled at once.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -232,7 +232,7 @@ class Run:
             query, epochs, memory: as for `influence`.
 
         Raises:
-            BadInput: where the query does not fit the model, or no way fits into the memory.
+            BadInput: where the query does not fit the model, or the memory is too small.
         """
         return self._plan(as_query(query), epochs, None, MODEL, memory)[0]
 
@@ -253,7 +253,7 @@ class Run:
 
     def _check_at(self, of: str, at: int | None) -> None:
         if check_of(of) and at not in (None, self.steps):
-            raise BadInput("The average is known at the end of the run: leave `at` out.")
+            raise BadInput("The average is known only at the end of the run: leave `at` out.")
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
@@ -377,7 +377,7 @@ class Run:
         if actual.shape != scores.values[..., ids].shape:
             raise BadInput(
                 f"The query has {actual.shape[:-1]} values and the scores "
-                f"{scores.values.shape[:-1]}: they belong to other data."
+                f"{scores.values.shape[:-1]}: they are for different data."
             )
         return compare(ids, scores.values[..., ids], actual)
 

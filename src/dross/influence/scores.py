@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _FORMATS = (".parquet", ".csv", ".safetensors")
 _SHOWN = 5  # rows in a notebook
 _DIGEST = "digest"  # of the numbers, in the files that carry one
-# what every file says of the scores; the sketch of the query is missing in older files
 WILD_GROWTH = 12.0  # of the adjoint: above it, first order does not follow a run
+# what every file says about the scores; older files lack the sketch of the query
 _NEEDED = ("query", "first_epoch", "at", "hessian", "details")
 
 
@@ -62,8 +62,8 @@ class Scores:
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
             raise BadInput(
-                f"Scores are [N] or [Q, N] with one axis more by epoch, not {self.values.shape}, "
-                f"{self.by_epoch.shape}."
+                f"values must be [N] or [Q, N], and by_epoch has one axis more; found "
+                f"{self.values.shape} and {self.by_epoch.shape}."
             )
 
     def __len__(self) -> int:
@@ -88,9 +88,9 @@ class Scores:
 
     @property
     def trust(self) -> str | None:
-        """What the run itself says about first order, without retraining. None: nothing is known.
+        """How far the scores can be trusted, judged from the run alone. None: nothing is known.
 
-        `Run.verify` measures it, by retraining.
+        `Run.verify` measures it by retraining.
         """
         growth = self.details.get("adjoint_growth")
         return None if growth is None else describe_growth(growth)
@@ -181,7 +181,7 @@ class Scores:
             BadInput: where fewer epochs were retraced.
         """
         if not 1 <= epochs <= self.by_epoch.shape[-2]:
-            raise BadInput(f"There are {self.by_epoch.shape[-2]} epochs, not {epochs}.")
+            raise BadInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
         first = self.first_epoch + self.by_epoch.shape[-2] - epochs
         return replace(self, values=part.sum(-2), by_epoch=part, first_epoch=first)
@@ -314,14 +314,14 @@ class Scores:
 
 
 def describe_growth(growth: float) -> str:
-    """What it says of the scores how many times a run magnified a change.
+    """What the growth of a small change during a run says about the scores.
 
-    Of 18 runs that did so more than 12 times, none had scores that ranked random subsets as
-    retraining does (rank correlation at most 0.51). Less growth is no proof of the opposite.
+    Of 18 runs that magnified it more than 12 times, none had scores that ranked random subsets as
+    retraining does (rank correlation at most 0.51). Less growth does not prove the opposite.
     docs/results/language-models.md has the runs.
 
     Arguments:
-        growth: the length of the adjoint before the first step by that after the last.
+        growth: the length of the adjoint before the first step, divided by that after the last.
     """
     times = f"{growth:,.0f}" if growth >= 10 else f"{growth:.1f}"
     if growth > WILD_GROWTH:
@@ -330,8 +330,8 @@ def describe_growth(growth: float) -> str:
             "little about what retraining would do. Lower the rate, or train for fewer steps."
         )
     return (
-        f"By its end the run magnifies a small change {times} times, which leaves room for scores "
-        "that hold. Run.verify measures whether these do."
+        f"By its end the run magnifies a small change {times} times, so the scores may be "
+        "reliable. Run.verify measures whether they are."
     )
 
 
@@ -344,7 +344,7 @@ def _check_count(m: int) -> int:
 def _check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in _FORMATS:
-        raise BadInput(f"{path}: scores are kept as {', '.join(_FORMATS)}.")
+        raise BadInput(f"{path} must end in one of {', '.join(_FORMATS)}.")
     return path
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
 
 _EXTREMES = 10  # the paper's choice: the ten largest and the ten smallest
-# from which tau on, and what it means
+# the lowest tau of each verdict, and what it means
 _VERDICTS = (
     (0.8, "the scores put them in nearly the true order; trust the ranking"),
     (
@@ -46,7 +46,7 @@ class Verification:
     instances: np.ndarray  # int64 [K]: the ids that were checked
     estimated: np.ndarray  # float64 [K], or [Q, K]: their scores
     actual: np.ndarray  # in the same shape: the true changes by counterfactual runs
-    tau: float  # Kendall's: how well the order is right
+    tau: float  # Kendall's: how right the order is
     spearman: float  # the correlation of the ranks
     slope: float  # actual per estimated: 1 is the right size
     jaccard: float  # the overlap of the extremes, 0 to 1
@@ -184,11 +184,11 @@ def _sentence(count: int, tau: float, slope: float) -> str:
 def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Derivative]) -> None:
     """Refuse scores of another run or of another query.
 
-    Queries are compared by their derivatives, and by name where scores have no sketch of it.
+    Queries are compared by their derivatives, or by name where scores have no sketch of them.
 
     Arguments:
         scores: what the user gave.
-        query: that they should be of.
+        query: the one that they should be for.
         count: how many instances the run has.
         derive: gives the query's derivative at the state that was asked.
 
@@ -197,7 +197,7 @@ def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Der
     """
     if not isinstance(scores, Scores):
         raise BadInput(
-            "verify takes the Scores of this run and the query they are of, not a "
+            "verify takes the Scores of this run and the query they were computed for, not a "
             f"{type(scores).__name__}."
         )
     if len(scores) != count:

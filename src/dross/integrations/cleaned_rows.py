@@ -49,7 +49,7 @@ class HowToClean:
         is_pair = isinstance(share, tuple) and len(share) == 2
         if not is_pair and not (isinstance(share, (int, float)) and 0 < share < 0.5):
             raise BadInput(
-                "validation is the share of the rows to hold out, between 0 and 0.5, or a "
+                "validation must be the share of the rows to hold out, between 0 and 0.5, or a "
                 f"pair (X, y), not {share!r}."
             )
         if self.plan is not None:
@@ -62,7 +62,7 @@ class HowToClean:
 
 @dataclass(frozen=True)
 class CleanedRows:
-    """What is to be done with which row of X."""
+    """What to do with each row of X."""
 
     plan: KnownPlan | None  # in rows of X
     scores: np.ndarray  # float64 [N]: nan where a row was held out
@@ -74,7 +74,7 @@ class CleanedRows:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The rows to clean, and pairs (X, labels) that are asked about them."""
+    """The rows to clean, and pairs (X, labels) that they are judged by."""
 
     rows: np.ndarray
     validation: tuple[Any, np.ndarray]
@@ -85,8 +85,8 @@ class HeldOut:
 def hold_out(x: Any, labels: np.ndarray, how: HowToClean) -> HeldOut | None:
     """Split the rows; None where there are too few to clean any.
 
-    The test part is as large as the validation part if a verdict is asked for, and else as small
-    as dross.clean takes it, because nothing reads it.
+    The test part is as large as the validation part if a verdict is asked for. Otherwise it is as
+    small as dross.clean accepts, because nothing reads it.
 
     Arguments:
         x: N rows of any kind that scikit-learn can index.

@@ -1,7 +1,7 @@
 """Which instances a DataLoader's batches are made of, without a change to the data.
 
 A loader draws the ids of each batch in the main process, in the order in which the batches come,
-also when its workers run ahead. They are noted as they are drawn, and taken one batch at a time.
+even when its workers run ahead. They are noted as they are drawn, and taken one batch at a time.
 """
 
 from collections import deque
@@ -56,8 +56,8 @@ def note_ids(loader: Any) -> DrawnIds:
     """Note the ids that this loader draws from now on.
 
     Raises:
-        BadInput: for something that is no DataLoader.
-        NotSupported: where batches have no ids, or come in another order than they are drawn.
+        BadInput: for something that is not a DataLoader.
+        NotSupported: where batches have no ids, or do not come in the order they are drawn.
     """
     if not isinstance(loader, DataLoader):
         raise BadInput(

@@ -40,7 +40,7 @@ from .drawn_ids import DrawnIds, note_ids
 class DrossCallback(Callback):
     """Records what a LightningModule is trained with.
 
-    What the loss of each instance is has to be known. Either `training_step` returns it beside the
+    The loss of each instance must be known. Either `training_step` returns it besides the mean
     loss, {"loss": losses.mean(), "losses": losses}; then any weighting of the losses is recorded
     as it was, and a replay calls training_step. Or the callback is given the loss, and the loss
     that training_step returns is its mean over the batch; then a replay calls the module itself,
@@ -120,7 +120,7 @@ class DrossCallback(Callback):
         self._follow_module(trainer, pl_module)
 
     def _follow_module(self, trainer: Any, module: Any) -> None:
-        """Stand beside the module's training_step and the trainer's clip."""
+        """Wrap the module's training_step and the trainer's clip."""
         step, clip = module.training_step, trainer.precision_plugin.clip_gradients
         backward = module.manual_backward
 
@@ -176,8 +176,8 @@ class DrossCallback(Callback):
     def _watch(self, outputs: Any, followed: Followed) -> None:
         if outputs is None:
             raise NotSupported(
-                "training_step returned None, with which Lightning skips a batch: dross cannot "
-                "record that. Leave such instances out of the data set."
+                "training_step returned None, so Lightning skips the batch, which dross cannot "
+                "record. Leave such instances out of the data set."
             )
         losses = outputs.get("losses") if isinstance(outputs, dict) else None
         if losses is not None:
@@ -234,7 +234,7 @@ class DrossCallback(Callback):
         loader = self._loader if loader is None else loader
         if module is None or loader is None:
             raise BadInput(
-                "Nothing was recorded by this callback yet. Call it after trainer.fit, or pass the "
+                "Nothing was recorded by this callback yet. Call trainer.fit first, or pass the "
                 "module and the training loader: recorded_run(module, loader)."
             )
         return Run.open(self.tape, self._replayed(module), self._collated(loader), self._loss)
@@ -275,7 +275,7 @@ def _count_steps(trainer: Any) -> int | None:
 
 def _no_losses() -> BadInput:
     return BadInput(
-        "The loss of each instance is not known. Let training_step return it beside the loss, "
+        "The loss of each instance is not known. Let training_step return it besides the mean, "
         '{"loss": losses.mean(), "losses": losses} with reduction="none", or give it to the '
         'callback: DrossCallback(tape, loss="cross_entropy").'
     )

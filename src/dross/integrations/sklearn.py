@@ -1,4 +1,4 @@
-"""scikit-learn estimators that clean their training data before they learn them.
+"""scikit-learn estimators that clean their training data before they learn from it.
 
 model = make_pipeline(StandardScaler(), CleaningClassifier(LogisticRegression()))
 model.fit(X, y)
@@ -31,7 +31,7 @@ _SEEDS = 2**31 - 1
 
 
 def _wrapped_has(name: str):
-    """Whether the wrapped estimator has a method, or this one has not."""
+    """Whether the wrapped estimator has a method; only then does this one have it."""
 
     def check(self: "_Cleaning") -> bool:
         getattr(self.estimator_ if hasattr(self, "estimator_") else self._unfitted(), name)
@@ -75,13 +75,13 @@ class _Cleaning:
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Clean the data, and fit the estimator on what is left.
 
-        The estimator is fitted on everything first: what it refuses is said before the cleaning
-        begins, and where nothing is to be done that is the result.
+        The estimator is fitted on everything first, so its errors come before the cleaning begins.
+        Where nothing has to be changed, that fit is the result.
 
         Arguments:
             X: a DataFrame, an array or a sparse matrix [N, features], or a list of N texts.
             y: one label for each row.
-            sample_weight: weights [N] for the estimator; the cleaning takes no notice of them.
+            sample_weight: weights [N] for the estimator; the cleaning ignores them.
 
         Returns:
             Itself.
@@ -134,8 +134,8 @@ class _Cleaning:
             return clean_rows(X, labels, held, how)
         warnings.warn(
             f"The {count:,} rows are too few to clean, so {type(self).__name__} has learnt all of "
-            f"them as they are. It cleans from min_rows={self.min_rows} on, if 40 rows are left "
-            "beside those that it holds out.",
+            f"them as they are. It cleans if there are at least min_rows={self.min_rows} rows, and "
+            "40 of them are left besides those that it holds out.",
             DrossWarning,
             stacklevel=3,
         )
@@ -144,7 +144,7 @@ class _Cleaning:
 
     def _how(self) -> HowToClean:
         if not isinstance(self.judge, bool) and self.judge != "estimator":
-            raise BadInput(f"judge is True, False or 'estimator', not {self.judge!r}.")
+            raise BadInput(f"judge must be True, False or 'estimator', not {self.judge!r}.")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(_SEEDS)
@@ -171,7 +171,7 @@ class _Cleaning:
         raise NotImplementedError
 
     def _learn_labels(self, y: np.ndarray) -> np.ndarray:
-        """Labels as dross takes them, after the kinds that there are have been noted."""
+        """Labels as dross takes them, after noting which ones there are."""
         return self._name_labels(y)
 
     def _name_labels(self, y: Any) -> np.ndarray:
@@ -215,7 +215,7 @@ class _Cleaning:
         return self.estimator_.score(X, y, **options)
 
     def __sklearn_tags__(self) -> Any:
-        """scikit-learn's tags: what the wrapped estimator takes, but one label for each row."""
+        """scikit-learn's tags: what the wrapped estimator takes, with one label for each row."""
         from sklearn.utils import get_tags
 
         tags, wrapped = super().__sklearn_tags__(), get_tags(self._unfitted())  # type: ignore[misc]
@@ -243,14 +243,14 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
             out for that alone; the answer is `verdict_`. With "estimator" the wrapped
             estimator is retrained, on the numbers that dross makes of X, instead of dross' model.
         trusted_validation: all labels of the validation part are right.
-        remove_doubted: where a plan is followed, also remove those of the rows that were held out
-            whose labels are likely wrong by models that have not learnt them (`doubted_`). No
+        remove_doubted: where a plan is followed, also remove those of the held-out rows whose
+            labels are likely wrong according to models that have not learnt them (`doubted_`). No
             plan is tried with them, but wrong labels that stay can cost most of what was gained.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
         out: a folder for the project, for `dross review` and the report. It takes one data set:
             leave it out in a cross-validation. What was decided on the page is followed by the next
             fit. By default everything is in a temporary folder.
-        random_state: decides what is held out, and dross' models. None draws another each time.
+        random_state: decides what is held out, and dross' models. None draws a new one each time.
         device: where dross' models are trained: `cpu`, `cuda` or `mps`.
         progress: show progress bars where stderr is a terminal.
         options: further arguments of `dross.clean`, such as {"runs": 2, "model": "linear"}.
@@ -278,7 +278,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
 
     def _learn_labels(self, y: np.ndarray) -> np.ndarray:
         self.classes_ = np.unique(y)
-        names = [str(kind).strip() for kind in self.classes_]  # dross calls classes by texts
+        names = [str(kind).strip() for kind in self.classes_]  # dross names classes by text
         if "" in names or len(set(names)) < len(names):
             names = [f"class {number}" for number in range(len(names))]
         self._names = np.array(names, dtype=object)
@@ -288,7 +288,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         column = _check_column(y)
         unknown = sorted(set(column.tolist()) - set(self.classes_.tolist()))
         if unknown:
-            raise BadInput(f"The validation labels have the class {unknown[0]!r}; y has it not.")
+            raise BadInput(f"The validation labels have the class {unknown[0]!r}; y does not.")
         return self._names[np.searchsorted(self.classes_, column)]
 
     def _read(self, label: str) -> Any:
@@ -298,7 +298,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
 class CleaningRegressor(_Cleaning, RegressorMixin, MetaEstimatorMixin, BaseEstimator):
     """Any regressor of scikit-learn, fitted on data that dross has cleaned.
 
-    Everything is as in `CleaningClassifier`, but `classes_`; the default estimator is Ridge().
+    Everything is as in `CleaningClassifier`, except `classes_`; the default estimator is Ridge().
     """
 
     def _default(self) -> Any:

@@ -64,7 +64,7 @@ class DrossCallback(Callback):
         return self
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        """Stand beside the net's loader, its training step and its criterion."""
+        """Wrap the net's loader, its training step and its criterion."""
         if len(net._optimizers) != 1 or len(net._modules) != 1:
             raise NotSupported(
                 f"The net has {len(net._modules)} modules and {len(net._optimizers)} optimizers; "
@@ -170,7 +170,7 @@ class DrossCallback(Callback):
             BadInput: where nothing was recorded.
         """
         if getattr(self, "recorder_", None) is None:
-            raise BadInput("Nothing was recorded by this callback yet: call it after net.fit.")
+            raise BadInput("Nothing was recorded by this callback yet: call net.fit first.")
         return Run.open(self.tape, self._net.module_, self.source_, InstanceLosses(self._net))
 
     def loss_of(self, X: Any, y: Any) -> Query:

@@ -1,4 +1,4 @@
-"""Trackers of experiments, for `dross.track`. What they need is imported when one is made.
+"""Experiment trackers, for `dross.track`. What they need is imported when one is made.
 
     with SummaryWriter("runs/board") as writer, dross.track(TensorBoard(writer)):
         scores = run.influence(query)
@@ -15,10 +15,10 @@ class TensorBoard:
     """Writes numbers with a SummaryWriter of torch.utils.tensorboard.
 
     Arguments:
-        writer: it is the caller's own, who closes it.
+        writer: the caller's own, to be closed by the caller.
 
     Raises:
-        BadInput: it is no such writer.
+        BadInput: it is not such a writer.
     """
 
     def __init__(self, writer: Any):

@@ -1,4 +1,4 @@
-"""Work that goes on in a thread of its own while the caller goes on."""
+"""Work that runs in its own thread while the caller goes on."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def run_in_background(function: Callable[[], Result], name: str) -> Future[Result]:
-    """Call a function in a new thread. The process does not end before it has.
+    """Call a function in a new thread. The process does not end before the function has.
 
     Arguments:
         function: what is called.

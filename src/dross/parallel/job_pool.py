@@ -64,10 +64,10 @@ def _check_workers(workers: int) -> None:
     from joblib import cpu_count
     from joblib.parallel import get_active_backend
 
-    most, why = _MAX_WORKERS, "no cluster has as many"
+    most, why = _MAX_WORKERS, "no cluster has that many"
     if type(get_active_backend()[0]).__module__ == "joblib._parallel_backends":
         most = max(_MIN_PROCESSES_ALLOWED, _MAX_PROCESSES_PER_CORE * cpu_count())
-        why = "each is a process of this machine with a PyTorch of its own; -1 is one per core"
+        why = "each is a process on this machine with its own PyTorch; -1 is one per core"
     if workers > most:
         raise BadInput(f"n_jobs must be at most {most:,}, not {shorten(workers)}: {why}.")
 
@@ -105,7 +105,7 @@ def sweep(
         progress: whether a progress bar is shown.
 
     Raises:
-        BadInput: `n_jobs` is no number of workers, or the work cannot be pickled.
+        BadInput: `n_jobs` is not a number of workers, or the work cannot be pickled.
         WorkerLost: workers die repeatedly and nothing more gets done.
         TapeMismatch: the store has results of other settings.
     """
@@ -175,9 +175,9 @@ def _run_on_workers(
             done += f" and kept in {store.folder}"
         if failures == _MAX_FAILURES_WITHOUT_PROGRESS:
             raise WorkerLost(
-                f"Workers die again and again, and nothing more gets done ({first_line(failure)}). "
-                f"{done}. The usual cause is memory: take fewer workers at once, and give the same "
-                "call again."
+                f"Workers keep dying, and nothing more gets done ({first_line(failure)}). "
+                f"{done}. The usual cause is memory: use fewer workers, and make the same call "
+                "again."
             ) from failure
         if missing:
             warnings.warn(
@@ -218,9 +218,9 @@ def _dispatch(
 
 @contextmanager
 def _safe_import_path() -> Iterator[None]:
-    """Have processes that are started inside not import from the current folder first.
+    """Inside, new processes do not import from the current folder first.
 
-    loky starts its workers with `python -m`, for which a random.py that happens to lie there is
+    loky starts its workers with `python -m`, which would take a random.py in that folder for
     Python's own. They get this process's sys.path afterwards, so what can be imported here can be
     imported there.
     """

@@ -109,6 +109,6 @@ class ResultStore:
 
 def _other_settings(path: Path) -> TapeMismatch:
     return TapeMismatch(
-        f"{path} holds results of other settings, which must not be mixed. Choose another folder, "
-        "or remove it."
+        f"{path} holds results of other settings, which must not be mixed with these. Choose "
+        "another folder, or delete the old results."
     )

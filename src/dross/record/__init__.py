@@ -1,1 +1,1 @@
-"""Recording a run: the loop of `dross.train`, and loops of the user's own."""
+"""Recording a run: the loop of `dross.train`, and the user's own loops."""

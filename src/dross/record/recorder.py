@@ -2,7 +2,7 @@
 
 The recorder computes the forward pass, hands out one loss per instance and watches what the loop
 does with them (loops/step_watch.py). At the start of every segment the step is rehearsed from the
-recorded state; a step that cannot be reproduced is refused then and there.
+recorded state; a step that cannot be reproduced is refused at once.
 """
 
 import atexit
@@ -75,7 +75,7 @@ class Recorder(ClipMethods):
     Mixed precision: give `autocast=torch.bfloat16` to the recorder, or enter torch.autocast around
     recorder.step, or let the model's own forward do it. It is recorded as it was and must be the
     same at every step; the losses and outputs that are asked of the run are computed in it, too.
-    With float16, give the loop's GradScaler as `scaler=` and use it as ever:
+    With float16, give the loop's GradScaler as `scaler=` and use it as usual:
 
         with recorder.step(ids, x, y) as losses:
             scaler.scale(losses.mean()).backward()
@@ -121,11 +121,11 @@ class Recorder(ClipMethods):
             loss: as for `dross.train`.
             tape: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
-            train_set: where it is known, the first batch is compared with it. A `dross.Collated`
-                is a data set whose batches are put together by a collator.
+            train_set: if given, the first batch is compared with it. A `dross.Collated` is a data
+                set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `tape`: model and optimizer are
-                put where it stopped, and `steps` says how many of the loop's steps to skip. Naming
-                that folder means the same.
+                restored to where it stopped, and `steps` says how many of the loop's steps to skip.
+                Naming that folder means the same.
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
                 the losses inside `torch.autocast`. See "Mixed precision" above.
             scaler: the GradScaler by which the loop scales its losses.
@@ -193,7 +193,7 @@ class Recorder(ClipMethods):
         )
 
     def _listen(self) -> None:
-        """Hear of every step of the optimizer, and of the end of the process.
+        """Get notified of every step of the optimizer, and of the end of the process.
 
         The hooks keep the recorder alive for as long as the optimizer lives.
         """
@@ -264,9 +264,9 @@ class Recorder(ClipMethods):
                 loss.backward()
 
         `watch(loss, share=1/len(ids))` is given the loss before backward(): one number, which is
-        `share` times the sum of the losses of the instances, or the losses [B] themselves. That it
-        is so is checked at the first step of every segment. Random numbers that are drawn inside
-        the `with` are drawn again on replay, by the model: draw none before it.
+        `share` times the sum of the losses of the instances, or the losses [B] themselves. This is
+        checked at the first step of every segment. Random numbers that are drawn inside the `with`
+        are drawn again on replay, by the model: draw none before it.
 
         Arguments:
             ids, x, y, epoch: as for `step`.
@@ -289,28 +289,28 @@ class Recorder(ClipMethods):
     def save(self) -> None:
         """Write every step so far to the disk, and begin a new segment with the next one.
 
-        A trainer calls it beside a checkpoint of its own: the tape can be rewound to such a place.
+        A trainer calls it when it saves a checkpoint: the tape can be rewound to such a place.
         """
         if self._tape.opened is None or self._closed:
             return
         if self._watch.pending:
-            raise BadInput("A tape is saved between two steps, not while micro-batches wait.")
+            raise BadInput("Save a tape between two steps, not while micro-batches wait for one.")
         self._watch.check_untouched()
         self._tape.save()
 
     def average(self, averaged: AveragedModel) -> None:
-        """Watch averaged weights, so that they can be asked: run.influence(query, of="average").
+        """Watch averaged weights, so that they can be queried: run.influence(query, of="average").
 
             averaged = torch.optim.swa_utils.AveragedModel(model)
             recorder.average(averaged)          # then train, and call averaged.update_parameters
 
         Arguments:
             averaged: any torch.optim.swa_utils.AveragedModel of the recorded model, with the equal
-                average or an exponential one. Call it before the average is first updated. After a
-                resume, it is put where the tape has it.
+                average or an exponential one. Call this before the average is first updated. After
+                a resume, the average is restored from the tape.
 
         Raises:
-            BadInput: where it is no AveragedModel.
+            BadInput: where it is not an AveragedModel.
             NotSupported: where it has been updated already, and the tape does not know how.
         """
         if self._sharded:
@@ -319,8 +319,8 @@ class Recorder(ClipMethods):
         watch = AverageWatch(averaged, earlier)
         if watch.count and earlier is None:
             raise NotSupported(
-                f"The averaged model has been updated {watch.count} times before it was watched, "
-                "and the tape does not know with what. Call recorder.average before training, or "
+                f"The averaged model was updated {watch.count} times before it was watched, and "
+                "the tape does not know these updates. Call recorder.average before training, or "
                 "begin a new average."
             )
         self._watch.average = watch
@@ -382,7 +382,7 @@ class Recorder(ClipMethods):
     def _save_what_there_is(self) -> None:
         """After an exception or at exit.
 
-        Where it struck inside the optimizer, the open segment has no known end and is lost.
+        If that was inside the optimizer's step, the open segment has no known end and is lost.
         """
         if not self._closed:
             self._finish(complete=False)
@@ -396,5 +396,5 @@ class Recorder(ClipMethods):
         buffers = self._watch.buffers_before_pending
         average = self._watch.average
         if average is not None and not average.is_current:
-            average = None  # what it took up since the last step is not known
+            average = None  # its updates since the last step are not known
         self._tape.finish(whole=whole, complete=complete, buffers=buffers, average=average)

@@ -75,13 +75,13 @@ def train(
         optimizer: of torch.optim.
         tape: the folder that the run is recorded in.
         epochs, batch_size: how long to train, and on how many instances at a time.
-        batches: a list with the ids of every step. By default they are drawn anew each epoch from
-            `seed`.
+        batches: a list with the ids of every step. By default they are drawn from `seed`, in a new
+            order each epoch.
         eta: one rate, one per step [T] (or per step and parameter group [T, G]), a function of the
             step (from 0), or a torch scheduler, which is stepped once per training step. By default
             the optimizer's own rate.
-        penalty: penalty(params) -> scalar, added to every instance's loss; it leaves with the
-            instance.
+        penalty: penalty(params) -> scalar, added to every instance's loss; removing an instance
+            removes its penalty, too.
         augment: augment(x, generator) -> x, replayed with the same random numbers.
         clip: ClipNorm(x) or ClipValue(x).
         keep: what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes).
@@ -90,7 +90,7 @@ def train(
         seed: of the order of instances and of everything random.
         device: where to train; by default where the model is.
         progress: show a bar.
-        overwrite: replace a tape that is there.
+        overwrite: replace an existing tape.
         resume: True continues what a crash or Ctrl-C left in `tape`. Naming that folder means the
             same.
         arithmetic: "strict"; faster and less exact are "tf32" (NVIDIA GPUs) and "bf16". A run is
@@ -149,7 +149,7 @@ def train(
 def _check_precision(
     arithmetic: str, autocast: Any, device: torch.device, dtype: torch.dtype
 ) -> Precision:
-    """In which types the passes are computed."""
+    """The types that the passes are computed in."""
     check_arithmetic(arithmetic, device, dtype)
     cast = check_autocast(autocast, device, dtype)
     if cast is not None and arithmetic == "bf16":
@@ -200,7 +200,7 @@ def _check_options(keep: Any, clip: Any, penalty: Any, augment: Any) -> None:
     clips = (ClipNorm, ClipValue, NoneType)
     if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, clips):
         raise BadInput(
-            "keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes); clip is "
+            "keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes); clip must be "
             "ClipNorm(x) or ClipValue(x)."
         )
     check_function(penalty, "penalty")

@@ -61,7 +61,7 @@ class TrainingLoop:
             except BaseException as error:
                 error.add_note(
                     f"dross: the tape at {writer.folder} is kept; dross.train(..., resume=True) "
-                    "goes on from there."
+                    "continues from there."
                 )
                 raise
             finally:
@@ -121,7 +121,7 @@ class TrainingLoop:
                 advance(1)
 
     def _check(self, row: "_TakenRow") -> None:
-        """Find the step that is not finite. Theta stays so after it, so the last one tells."""
+        """Find the step that is not finite. Theta stays so after it: the last one shows it."""
         if row.is_finite:
             return
         taken = zip(row.steps, row.batches, row.states)

@@ -71,7 +71,7 @@ class BatchPlan:
     def make(
         instances: Instances, epochs: int | None, batch_size: int | None, batches: Any, seed: int
     ) -> "BatchPlan":
-        """From the ids of every step, or drawn anew each epoch. See `dross.train`."""
+        """From the ids of every step, or drawn in a new order each epoch. See `dross.train`."""
         if epochs is not None:
             epochs = check_epochs(epochs)
         if batch_size is not None:
@@ -108,7 +108,7 @@ def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
         return rows
     if isinstance(eta, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise NotSupported(
-            "ReduceLROnPlateau looks at a loss that dross.train does not show it. Use "
+            "ReduceLROnPlateau needs a loss, which dross.train does not give it. Use "
             "dross.Recorder in your own loop."
         )
     if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
@@ -122,7 +122,7 @@ def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
     if rates.ndim > 1 and rates.shape[1:] not in ((1,), (groups,)):
         raise BadInput(
             f"eta has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
-            f"groups it is [{steps}] or [{steps}, {groups}]."
+            f"groups it must be [{steps}] or [{steps}, {groups}]."
         )
     rows[:, :, _rate_column(live.optimizer)] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
     return rows

@@ -1,4 +1,4 @@
-"""Averaged weights as the model that is asked: how much each state of the run counts in them.
+"""Queries of averaged weights: how much each state of the run counts in them.
 
     average_n = (1 - a_n) average_{n-1} + a_n theta_{t_n}        the n-th update, after t_n steps
 
@@ -23,7 +23,7 @@ MODEL, AVERAGE = "model", "average"
 class Average:
     """An average of the states of a run, by the number of steps that led to each."""
 
-    state: State  # the averaged model; its slots are those of the run's end, and not asked
+    state: State  # the averaged model; its slots are those of the run's end, and not used
     record: AverageRecord
 
     @cached_property
@@ -95,7 +95,7 @@ def sum_weights(updates: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def check_of(of: str) -> bool:
-    """Whether the average is asked, and not the model itself."""
+    """Whether the average is asked for, and not the model itself."""
     if of not in (MODEL, AVERAGE):
-        raise BadInput(f"of={of!r} is not a model of the run: of='model' or of='average'.")
+        raise BadInput(f"of must be 'model' or 'average', not {of!r}.")
     return of == AVERAGE

@@ -33,8 +33,8 @@ def repetitions(steps: int, capacity: int) -> int:
 def split_point(steps: int, capacity: int) -> int:
     """Where to cut a row of more steps than fit: the length of its first part.
 
-    As early as the second part can be done with each step taken once less, or else where the first
-    part is as long as it may be.
+    As early as the second part can be done with each step taken one time less, or else where the
+    first part is as long as it may be.
     """
     k = repetitions(steps, capacity)
     return min(longest_row(capacity, k - 1), steps - longest_row(capacity - 1, k - 1))

@@ -18,7 +18,7 @@ from .recording import Recording
 def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any]) -> None:
     """Refuse ranks with different tapes or questions: they would add up unrelated numbers.
 
-    asked: the question, by the names under which a message tells the difference.
+    asked: the question, by the names that an error message uses.
     """
     made = recording.tape.manifest
     digests = "".join(e["sha256"] for e in (*recording.tape.entries, made["end"]))
@@ -52,8 +52,8 @@ def agree_on_derivative(own: Derivative, reducer: Reducer) -> Derivative:
     same = same and is_close(own.theta, first.theta, ROUNDING_OF_LENGTH)
     if odd := [rank for rank, agrees in enumerate(reducer.gather(same)) if not agrees]:
         raise BadInput(
-            f"The query on rank {odd[0]} has another derivative than on rank 0: every rank must "
-            "ask the same, of the same data."
+            f"The query on rank {odd[0]} has a different derivative than on rank 0: every rank "
+            "must ask the same query of the same data."
         )
     return first
 
@@ -85,8 +85,8 @@ def _warn_where_nothing_is_shared(recording: Recording, ranks: RankReducer, stop
         return
     warnings.warn(
         f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances "
-        "share BatchNorm's statistics or the random numbers of dropout. The scores are right, and "
-        "no sooner there than on fewer ranks (docs/scale.md).",
+        "share BatchNorm's statistics or the random numbers of dropout. The scores are right, but "
+        "take as long as on fewer ranks (docs/scale.md).",
         DrossWarning,
         stacklevel=5,
     )

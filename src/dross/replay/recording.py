@@ -73,7 +73,7 @@ class Recording:
         """A tape with the model, the data and the loss that it was recorded with.
 
         Raises:
-            TapeMismatch: where one of them is another; it says which.
+            TapeMismatch: where one of them differs; it says which.
         """
         tape = Tape(place)
         made, model = tape.manifest, unwrap_model(model)
@@ -104,9 +104,9 @@ class Recording:
         return Recording(tape, executor, optimizer, instances, augment, made["seed"]).watched()
 
     def watched(self) -> "Recording":
-        """This recording, with instances compared with what the tape has noted of them.
+        """This recording, with its instances compared with what the tape has noted about them.
 
-        All of them now, where they are held in memory; the others whenever they come by.
+        All of them now, where they are held in memory; the others whenever they are read.
 
         Raises:
             TapeMismatch: it names the instances that are not what they were.
@@ -276,9 +276,9 @@ class Recording:
             changed = bool(first) and checksum(first[0]) != segment.checksum
             if changed and not self._augmented_elsewhere():
                 raise TapeMismatch(
-                    f"At step {segment.first} the data set gives other inputs or labels than the "
-                    "run was trained on. Pass the same data set, the same augment and no random "
-                    "transforms of your own: an instance must look the same twice."
+                    f"At step {segment.first} the data set gives other inputs or labels than when "
+                    "the run was trained. Pass the same data set and augment, without random "
+                    "transforms of your own: an instance must look the same every time."
                 )
         return segment
 
@@ -300,7 +300,7 @@ class Recording:
         return t.to(self.device, copy=True)
 
     def _augmented_elsewhere(self) -> bool:
-        """Whether augmented inputs may differ in the last bit, because the device is another.
+        """Whether augmented inputs may differ in the last bit, because the device differs.
 
         Then the end of the segment is compared instead.
         """
@@ -331,9 +331,9 @@ def checksum(batch: AnyBatch) -> int:
 def _check_whole(model: nn.Module) -> None:
     if any(is_shard(p) for p in model.parameters()):
         raise NotSupported(
-            "The model is under fully_shard. Open the tape with a model that is not: built anew, "
-            "perhaps on the meta device (with torch.device('meta')), since its own weights are not "
-            "used. influence(query, group=..., sharded=True) then holds shards."
+            "The model is under fully_shard. Open the tape with a new model that is not. It may be "
+            "on the meta device (with torch.device('meta')), since its own weights are not used. "
+            "influence(query, group=..., sharded=True) then holds shards."
         )
 
 
@@ -368,7 +368,7 @@ def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:
     opened = Recording.open(place, *given)
     if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
         raise TapeMismatch(
-            f"The tape at {place} is another one here than where the work was sent from. Give both "
+            f"The tape at {place} is not the one that this work was sent for. Give all processes "
             "the same folder."
         )
     return opened

@@ -219,9 +219,9 @@ class SegmentReplay:
         more = range(capacity, steps + 1)
         needed = next(n for n in more if checkpoint_schedule.repetitions(steps, n) <= most)
         warnings.warn(
-            f"Memory holds {capacity} states, so some of the steps are taken up to {times} times; "
-            f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, would do "
-            f"with {most}.",
+            f"Memory holds {capacity} states, so some steps are taken up to {times} times. With "
+            f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, it would be "
+            f"at most {most} times.",
             DrossWarning,
             stacklevel=6,
         )

@@ -21,11 +21,11 @@ def shard_recording(recording: Recording, group: Any) -> Recording:
 
     Raises:
         BadInput: where there is no group.
-        NotSupported: where a run cannot be divided so.
+        NotSupported: where a run cannot be divided this way.
     """
     if group is None:
         raise BadInput(
-            "sharded=True divides states between ranks: give the group of them, "
+            "sharded=True divides states between ranks: pass their group, such as "
             "group=torch.distributed.group.WORLD."
         )
     _check_shardable(recording)

@@ -98,7 +98,7 @@ def write_report(folder: Path, results: list[dict], settings: Settings, command:
 
 
 def _typical_count(table: list[dict]) -> int:
-    """100 where so many were removed, else the middle of the grid."""
+    """100 if that many were removed, otherwise the middle of the grid."""
     sizes = sorted({row["m"] for row in table})
     return 100 if 100 in sizes else sizes[len(sizes) // 2]
 

@@ -101,7 +101,7 @@ def parse_draws(draws: str) -> range:
     try:
         numbers = range(int(first or 0), int(last)) if colon else range(int(first), int(first) + 1)
     except ValueError:
-        raise BadInput(f"draws are given as 0:30 or as one number, not '{draws}'.") from None
+        raise BadInput(f"Give draws as 0:30 or as one number, not '{draws}'.") from None
     if not len(numbers) or numbers[0] < 0:
         raise BadInput(f"'{draws}' names no draw.")
     return numbers

@@ -1,8 +1,8 @@
 """Where the page listens, and under which addresses it may be opened.
 
-A site of somebody else can have its own name point at this machine (DNS rebinding) and then counts
-as the same site as our page. So a *name* in a request's Host header must be one of ours. An address
-in numbers is different: nobody can make it point elsewhere. The one at which a request arrived is
+Another site can make its own name point at this machine (DNS rebinding) and then counts as the same
+site as our page. So a *name* in a request's Host header must be one of ours. An address in numbers
+is different: nobody can make it point elsewhere. The one at which a request arrived is
 always ours. A page that listens beyond this machine may be opened under any: it cannot know the
 addresses that a router, a cloud or a container's host forwards to it.
 """
@@ -121,7 +121,7 @@ def _in_address(host: str) -> str:
 
 
 def _host_name(header: str) -> str:
-    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; "" for what is no host and port."""
+    """127.0.0.1:8000 -> 127.0.0.1, [::1]:8000 -> [::1]; "" for anything else."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]+)(:[0-9]{1,5})?", header)
     return found[1].lower() if found else ""
 

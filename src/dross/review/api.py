@@ -202,7 +202,7 @@ class Api:
         return self.judge_process.status()
 
     def _check_code_trusted(self) -> None:
-        """The page has no part in what is run: only the command line of the review names it."""
+        """The page cannot choose which code runs: only the command line of the review can."""
         try:
             needed = needed_code(self.project)
         except TapeDamaged:
@@ -236,7 +236,7 @@ class Api:
         return answer
 
     def _check_changes(self, changes: Sequence[Change]) -> dict[int, Decision]:
-        """Check that instances and labels exist, and that nothing is said twice in two ways."""
+        """Check that instances and labels exist, and that no decisions contradict each other."""
         decisions: dict[int, Decision] = {}
         for change in changes:
             if change.label is not None:
@@ -256,8 +256,8 @@ class Api:
                 raise BadInput(f"{describe(label)} is not a class of this data.")
         elif not is_learnable(label):
             raise BadInput(
-                f"{describe(label)} is not a number that a model can learn. The new value of a "
-                "regression is one, such as 3.5."
+                f"{describe(label)} is not a number that a model can learn. Give the new value "
+                "as a number, such as 3.5."
             )
 
     def _check_revision(self, known: int) -> None:
@@ -265,7 +265,7 @@ class Api:
         if known > latest:
             raise BadInput(
                 f"This page knows revision {known}, but {self.decisions.path.name} ends with "
-                f"{latest}: it is not the file that it was. Reload the page."
+                f"{latest}: the file was replaced. Reload the page."
             )
 
     def _changes_since(self, known: int, who: str) -> _JSON:
@@ -341,7 +341,7 @@ async def _read_body(request: Request, seconds: float) -> bytes:
                 pieces.append(piece)
                 size += len(piece)
                 if size > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"A request may have {MAX_BODY_BYTES:,} bytes.")
+                    raise HTTPException(413, f"A request is limited to {MAX_BODY_BYTES:,} bytes.")
     except TimeoutError:
         sentence = f"The rest of the request did not come within {seconds:g} s."
         raise HTTPException(408, sentence, {"Connection": "close"}) from None

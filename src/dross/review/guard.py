@@ -41,7 +41,7 @@ _TOKEN_NEEDED = (
 
 
 class Guard:
-    """ASGI middleware that refuses requests of strangers and adds headers to every answer."""
+    """ASGI middleware that refuses requests from strangers and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: KnownHosts):
         self.app, self.token, self.hosts = app, token, hosts
@@ -66,7 +66,7 @@ class Guard:
             problem = f"This is not the host {host[:100]!r}."
             return _error(f"{problem} Open the address that the terminal shows.", 421)
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
-            return _error("A page of another site may not ask this.", 403)
+            return _error("A page of another site may not send requests here.", 403)
         if not _is_short_enough(request.headers):
             return _error(f"A request may be at most {MAX_BODY_BYTES // 2**20} MB long.", 413)
         # The path that the routes see. request.url is built from the Host header, which may lie.

@@ -1,9 +1,9 @@
 """How long and how much a connection may be waited for.
 
-uvicorn waits for ever for the rest of a request: whoever opens connections and says nothing, or
-says it one byte at a time, keeps them all. Here every wait for the other side has an end, however
-little arrives meanwhile, and the number of connections has one. When it is reached, the connection
-that has kept us waiting for longest gives way, so that silent ones lock nobody out.
+uvicorn waits forever for the rest of a request: whoever opens connections and sends nothing, or one
+byte at a time, keeps them all. Here every wait for the other side has a limit, however little
+arrives meanwhile, and so does the number of connections. When that is reached, the connection that
+has kept us waiting longest is dropped, so that silent ones lock nobody out.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ class Filter:
         ):
             if value not in known:
                 names = ", ".join(known).strip(", ")
-                raise BadInput(f"{value[:50]!r} is not a filter; it is one of {names}.")
+                raise BadInput(f"{value[:50]!r} is not a filter; use one of {names}.")
         return wanted
 
 
@@ -99,7 +99,7 @@ class Listing:
 
     @cached_property
     def percent_of_score(self) -> float:
-        """What a score is multiplied by to be shown: mistakes are told in percent."""
+        """What a score is multiplied by to be shown: mistakes are shown in percent."""
         return 100.0 if is_share(self.project.about) else 1.0
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:

@@ -8,7 +8,7 @@ watches `ps` can be faster with it than the browser; and it would make the print
 may be opened by hand, in several browsers and by colleagues, good for one visit only.
 
 A browser that may not read temporary files (some are confined by their packaging) shows that the
-file is not found: then the printed address is to be opened by hand.
+file is not found: then the printed address must be opened by hand.
 """
 
 import contextlib

@@ -56,7 +56,7 @@ def read_flag(value: Any, name: str) -> bool:
 
 
 def read_changes(value: Any, name: str) -> list[Change]:
-    """Read [[action, label, [ids]], ...]; whether ids and labels exist is the project's affair."""
+    """Read [[action, label, [ids]], ...]; whether ids and labels exist is checked later."""
     if not isinstance(value, list) or not value:
         raise BadInput(f"{_CHANGES}, not as {describe(value)}.")
     return [_read_change(entry) for entry in value]
@@ -86,7 +86,7 @@ def _read_by(read: Callable[[Any, str], Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoRequest:
-    """Take back, or say again, the latest decision of a person ("": of anybody)."""
+    """Undo or redo the latest decision of a person ("": of anybody)."""
 
     revision: int = field(metadata=_read_by(read_count))  # what the page knows
     who: str = field(default="", metadata=_read_by(read_short_text))

@@ -70,7 +70,7 @@ def _recommended(row: Any) -> str:
         return "Nothing: the plan does not touch it."
     what = f"Relabel it as {row['prediction']}" if row["action"] == RELABEL else "Remove it"
     if not math.isfinite(row["confidence"]):
-        return f"{what}. How sure that is, is unknown."
+        return f"{what}. It is not known how sure that is."
     return f"{what}: {format_percent(row['confidence'])} sure about this one alone."
 
 

@@ -1,4 +1,4 @@
-"""The review page's server: for this machine only by default, and only for who has the token."""
+"""The review page's server: by default for this machine only, and only with the token."""
 
 import contextlib
 import mimetypes

@@ -25,7 +25,7 @@ from .ranks import ShardReducer
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered in one message: those of a module's own."""
+    """Parameters that are gathered in one message: a module's own."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]

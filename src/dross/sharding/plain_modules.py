@@ -15,8 +15,8 @@ Reader = Callable[[Unit, str], Tensor]
 class _ReadThrough(dict):
     """The `_parameters` of a module while it runs: those in training are read from elsewhere.
 
-    A module reads a parameter by its name, and gets what `read` gives for it. What looks over all
-    of its parameters sees the module's own, which have the right shapes and types.
+    A module reads a parameter by its name, and gets what `read` gives for it. Code that iterates
+    over all of its parameters sees the module's own, which have the right shapes and types.
     """
 
     def __init__(self, own: Mapping, unit: Unit, names: Mapping[str, str], read: Reader):
@@ -29,7 +29,7 @@ class _ReadThrough(dict):
 
 
 class Units:
-    """What of a model's parameters is gathered together: those of one module each."""
+    """Which of a model's parameters are gathered together: those of the same module."""
 
     def __init__(self, model: nn.Module, ranks: ShardReducer):
         """Look through the modules.
@@ -80,7 +80,7 @@ class Units:
 
 
 def _leave_out_hooks(module: nn.Module, stack: ExitStack) -> None:
-    """Take off what `fully_shard` has hung on a module: it would gather by itself."""
+    """Remove the hooks that `fully_shard` put on a module: they would gather by themselves."""
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
         hooks = getattr(module, kind)
         own = {key: hook for key, hook in hooks.items() if not _is_of_fsdp(hook)}

@@ -28,7 +28,7 @@ from .shard_layout import ShardLayout
 
 
 class ShardReducer(RankReducer):
-    """One rank of a group whose ranks hold a shard of every state each."""
+    """One rank of a group whose ranks each hold a shard of every state."""
 
     def __init__(
         self,
@@ -121,5 +121,5 @@ def _named(name: str, until_2_12: str) -> Callable[..., Any]:
 
 
 def _idle(k: int, batch: AnyBatch) -> Piece:
-    """A batch that counts nothing, so that a rank takes part in the others' messages."""
+    """A batch that counts for nothing, so that a rank takes part in the others' messages."""
     return k, slice(0, 0), batch.scaled(0.0)

@@ -1,1 +1,1 @@
-"""Mathematics: one training step as a pure function, with its adjoint and its tangent."""
+"""The mathematics: one training step as a pure function, with its adjoint and its tangent."""

@@ -16,7 +16,7 @@ from .objective import Buffers, Objective
 def hold_what_has_no_derivative(objective: Objective, batch: Batch) -> Objective:
     """The objective, with those buffers held whose derivative is not that of finite differences.
 
-    A warning names them: they are recorded and replayed as they move, and scores take them as
+    A warning names them: they are recorded and replayed as they move, and scores treat them as
     constants.
     """
     if not objective.followed:
@@ -31,8 +31,8 @@ def hold_what_has_no_derivative(objective: Objective, batch: Batch) -> Objective
     names = ", ".join(f"'{name}'" for name in wrong[:3])
     warnings.warn(
         f"The forward pass moves {names} in a way that has no derivative (it looks at values, or "
-        "leaves torch). dross records and replays it as it is; scores take it as a constant. "
-        "run.verify tells how much that matters.",
+        "leaves torch). dross records and replays it as it is; scores treat it as a constant. "
+        "run.verify shows how much that matters.",
         DrossWarning,
         stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""Find out from a model, its optimizer and a batch what a run consists of, or refuse it."""
+"""Find out what a run consists of from a model, its optimizer and a batch, or refuse it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -94,7 +94,7 @@ def is_shard(t: Any) -> bool:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer of torch."""
+    """Refuse anything that is not a torch optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(
             f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
@@ -162,7 +162,7 @@ def device_and_dtype(
     if dtype not in (torch.float32, torch.float64, *NARROW):
         raise NotSupported(
             f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use "
-            "float32 or float64, with autocast= where it has to be quick."
+            "float32 or float64, and autocast= for speed."
         )
     return device, dtype
 
@@ -191,7 +191,7 @@ def trained_groups(
 
 @dataclass(frozen=True)
 class _FirstBatch:
-    """What one forward and backward pass tells of a model."""
+    """What one forward and backward pass shows about a model."""
 
     used: set[str]  # parameters that get a gradient
     moving: tuple[str, ...]  # buffers that the forward pass changes
@@ -234,8 +234,8 @@ def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
         if parameter._version != version:
             raise NotSupported(
                 f"The forward pass changes the frozen parameter '{name}'. dross follows buffers "
-                "that a forward pass moves: make it a buffer (register_buffer), or move it outside "
-                "of the model, as an AveragedModel (recorder.average)."
+                "that a forward pass moves: make it a buffer (register_buffer), or update it "
+                "outside the model, as an AveragedModel does (recorder.average)."
             )
 
 
@@ -309,7 +309,7 @@ def _as_batch(objective: Objective, x: Any, y: Any) -> Batch:
 
 
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
-    """Find an operator that can be trained but not retraced now, and not after a long run."""
+    """Find now, not after a long run, an operator that can be trained but not retraced."""
     theta, buffers = objective.layout.read(objective.model)
     batch = _as_batch(objective, x, y)
     try:

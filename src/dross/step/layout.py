@@ -76,7 +76,7 @@ class Layout:
         return self.unflatten(vector)
 
     def local(self, t: Tensor) -> Tensor:
-        """What of a parameter's tensor is in theta: all of it, unless theta is a shard."""
+        """The part of a parameter's tensor that is in theta: all of it, unless theta is a shard."""
         return t
 
     def wrap(self, part: Tensor, parameter: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Layout:
 
 
 def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:
-    """Refuse a model that is not the recorded one, and say in what it differs."""
+    """Refuse a model that is not the recorded one, and say how it differs."""
     for kind, own in _shapes(model).items():
         for name in {**saved[kind], **own}:
             recorded, here = saved[kind].get(name), own.get(name)

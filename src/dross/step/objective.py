@@ -57,17 +57,17 @@ class Objective:
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
     precision: Precision = STRICT  # the types and kernels that it computes in
-    held: tuple[str, ...] = ()  # moving buffers that derivatives take as constants
+    held: tuple[str, ...] = ()  # moving buffers that derivatives treat as constants
 
     @cached_property
     def own_moving(self) -> tuple[str, ...]:
-        """The buffers that the model moves by code of its own, and not by BatchNorm."""
+        """The buffers that the model's own code moves, not BatchNorm."""
         known = set(statistics_of(self.model))
         return tuple(name for name in self.layout.moving_buffers if name not in known)
 
     @cached_property
     def followed(self) -> tuple[str, ...]:
-        """Those of them that have a derivative."""
+        """Those of `own_moving` that have a derivative."""
         buffers = dict(self.model.named_buffers())
         floating = (name for name in self.own_moving if buffers[name].is_floating_point())
         return tuple(name for name in floating if name not in self.held)
@@ -93,7 +93,7 @@ class Objective:
             track_buffers: whether the new buffers are differentiable functions of theta and of the
                 old ones, for the adjoint of BatchNorm's statistics.
             rules: forward-mode rules, within a jvp.
-            parameters: theta by name, where the caller has it so.
+            parameters: theta by name, where the caller already has it.
 
         Returns:
             The losses [B], and the buffers after the pass by name.
@@ -205,8 +205,8 @@ class Objective:
         for name, other in zip(idle, found[len(inputs) :]):
             if other is not None:
                 raise NotSupported(
-                    f"The parameter '{name}' had no part in the first batch and has one in a later "
-                    "batch. dross needs the same parameters to train in every step; put such a "
+                    f"The parameter '{name}' had no part in the first batch but has one in a later "
+                    "batch. dross needs the same parameters to train in every step: put such a "
                     "batch first, or freeze the parameter."
                 )
         return g, losses.detach(), moved
@@ -345,7 +345,7 @@ class Objective:
 
             g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i              H = sum_i c_i H_i
 
-        H is symmetric: its products come from the reverse pass, as every double backward has it.
+        H is symmetric, so its products come from the reverse pass: a double backward is enough.
 
         Arguments:
             theta: the parameters before the step, [p].

@@ -22,7 +22,7 @@ from .torch_step import TORCH_STEPPED, TorchStep, counter_dtype
 from .update_rules import SGD, Adam, Rule, Slots, pull_by_table, push_by_table
 
 SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
-_AND_OTHERS = "Lion, transformers' Adafactor, and those of your own (dross.optimizers.register)"
+_AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optimizers.register)"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Optimizer:
     formula: str | None = None  # its name, where the optimizer follows one of formulas/
     shapes: tuple[tuple[torch.Size, ...], ...] = ()  # of the parameters of each group
     slices: tuple[slice, ...] = ()  # where each parameter lies in theta, in the model's order
-    fused: bool = False  # it steps with torch's fused kernel, where that rounds otherwise
+    fused: bool = False  # it steps with torch's fused kernel, where that rounds differently
 
     @cached_property
     def blocks(self) -> Blocks | None:
@@ -215,7 +215,7 @@ def read_optimizer(
     return Optimizer(*given, by_name, tuple(map(tuple, shapes)), slices, fused)
 
 
-#: what the name of a class says of optimizers that cannot be followed, and why
+#: a part of the class name of optimizers that cannot be followed, and why not
 _REFUSED = {
     "schedulefree": "it trains at a point between two sequences of weights, and its train() and "
     "eval() exchange the parameters outside of any step. Use AdamW, and "
@@ -255,8 +255,8 @@ def check_same_structure(began: Optimizer, now: Optimizer) -> None:
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
         raise NotReplayable(
             f"The options of {began.name} changed during the run, from {began.flags} to "
-            f"{now.flags}, or momentum came in late. dross follows schedules of numbers only; "
-            "start with a momentum that is not 0."
+            f"{now.flags}, or momentum came in late. dross follows schedules of numbers only: "
+            "start with a momentum above 0."
         )
 
 
@@ -307,7 +307,7 @@ def _fresh_slots(
         slots, clock = optimizer.initial(theta, row)
         by_name = {s: _split_slot(optimizer, layout, s, value, row) for s, value in slots.items()}
         return by_name, clock
-    # every number of a group begins alike: one is as good as all
+    # every number of a group begins alike: computing one is enough
     ones = [optimizer.rule.initial(theta.new_zeros(1), h) for h in optimizer.numbers(row)]
     parts = zip(layout.split(theta).items(), layout.group_of)
     shapes = [(name, part.shape, group) for (name, part), group in parts]
@@ -359,7 +359,7 @@ def write_slots(
     for name, group in zip(layout.names, layout.group_of):
         parameter = parameters[name]
         own = options[parameter]
-        # such steps want their counter beside the parameter
+        # such steps need their counter on the parameter's device
         on_device = own.get("fused") or own.get("capturable")
         device = parameter.device if on_device else torch.device("cpu")
         parts = {slot: own[name] for slot, own in named.items() if name in own}

@@ -2,7 +2,7 @@
 
 A formula of twenty operations on all of theta writes twenty vectors of its size, and on a CPU the
 system hands out fresh memory for each of them. A piece stays in the cache, and so do its results.
-On a GPU a piece is larger; it bounds the memory that the results between take.
+On a GPU a piece is larger; it bounds the memory that the intermediate results take.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The other optimizers of torch.optim, through one step of their own code.
 
-The optimizer is built anew for every step, given its memory, and stepped once. Its table comes from
+For every step a new optimizer is built, given its memory, and stepped once. Its table comes from
 autograd, through the same step with `differentiable=True`.
 """
 
@@ -16,7 +16,7 @@ from .group_numbers import Flags, group_options
 from .state import Counters
 from .update_rules import Numbers, Slots, Table, Updated
 
-#: The optimizers that are stepped so, and those of their slots that begin with zeros
+#: The optimizers that are stepped this way, and those of their slots that begin with zeros
 TORCH_STEPPED = {
     "RMSprop": ("square_avg",),
     "Adagrad": (),

@@ -134,7 +134,7 @@ class Adam:
     maximize: bool
     decoupled: bool
     needs_gradient: bool = True
-    fused: bool = False  # the loop stepped with torch's fused kernel, which rounds otherwise
+    fused: bool = False  # the loop stepped with torch's fused kernel, which rounds differently
 
     def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
         """Zeros for m and v, and for x with amsgrad."""

@@ -47,12 +47,12 @@ def check_folder(value: Any, what: str) -> str | os.PathLike:
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise BadInput(f"{what} must be the path of a folder, not {value!r}.")
     if not os.fspath(value) or "\0" in os.fspath(value):
-        raise BadInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is none.")
+        raise BadInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
     return value
 
 
 def check_function(value: Any, what: str) -> None:
-    """Refuse what is neither None nor can be called, with an error that calls it `what`."""
+    """Refuse what is neither None nor callable, with an error that calls it `what`."""
     if value is not None and not callable(value):
         raise BadInput(f"{what} must be a function, not {value!r}.")
 
@@ -82,7 +82,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def fit_together(values: Any, hints: Mapping[str, Any]) -> bool:
-    """Whether it is a JSON object whose entries, where they are there, are of these types."""
+    """Whether it is a JSON object whose entries, where present, are of these types."""
     return isinstance(values, dict) and all(
         fits(values[name], hint) for name, hint in hints.items() if name in values
     )

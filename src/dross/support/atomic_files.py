@@ -81,9 +81,9 @@ def _host_number() -> str:
 
 
 def find_stale(path: Path) -> str | None:
-    """The name that a temporary file was to get, if the process that wrote it has been killed.
+    """The intended name of a temporary file, if the process that wrote it has been killed.
 
-    None for all other files, and for those of processes that live or that other hosts know.
+    None for all other files, and for those of processes that are alive or on other hosts.
     """
     found = _TEMPORARY.fullmatch(path.name)
     if found is None or found["host"] != _host_number() or path.is_symlink():
@@ -94,7 +94,7 @@ def find_stale(path: Path) -> str | None:
 
 
 def delete_stale(folder: Path, is_ours: Callable[[str], bool]) -> None:
-    """Delete the temporary files in a folder that a killed process has left, as far as may be.
+    """Delete the temporary files in a folder that a killed process has left, as far as possible.
 
     Arguments:
         folder: Where to look; not in the folders in it.

@@ -57,7 +57,7 @@ def is_close(
 
 
 def size(t: Tensor, tolerance: Tolerance) -> float:
-    """The norm of a tensor, as this tolerance measures it; 0 of no numbers."""
+    """The norm of a tensor, as this tolerance measures it; 0 if it is empty."""
     if not t.numel():
         return 0.0
     return float(t.abs().max() if tolerance.order == float("inf") else t.norm())

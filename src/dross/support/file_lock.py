@@ -1,6 +1,6 @@
 """One process at a time: a lock file that names its owner, and that a dead owner does not hold.
 
-The operating system lets go of the lock when its owner ends, however it ends. The file says who it
+The operating system releases the lock when its owner ends, however it ends. The file says who it
 was, for messages, and for other hosts, whose processes this one cannot see.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import BadInput, StorageFailed
 
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-_PLACE_OF_LOCK = 1 << 30  # on Windows a locked byte cannot be read: far behind the content
+_PLACE_OF_LOCK = 1 << 30  # on Windows a locked byte cannot be read: far beyond the content
 
 
 @contextmanager
@@ -30,12 +30,12 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         BadInput: another process holds it, or one of another host held it last.
-        StorageFailed: the file cannot be made.
+        StorageFailed: the file cannot be created.
     """
     try:
         descriptor = _open_locked(path)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be made: {error.strerror or error}.") from error
+        raise StorageFailed(f"{path} cannot be created: {error.strerror or error}.") from error
     if descriptor is None:
         raise _explain_holder(path, what, _read_owner(path))
     try:
@@ -79,7 +79,7 @@ def _try_to_lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno in _HELD:
             return False
-        owner = _read_owner(path)  # a disk that knows no locks: ask whether the owner lives
+        owner = _read_owner(path)  # a disk without locks: ask whether the owner is alive
         pid = owner.get("pid")
         is_other = owner.get("host") != socket.gethostname()
         return is_other or not isinstance(pid, int) or pid == os.getpid() or not is_alive(pid)
@@ -106,7 +106,7 @@ def _is_alive_on_windows(pid: int) -> bool:
     import ctypes
 
     kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
-    handle = kernel.OpenProcess(0x1000, False, pid)  # to ask for little
+    handle = kernel.OpenProcess(0x1000, False, pid)  # the right to query, no more
     if not handle:
         return kernel.GetLastError() == 5  # it is there, but not ours
     code = ctypes.c_ulong()
@@ -142,7 +142,7 @@ def _explain_holder(path: Path, what: str, owner: dict[str, Any]) -> BadInput:
     pid, host, since = (owner.get(key, "unknown") for key in ("pid", "host", "since"))
     advice = "Wait until it has ended, or choose another place."
     if host != socket.gethostname():
-        advice += f" If it has ended without saying so, delete {path}."
+        advice += f" If it is no longer running, delete {path}."
     return BadInput(
         f"Another dross is writing to {what}: process {pid} on {host}, since {since}. {advice}"
     )

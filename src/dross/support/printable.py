@@ -5,7 +5,7 @@ import re
 from ..errors import BadInput
 
 # Control characters but for tab and line feed, halves of surrogate pairs, line and paragraph
-# separators, and what turns the direction of a text: on a terminal or a page they hide or forge.
+# separators, and what changes the direction of text: on a terminal or a page they hide or forge it.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )

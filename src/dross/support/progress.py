@@ -45,17 +45,17 @@ _TRACKING: ContextVar[_Tracking | None] = ContextVar("tracking", default=None)
 def track(tracker: Tracker) -> Iterator[None]:
     """Report what dross does inside the block to a tracker.
 
-    - `progress/WORK`: the share that is done, once for each percent, beside how much was done of
-      that kind of work so far;
-    - `scores/lowest`, `mean`, `highest`, and `harmful`, the share below 0, of `Run.influence`,
-      beside the number of steps that the run had taken;
+    - `progress/WORK`: the share that is done, once for each percent; its step is how much of that
+      kind of work was done so far;
+    - `scores/lowest`, `mean`, `highest`, and `harmful`, the share below 0, of `Run.influence`;
+      their step is the number of steps that the run had taken;
     - `clean/removed`, `relabelled` and `change`, of `dross.clean`;
     - `verdict/improved` (1, -1 if it is worse, 0 if nobody can tell) and for each metric `before`,
-      `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`,
-      beside the number of verdicts in the project.
+      `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`;
+      their step is the number of verdicts in the project.
 
-    A tracker that fails is warned of, and not asked again. Work in other processes is counted by
-    its pieces.
+    If the tracker fails, a warning says so, and it is not called again. Work in other processes
+    is counted by its pieces.
 
     Arguments:
         tracker: has a method `log(values, step)`, such as `TensorBoard` and `MLflow` of
@@ -70,8 +70,8 @@ def track(tracker: Tracker) -> Iterator[None]:
     """
     if not callable(getattr(tracker, "log", None)):
         raise BadInput(
-            f"A {type(tracker).__name__} cannot track: it needs a method log(values, step), as "
-            "dross.integrations.trackers.TensorBoard and MLflow have it."
+            f"A {type(tracker).__name__} cannot track: it needs a method log(values, step), like "
+            "dross.integrations.trackers.TensorBoard and MLflow."
         )
     before = _TRACKING.set(_Tracking(tracker))
     try:
@@ -91,7 +91,7 @@ def report(values: Mapping[str, float], step: int) -> None:
     except Exception as error:  # whatever it is, the work is worth more
         tracking.failed = True
         warnings.warn(
-            f"{type(tracking.tracker).__name__} cannot keep numbers any more ("
+            f"{type(tracking.tracker).__name__} failed to log ("
             f"{type(error).__name__}: {first_line(error)}). dross goes on without it.",
             DrossWarning,
             stacklevel=2,
@@ -156,7 +156,7 @@ def progress_bar(
 
 @contextmanager
 def no_bar() -> Iterator[Advance]:
-    """The same where neither a person nor a tracker shall know of it."""
+    """The same, but nothing is shown or reported to a tracker."""
     yield _ignore
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: how the average came by its moving buffers: averaged as the parameters are, copied from the model
-#: at the last update, or set by something else
+#: how the average got its moving buffers: averaged as the parameters are, copied from the model at
+#: the last update, or set by something else
 HOW = ("averaged", "copied", "fixed")
 
 

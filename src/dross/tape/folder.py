@@ -1,4 +1,4 @@
-"""The folder of a tape: made ready for a new one, and what it says where it cannot be written."""
+"""The folder of a tape: prepared for a new one, and the error where it cannot be written."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from .storage import is_url
 
 
 def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
-    """Make a folder ready for a tape.
+    """Prepare a folder for a tape.
 
     Returns the manifest to continue from, if there is one and `resume` asks for it.
 
@@ -27,7 +27,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
         )
     folder = Path(folder)
     if overwrite and resume:
-        raise BadInput("overwrite and resume exclude each other.")
+        raise BadInput("overwrite and resume exclude each other: pass only one of them.")
     if (folder / MANIFEST).exists():
         if resume:
             manifest = read_manifest(folder)
@@ -61,7 +61,7 @@ _TEMPORARY = re.compile(
 
 
 def _holds_only_remains(folder: Path) -> bool:
-    """Whether all there is was left by a run that was killed before its first commit."""
+    """Whether everything in it was left by a run that was killed before its first commit."""
     return folder.is_dir() and all(
         file.suffix in (".tmp", ".safetensors") or _TEMPORARY.fullmatch(file.name)
         for file in folder.iterdir()
@@ -81,7 +81,7 @@ def storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
         errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
         "with keep=Checkpoints() or keep=Budget(bytes)",
         errno.EDQUOT: "your disk quota is used up",
-        errno.EACCES: "the folder may not be written to",
+        errno.EACCES: "you have no permission to write to the folder",
         errno.EROFS: "the disk is read-only",
     }
     cause = causes.get(error.errno or 0, error.strerror or str(error))

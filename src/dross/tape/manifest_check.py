@@ -168,7 +168,7 @@ def _find_fault(manifest: dict) -> str | None:
         return f"it lacks {', '.join(missing)}"
     for key, check in {**_REQUIRED, **_OPTIONAL}.items():
         if key in manifest and not check(manifest[key]):
-            return f"its entry '{key}' is {_show(manifest[key])}, which cannot be"
+            return f"its entry '{key}' is {_show(manifest[key])}, which is not valid"
     files = [(f"segment {k}", _SEGMENT, each) for k, each in enumerate(manifest["segments"])]
     noted = manifest.get("hashes", [])
     files += [(f"file {k} of hashes", _HASHES, each) for k, each in enumerate(noted)]
@@ -193,7 +193,7 @@ def _find_fault_of_file(what: str, checks: dict, entry: Any) -> str | None:
         if key not in entry:
             return f"{what} ({entry['file']}) lacks '{key}'"
         if not check(entry[key]):
-            return f"'{key}' of {what} ({entry['file']}) is {_show(entry[key])}, which cannot be"
+            return f"'{key}' of {what} ({entry['file']}) is {_show(entry[key])}, which is not valid"
     return None
 
 
@@ -201,10 +201,10 @@ def _find_fault_of_shards(what: str, entry: dict, manifest: dict) -> str | None:
     """Each segment and the end have a file of every rank, where ranks wrote the tape together."""
     others = entry.get("shards", [])
     if not isinstance(others, list):
-        return f"'shards' of {what} is {_show(others)}, which cannot be"
+        return f"'shards' of {what} is {_show(others)}, which is not valid"
     holds_states = what == "end" or what.startswith("segment")
     if holds_states and len(others) != max(1, manifest.get("shards", 1)) - 1:
-        return f"{what} has {len(others)} shards beside its own, of {manifest.get('shards', 1)}"
+        return f"{what} has {len(others)} shards besides its own, of {manifest.get('shards', 1)}"
     faults = (_find_fault_of_file(f"a shard of {what}", _FILE, other) for other in others)
     return next((fault for fault in faults if fault), None)
 
@@ -214,7 +214,7 @@ def _find_fault_of_order(manifest: dict) -> str | None:
     entries, names, before = manifest["segments"], {manifest["end"]["file"]}, None
     expected = entries[0]["first"] if entries else 0
     if expected and "LastEpochs" not in manifest.get("keep", "LastEpochs"):
-        return f"its first segment begins at step {expected}, and this run keeps all steps"
+        return f"its first segment begins at step {expected}, but this run keeps all steps"
     for k, entry in enumerate(entries):
         if entry["first"] != expected or not entry["steps"]:
             return (
@@ -223,9 +223,9 @@ def _find_fault_of_order(manifest: dict) -> str | None:
             )
         if entry["file"] in names:
             return f"segment {k} names {entry['file']}, which another entry names, too"
-        # a loop of the user's own may have counted its epochs anew after it was continued
+        # the user's own loop may have restarted its count of epochs when it was continued
         if before is not None and not manifest["foreign"] and entry["epochs"][0] < before:
-            return f"the epochs of segment {k} ({entry['file']}) come before those before it"
+            return f"the epochs of segment {k} ({entry['file']}) come before the previous ones"
         names.add(entry["file"])
         expected, before = expected + entry["steps"], entry["epochs"][1]
     for k, entry in enumerate(manifest.get("hashes", [])):
@@ -233,14 +233,14 @@ def _find_fault_of_order(manifest: dict) -> str | None:
             return f"file {k} of hashes is {entry['file']}, which another entry names, too"
         names.add(entry["file"])
     if manifest["steps"] != expected:
-        return f"it says {manifest['steps']} steps, and its segments end at step {expected}"
+        return f"it says {manifest['steps']} steps, but its segments end at step {expected}"
     return None
 
 
 def _find_fault_of_end(manifest: dict) -> str | None:
     steps, planned, end = manifest["steps"], manifest["planned"], manifest["end"]["file"]
     if (named := re.fullmatch(r"state-(\d{1,20})\.safetensors", end)) and int(named[1]) != steps:
-        return f"its end is {end}, and it says {steps} steps"
+        return f"its end is {end}, but it says {steps} steps"
     if planned is not None and (steps > planned or (manifest["complete"] and steps != planned)):
         done = "complete" if manifest["complete"] else "not complete"
         return f"it is {done} with {steps} steps of {planned} planned ones"

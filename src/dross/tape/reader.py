@@ -143,7 +143,7 @@ class Tape:
 
     @contextmanager
     def _refusing_other_content(self, entry: dict) -> Iterator[None]:
-        """Inside: what cannot be made of a file's content says which file it is."""
+        """Inside, an error about the content of a file names the file."""
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -177,7 +177,7 @@ class Tape:
             ) from None
         except OSError as error:
             raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
-        # A bucket may have fetched the file anew since it was last checked.
+        # A bucket may have fetched the file again since it was last checked.
         if name not in self._intact or isinstance(self.storage, Bucket):
             if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
                 raise TapeDamaged(

@@ -1,4 +1,4 @@
-"""Go on with a tape that was begun earlier, where it ended or where it was saved."""
+"""Continue a tape that was begun earlier, where it ended or where it was saved."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from .writer import TapeWriter
 def begin_notes(
     folder: str | os.PathLike, instances: Instances | None, keep: Keep, earlier: dict | None
 ) -> HashNotes | None:
-    """Where the looks of instances are noted, with what a tape to be continued has noted.
+    """Notes of what instances look like, starting with those of a tape to be continued.
 
     None where the data set is held in memory: then the manifest has a digest of all of it.
     """
@@ -26,7 +26,7 @@ def begin_notes(
 
 
 def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
-    """Whether to go on with the tape in `folder`.
+    """Whether to continue the tape in `folder`.
 
     Arguments:
         resume: True, or that folder itself, which means the same.
@@ -40,24 +40,24 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
     check_folder(resume, "resume")
     if Path(resume).resolve() != Path(folder).resolve():
         raise BadInput(
-            f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run goes on "
-            "where it was recorded: resume=True."
+            f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run can "
+            "only be continued where it was recorded: pass resume=True."
         )
     return True
 
 
 def rewind(folder: str | os.PathLike, steps: int) -> None:
-    """Forget the steps after the first `steps`, because a trainer goes on from there.
+    """Forget the steps after the first `steps`, because a trainer continues from there.
 
-    The manifest lets go of them first, and then their files go.
+    They are removed from the manifest first, and then their files are deleted.
 
     Arguments:
         folder: of the tape.
-        steps: how many steps the trainer's checkpoint has behind it. `Recorder.save` was called
-            there.
+        steps: how many steps the trainer had taken at its checkpoint, where `Recorder.save` was
+            called.
 
     Raises:
-        TapeMismatch: where the tape does not know the state after so many steps.
+        TapeMismatch: where the tape does not know the state after that many steps.
         TapeError: where there is no tape, or it is damaged.
     """
     manifest = read_manifest(Path(folder))
@@ -67,7 +67,7 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
     if not later or later[0]["first"] != steps:
         saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
         raise TapeMismatch(
-            f"The checkpoint was made after {steps} steps, and the tape at {folder} can go on "
+            f"The checkpoint was made after {steps} steps, but the tape at {folder} can continue "
             f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
             "record the run again in another folder."
         )

@@ -26,7 +26,7 @@ _DEFAULT_MEMORY_BYTES = 1 << 30  # where a budget names only the bytes on disk
 
 
 class Keep(ABC):
-    """What every strategy answers."""
+    """What every strategy must answer."""
 
     @property
     def every_state(self) -> bool:
@@ -35,7 +35,7 @@ class Keep(ABC):
 
     @abstractmethod
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """The number of steps that the segment that starts at step `first` shall have."""
+        """The number of steps for the segment that starts at step `first`."""
 
     def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
         """The strategy to use for a run whose sizes are known.
@@ -64,10 +64,10 @@ class Keep(ABC):
 
 
 def check_keep(keep: object) -> None:
-    """Refuse what is no strategy; None stands for the default one."""
+    """Refuse anything that is not a strategy; None stands for the default one."""
     if keep is not None and not isinstance(keep, Keep):
         raise BadInput(
-            f"keep is one of EveryStep(), Checkpoints(), LastEpochs(), Budget(bytes), not {keep!r}."
+            f"keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes), not {keep!r}."
         )
 
 
@@ -143,7 +143,7 @@ class LastEpochs(Keep):
 
     def __post_init__(self):
         if not isinstance(self.inside, (EveryStep, Checkpoints)):
-            raise BadInput(f"inside is EveryStep() or Checkpoints(), not {self.inside!r}.")
+            raise BadInput(f"inside must be EveryStep() or Checkpoints(), not {self.inside!r}.")
         if check_whole(self.epochs, "LastEpochs(epochs)") < 1:
             raise BadInput(f"LastEpochs needs at least 1 epoch, not {self.epochs}.")
 
@@ -231,9 +231,9 @@ class Budget(Keep):
 
 
 def seconds_between_commits(took: float) -> float:
-    """How long a quick run waits with its next commit.
+    """How long a quick run waits before its next commit, in seconds.
 
-    Half a second, or so long that commits take at most a fiftieth of the run's time.
+    Half a second, or long enough that commits take at most a fiftieth of the run's time.
 
     Arguments:
         took: seconds that the last commit took.

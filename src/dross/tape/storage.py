@@ -2,7 +2,7 @@
 
 URLs are those that fsspec understands. From a bucket a file is fetched when it is needed and not
 before. What has been fetched and found intact is cached in a temporary folder, up to a bound; the
-longest unused files go first, and the folder is removed with the tape. Storage is for reading only:
+least recently used files go first, and the folder goes with the tape. Storage is for reading only:
 a run is recorded into a folder and copied to a bucket afterwards.
 """
 
@@ -72,7 +72,7 @@ class Bucket(Storage):
             raise BadInput(f"{url} cannot be opened: {error}.") from None
         self.address = url
         self.folder: Path | None = None  # made when the first file is cached
-        #: file -> bytes, the longest unused first
+        #: file -> bytes, the least recently used first
         self.cached: OrderedDict[str, int] = OrderedDict()
 
     @property
@@ -93,7 +93,7 @@ class Bucket(Storage):
             raise OSError(str(error) or type(error).__name__) from error
 
     def cache(self, name: str, raw: bytes) -> None:
-        """Keep a file here, dropping the longest unused ones where the bound demands it."""
+        """Keep a file here, and drop the least recently used ones where there are too many."""
         if name in self.cached or len(raw) > _MAX_CACHED_BYTES:
             return
         if self.folder is None:

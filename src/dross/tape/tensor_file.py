@@ -1,7 +1,7 @@
 """A safetensors file written tensor by tensor.
 
 safetensors' own `save` builds the whole file in memory. A state of a language model takes
-gigabytes, and more of them while it is copied; here its bytes go to the file as they lie.
+gigabytes, and copying it takes more; here its bytes go straight to the file.
 
     8 bytes        the length of the header, the lowest byte first
     header         JSON: {"__metadata__": ..., name: {"dtype", "shape", "data_offsets"}, ...},
@@ -37,7 +37,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], about: dict) -> Iterator[bytes
 
     Arguments:
         tensors: by name, in the memory of the host.
-        about: what stands beside them, as the metadata "dross".
+        about: what is kept with them, as the metadata "dross".
 
     Returns:
         The header, and then the tensors in parts of a few MB. Together they are what
@@ -61,7 +61,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], about: dict) -> Iterator[bytes
 
 
 class Digested:
-    """Parts of a file that are counted and hashed as somebody takes them, once."""
+    """Parts of a file that are counted and hashed as they are read, once."""
 
     def __init__(self, parts: Iterable[bytes | memoryview]):
         self.parts, self.size, self._hash = parts, 0, hashlib.sha256()

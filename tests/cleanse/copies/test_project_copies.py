@@ -58,9 +58,9 @@ def test_a_project_keeps_its_copies(project):
 def test_one_sentence_says_what_was_found_and_what_to_do(project):
     assert find_sentence(project) == (
         "2 of 171 test instances are also in the training part, the same or nearly the same: the "
-        "verdict is too good. 2 training instances are the same as another one or nearly so, in "
-        "1 group; there the labels differ, so one is wrong. The list Copies of dross review shows "
-        "them, to remove what is there twice."
+        "verdict is too optimistic. 2 training instances are the same as another one, or nearly, "
+        "in 1 group; there the labels differ, so one is wrong. The list Copies in dross review "
+        "shows them: remove what is there twice."
     )
 
 

@@ -59,7 +59,7 @@ def test_floating_shades_between_0_and_1_are_scaled_and_others_refused(tmp_path)
     x = prepare(Request(str(tmp_path / "p"))).x["train"]
     assert 0.9 < float(x.std()) < 1.1 and len(x.unique()) > 1000
     write_set(tmp_path / "q", lambda rng, _: 90 * rng.random((8, 8), dtype=np.float32), ".tif")
-    with pytest.raises(BadInput, match=r"0\.tif has shades from .* to (8|9).*only from 0 to 1"):
+    with pytest.raises(BadInput, match=r"0\.tif has shades from .* to (8|9).*from 0 .black. to 1 "):
         prepare(Request(str(tmp_path / "q")))
 
 
@@ -101,8 +101,8 @@ def test_what_is_left_out_is_said(tmp_path):
     (folder / "fish").symlink_to(tmp_path / "nowhere")
     (folder / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     told = " ".join(prepare(Request(str(folder))).notes)
-    assert "2 files are no pictures and are left out: bird/1.heic, fish." in told
-    assert "No class, for lack of pictures: bird." in told
+    assert "2 files are not pictures and are left out: bird/1.heic, fish." in told
+    assert "Not classes, because they have no pictures: bird." in told
     assert "1 pictures cannot be opened and are left out: cat/gone.png" in told
 
 

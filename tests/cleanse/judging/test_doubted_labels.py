@@ -44,7 +44,7 @@ def test_figures_without_the_doubted():
     assert everything != "improved" and "the verdict would be: improved" in found.sentence
     assert "20 of 100 test labels" in found.sentence and "neither" not in found.sentence
     most = verdict.compare_without({"error": off}, np.arange(100) < 60, "worse")
-    assert most is not None and "neither tells much" in most.sentence
+    assert most is not None and "neither verdict tells much" in most.sentence
     assert verdict.compare_without({"error": off}, np.zeros(100, bool), "worse") is None
     assert verdict.compare_without({"error": off}, np.ones(100, bool), "worse") is None
 

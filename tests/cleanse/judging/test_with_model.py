@@ -90,7 +90,7 @@ def test_random_states_inside_of_a_pipeline_are_set(little):
     pipeline = make_pipeline(StandardScaler(), MLPClassifier((4,), max_iter=20))
     verdict = ask(little, pipeline, seeds=2)
     assert verdict.model == "StandardScaler + MLPClassifier" and not verdict.resampled
-    assert "It warns: Stochastic Optimizer: Maximum iterations" in verdict.settle
+    assert "The model warns: Stochastic Optimizer: Maximum iterations" in verdict.settle
     assert ask(little, pipeline, seeds=2).metrics == verdict.metrics
     state = np.random.get_state()[1].tolist()  # the caller's random numbers go on as they were
     ask(little, pipeline, seeds=2)

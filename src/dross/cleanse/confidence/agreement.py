@@ -1,9 +1,9 @@
 """How far independent runs agree on the order of harm.
 
 The runs are cut into halves, each half is averaged, and the two orders are compared by their rank
-correlation r, which is averaged over all cuts. By the formula of Spearman and Brown the mean of all
-runs would then agree with that of as many new ones by 2 r / (1 + r). Below r = 1/3 that is less
-than one half: more of the order is chance than would be found again. That is called poor.
+correlation r, which is averaged over all cuts. By the Spearman-Brown formula, the mean of all runs
+would then have the correlation 2 r / (1 + r) with the mean of as many new runs. Below r = 1/3 that
+is less than one half: more than half of the order is chance. That is called poor.
 """
 
 from itertools import combinations
@@ -23,7 +23,7 @@ def compare_halves(by_run: np.ndarray) -> float | None:
         by_run: Scores, [R, N].
 
     Returns:
-        None with one run, fewer than three instances, or a half that gives all the same score.
+        None with one run, fewer than three instances, or a half whose scores are all equal.
     """
     runs, count = by_run.shape
     if runs < 2 or count < 3:

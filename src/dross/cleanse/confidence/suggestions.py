@@ -24,8 +24,8 @@ def suggestion_confidence(instances: Any, runs: int) -> np.ndarray:
 
     Arguments:
         instances: The columns score, spread, wrong, probability, label_probability and action of
-            `Project.instances`; earlier versions had no `wrong`, for which 1 - label_probability
-            stands.
+            `Project.instances`. Earlier versions had no `wrong`: 1 - label_probability is used
+            instead.
         runs: How many runs the scores are averaged over.
     """
     column = lambda name: instances[name].to_numpy(dtype=float)

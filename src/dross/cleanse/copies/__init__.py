@@ -1,1 +1,1 @@
-"""Instances that are in the data twice, the same or nearly, and that are in two parts at once."""
+"""Copies: instances that are in the data twice, exactly or nearly, in one part or in two."""

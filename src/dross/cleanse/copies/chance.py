@@ -1,7 +1,7 @@
 """How probable it is that two rows of a table agree by chance.
 
-Rows of a table with few columns of few values are equal by nature. Copies are more than that: rows
-that are as improbable as they are would not be found twice so often by chance.
+In a table with few columns and few values, many rows are equal by chance. Copies are rows that are
+so improbable that chance would not repeat them this often.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import numpy as np
 from ...support.progress import Advance
 
 MOST_COLUMNS = 32  # those with the most values; the others could only add to the evidence
-_SAMPLED = 400  # rows, for how many equal ones are to be expected
+_SAMPLED = 400  # rows, to estimate how many equal ones to expect
 _CHANCE_SHARE = 0.05  # of the groups that are listed may be chance
 _MOST_ROWS, _FEWEST_ROWS = 20_000, 2_000  # to measure how rare agreement is
 _ROWS_OF_ALL = 40_000_000  # for all pairs together
-_PRIOR = 10  # rows: fewer than so many do not say that one column follows from another
+_PRIOR = 10  # rows: fewer than this do not show that one column follows from another
 
 
 def natural_groups(
@@ -24,8 +24,8 @@ def natural_groups(
     """Which groups of equal rows are to be expected.
 
     N rows of probability P have N (N - 1) / 2 P^2 equal pairs on average: that is the mean of P
-    over the rows that are there, times N (N - 1) / 2. Groups are copies from the least probable row
-    on, as long as the pairs that chance makes of rows like these are few beside them.
+    over the rows that are there, times N (N - 1) / 2. Groups count as copies, the least probable
+    first, as long as chance would make few such pairs in comparison.
 
     Arguments:
         columns, is_number: As for `log_chance`.
@@ -49,7 +49,7 @@ def natural_groups(
 
 
 def rows_to_ask(pairs: int) -> int:
-    """How many rows to ask about each of so many pairs, so that all take seconds."""
+    """How many rows to compare each pair with, so that all `pairs` take only seconds."""
     return min(_MOST_ROWS, max(_FEWEST_ROWS, _ROWS_OF_ALL // max(pairs, 1)))
 
 
@@ -59,12 +59,12 @@ def log_chance(
     """The log of the probability that a row agrees with `one` as closely as `other` does.
 
     Column by column: what share of the rows, of those that agree in an earlier column, agrees in
-    this one? The earlier column that says the most is taken, so that columns which follow from each
-    other count once, and the probability is rather too large.
+    this one? The earlier column that says the most is used. Columns that follow from each other
+    count once, and the probability is too large rather than too small.
 
     Arguments:
         columns: float64 [N, C]; nan where a cell is missing. Categories are numbered.
-        is_number: bool [C]. Numbers agree if they are as near; categories if they are equal.
+        is_number: bool [C]. Numbers agree if they are as near or nearer; categories if equal.
         one, other: The places of two rows.
         most_rows: How many rows are asked.
     """
@@ -89,7 +89,7 @@ def log_chance(
 def _agreement(
     rows: np.ndarray, is_number: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> np.ndarray:
-    """bool [rows, C]: which cells agree with `one` as `other` does; where it does not, all."""
+    """bool [rows, C]: which cells agree with `one` as `other` does; all where `other` disagrees."""
     missing, apart = np.isnan(one), np.abs(one - other)
     with np.errstate(invalid="ignore"):
         near = np.abs(rows - one) <= apart

@@ -1,4 +1,4 @@
-"""What instances are compared by: keys of those that are the same, and columns of tables."""
+"""What instances are compared by: keys, which are equal for the same content, and columns."""
 
 import hashlib
 import re
@@ -21,10 +21,10 @@ _WORDS = re.compile(r"\w+")
 
 
 def same_keys(data: PreparedData, content: Frame, rows: Tensor) -> np.ndarray:
-    """int64 [N]: a number for each instance, the same for those that are the same.
+    """int64 [N]: a number for each instance; instances that are the same share it.
 
-    Rows of a table are, in every column that is learnt; texts, but for blanks; all others, where
-    models learn the same numbers from them.
+    Rows of a table are the same if all learnt columns are equal, texts if they differ only in white
+    space, and all others if models learn the same numbers from them.
     """
     if data.source.kind == "text":
         keys = [" ".join(str(text).split()) for text in content["text"].fillna("")]
@@ -53,14 +53,14 @@ def number_pictures(root: Path, paths: Sequence[str]) -> np.ndarray:
 
 
 def has_many_words(texts: Iterable[object]) -> np.ndarray:
-    """bool [N]: whether a text is long enough that nobody else writes the same."""
+    """bool [N]: whether a text is too long to be written twice by chance."""
     return np.array([len(set(_WORDS.findall(str(text)))) >= FEWEST_WORDS for text in texts])
 
 
 def as_columns(data: PreparedData, content: Frame, rows: Tensor) -> Columns | None:
     """The columns of a table as numbers; None for pictures and texts.
 
-    Of many columns those with the most values are taken.
+    If there are many columns, those with the most values are taken.
     """
     if data.source.kind in ("text", "images"):
         return None
@@ -82,7 +82,7 @@ def _learnt(columns: Sequence[Column]) -> list[Column]:
 
 
 def _read_column(cells: Frame, column: Column) -> np.ndarray:
-    """float64 [N]. A category is a number of its own, a missing one too; so is a day."""
+    """float64 [N]. Each category, each date, and a missing cell has a number of its own."""
     if column.kind == "number":
         return parse_finite(cells).to_numpy(dtype=np.float64)
     return number_keys(map(str, cells)).astype(np.float64)

@@ -2,7 +2,7 @@
 
 Those that are the same are found by their content. Those that are nearly the same are found on
 the numbers that models learn: nearer than chance explains among the neighbours that the data have
-(neighbours.py). In tables, agreement must be more than columns of few values bring about
+(neighbours.py). In tables, rows must agree more than columns with few values do by chance
 (chance.py).
 """
 
@@ -19,7 +19,7 @@ from .contents import Columns, as_columns, has_many_words, number_keys, number_p
 from .found import Copies, no_copies
 from .neighbours import NEIGHBOURS, find_neighbours
 
-_CHANCE_PAIRS = 0.1  # in the whole table that agree as closely; distances must be small, too
+_CHANCE_PAIRS = 0.1  # that chance may make in a whole table; distances must be small, too
 _MOST_PAIRS = 20_000  # of a table, the nearest first: more are no help to anybody
 _Pair = tuple[int, int, float]  # two places, and the distance as a share of the usual one
 
@@ -46,8 +46,8 @@ def find_copies(
         progress: Whether to show progress bars.
 
     Returns:
-        The copies, and `count_copies` of them, with `natural`: how many instances are equal to
-        others as is to be expected, and not among the copies.
+        The copies, and `count_copies` of them, with `natural`: how many training instances
+        are equal to others as chance explains; they are not among the copies.
     """
     everything = _gather(data)
     keys = same_keys(data, everything.source.content, everything.rows)
@@ -138,7 +138,7 @@ def _near_pairs(
 ) -> list[_Pair]:
     """Pairs that are nearly the same, among the first instances of all keys."""
     places = np.unique(keys, return_index=True)[1]
-    places = places[everything.rows[places].abs().sum(1).numpy() > 0]  # of others nothing is known
+    places = places[everything.rows[places].abs().sum(1).numpy() > 0]  # else nothing is known
     if len(places) <= 2 * NEIGHBOURS:
         return []
     found = find_neighbours(everything.rows[places], device=device, progress=progress)
@@ -207,7 +207,7 @@ def _order(
 
 
 def _number_same(data: PreparedData, content: Frame, keys: np.ndarray) -> np.ndarray:
-    """int64 [members]: a number that those share which are the same; pictures, pixel for pixel."""
+    """int64 [members]: a number shared by those that are the same; pictures, pixel for pixel."""
     if data.root is None:
         return number_keys(map(str, keys))
     return number_pictures(data.root, content["path"].tolist())

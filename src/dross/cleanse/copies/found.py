@@ -23,7 +23,7 @@ _APART = " "  # before their names in the file, where the content has columns of
 
 @dataclass(frozen=True)
 class Copies:
-    """Groups of instances that are the same or nearly the same, each with one of the training part.
+    """Groups of instances that are the same or nearly the same; each has a training instance.
 
     Example:
         leaked = project.copies.table.query("part == 'test'")
@@ -34,8 +34,8 @@ class Copies:
     first, then in the validation part, then those whose labels differ, then the others.
 
     group: its number; part: train, validation or test; id: its place in that part; source; label;
-    same: a number that those share which are the same, pixel for pixel or cell for cell; exact:
-    whether there is such another one; distance: to the nearest of the group, as a share of what is
+    same: a number shared by those that are the same, pixel for pixel or cell for cell; exact:
+    whether another one is the same; distance: to the nearest of the group, as a share of what is
     usual between neighbours."""
     content: Frame
     """What each of them looks like, in the order of `table`."""
@@ -73,7 +73,7 @@ class Copies:
         return self._places.get(id)
 
     def others(self, id: int) -> list[dict[str, Any]]:
-        """The copies of a training instance, as `group` gives them, with `is_same`: as this one."""
+        """The other rows of a training instance's group; `is_same`: the same as this instance."""
         number = self.group_of(id)
         rows = [] if number is None else self.group(number)
         is_it = lambda row: (row["part"], row["id"]) == ("train", id)
@@ -82,7 +82,7 @@ class Copies:
 
 
 def no_copies() -> Copies:
-    """None were found, or the project is of an earlier version."""
+    """A table without rows: no copies were found, or an earlier version did not look for any."""
     pandas = import_pandas()
     table = pandas.DataFrame({name: pandas.Series(dtype=kind) for name, kind in _TYPES.items()})
     return Copies(table, pandas.DataFrame())
@@ -117,6 +117,6 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
 
 def _explain_damage(path: Any) -> TapeDamaged:
     return TapeDamaged(
-        f"{path} is not a table of copies as dross writes it. Run dross clean again; decisions "
-        "that were made are kept."
+        f"{path} is not a table of copies that dross wrote. Run dross clean again; your "
+        "decisions are kept."
     )

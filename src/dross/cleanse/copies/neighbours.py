@@ -9,7 +9,7 @@ from torch import Tensor
 from ...support.progress import progress_bar
 
 NEIGHBOURS = 20  # of each instance: the last of them says how near others usually are
-_FEW_DIMENSIONS = 128  # candidates are looked for in a random projection to so many
+_FEW_DIMENSIONS = 128  # of the random projection in which candidates are looked for
 _BLOCK_BYTES = 256 << 20  # of distances, and of gathered rows
 _FALSE_ALARMS = 0.01  # near pairs that chance may make in the whole data set, on average
 _AT_MOST = 0.4  # of the usual distance: in many dimensions chance allows for more, a copy does not
@@ -32,17 +32,17 @@ class Neighbours:
     def dimension(self) -> float:
         """The number of dimensions m in which the neighbours lie.
 
-        A ball of half the content has 2^(-1/m) of the radius: so much nearer is the middle one of K
-        neighbours than the last. And the nearest is nearer than the share t of the last one's
+        A ball of half the volume has 2^(-1/m) of the radius: the middle one of K neighbours is that
+        much nearer than the last. And the nearest is nearer than the share t of the last one's
         distance with probability 1 - (1 - t^m)^(K-1). Either gives m by a median over all
-        instances, and copies only make it smaller: few of them the second, many the first less.
+        instances. Copies can only make it smaller, so the larger one is taken.
         """
         count = self.distances.shape[1]
         middle = self._fit_dimension(max(count // 2, 1), 0.5)
         return max(middle, self._fit_dimension(1, 1 - 0.5 ** (1 / max(count - 1, 1))))
 
     def _fit_dimension(self, rank: int, content: float) -> float:
-        """m where the neighbour of this rank has, in the median, so much content around it."""
+        """m where the neighbour of this rank encloses, in the median, this share of the volume."""
         nearer = self.distances[:, rank - 1]
         known = (nearer > 0) & (nearer < self.usual)
         if 2 * int(known.sum()) < len(known):
@@ -67,8 +67,8 @@ class Neighbours:
     def near_pairs(self) -> list[tuple[int, int, float]]:
         """[(place, other place, distance as a share of the usual one), ...], each pair once.
 
-        What lies apart from everything is no copy of the other one that does: no distance counts as
-        usual that is much larger than in the middle of the data.
+        Two outliers are not copies of each other: a distance that is much larger than the median
+        does not count as usual.
         """
         usual = self.usual.clamp_max(_USUALLY * float(self.usual.median()))
         usual = torch.minimum(usual[:, None], usual[self.places])

@@ -33,7 +33,7 @@ def _show_group(
     copies: Copies, number: int, picture: Callable[[str, int], bytes | None], classes: bool
 ) -> dict[str, Any]:
     rows = copies.group(number)
-    shown = rows[: _MEMBERS - 1] + rows[-1:] if len(rows) > _MEMBERS else rows  # the last leaks
+    shown = rows[: _MEMBERS - 1] + rows[-1:] if len(rows) > _MEMBERS else rows  # the last may leak
     content = copies.content.iloc[[row["place"] for row in shown]]
     pictures = [picture(row["part"], row["id"]) for row in shown]
     cells = [] if "text" in content or any(pictures) else _choose_cells(content)

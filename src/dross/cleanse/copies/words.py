@@ -24,7 +24,7 @@ def describe_copies(about: dict[str, Any]) -> str:
     sentences = [_describe_leak(found, about["counts"]), _describe_repeated(found)]
     if not any(sentences):
         return ""
-    advice = "The list Copies of dross review shows them, to remove what is there twice."
+    advice = "The list Copies in dross review shows them: remove what is there twice."
     return " ".join(sentence for sentence in [*sentences, advice] if sentence)
 
 
@@ -35,10 +35,10 @@ def _describe_leak(found: dict[str, int], counts: dict[str, int]) -> str:
         return ""
     which = " and ".join(f"{found[part]:,} of {counts.get(part, 0):,} {part}" for part in parts)
     one = sum(found[part] for part in parts) == 1
-    verdict = "the verdict is too good" if "test" in parts else "what they measure is too good"
+    verdict = "the verdict" if "test" in parts else "what they measure"
     return (
         f"{which} instances {'is' if one else 'are'} also in the training part, the same or nearly "
-        f"the same: {verdict}."
+        f"the same: {verdict} is too optimistic."
     )
 
 
@@ -47,7 +47,7 @@ def _describe_repeated(found: dict[str, int]) -> str:
     if not found["train"]:
         return ""
     text = (
-        f"{found['train']:,} training instances are the same as another one or nearly so, in "
+        f"{found['train']:,} training instances are the same as another one, or nearly, in "
         f"{_count(found['groups'], 'group')}"
     )
     if not found["conflicting"]:
@@ -57,13 +57,13 @@ def _describe_repeated(found: dict[str, int]) -> str:
 
 
 def describe_natural(about: dict[str, Any]) -> str:
-    """What is equal by nature, and is not listed; empty where nothing is."""
+    """What is equal by chance, and so is not listed; empty where nothing is."""
     natural = read_counts(about)["natural"]
     if not natural:
         return ""
     why = "texts of a few words" if about["kind"] == "text" else "columns with few values"
     return (
-        f"{natural:,} training instances are equal to others as is to be expected of {why}. "
+        f"{natural:,} training instances are equal to others, as expected with {why}. "
         "They are not listed."
     )
 
@@ -78,10 +78,10 @@ def describe_group(copies: Copies, number: int, *, classes: bool) -> str:
     conflict = _describe_conflict(rows, classes)
     if others:
         return (
-            f"It is also in the {' and in the '.join(others)} part ({how}), and what is measured "
-            f"there is too good: remove it here, or there.{conflict}"
+            f"It is also in the {' and in the '.join(others)} part ({how}), so what is "
+            f"measured there is too optimistic: remove it here or there.{conflict}"
         )
-    return f"It is {len(rows)} times in the training part ({how}): keep one.{conflict}"
+    return f"It is in the training part {len(rows)} times ({how}): keep one.{conflict}"
 
 
 def head_group(copies: Copies, number: int, *, classes: bool) -> str:
@@ -123,7 +123,7 @@ def name_place(row: dict[str, Any]) -> str:
 
 
 def name_likeness(same: bool) -> str:
-    """The words for it."""
+    """How alike two instances are, in words."""
     return "the same" if same else "nearly the same"
 
 

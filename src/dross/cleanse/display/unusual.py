@@ -2,8 +2,8 @@
 
 The rules are robust: one wild cell does not make another one usual. A number is unusual if it is
 both beyond the 1st or the 99th percentile and far from the median, by three deviations that are
-estimated from the median distance to it. A category, and a gap, is unusual in less than 1 % of
-the rows.
+estimated from the median distance to it. A category or a gap is unusual if less than 1 % of the
+rows have it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class UnusualCells:
 
     Arguments:
         content: The table.
-        columns: What its columns are; other kinds than numbers and categories are passed over.
+        columns: What its columns are; kinds other than numbers and categories are skipped.
     """
 
     def __init__(self, content: Frame, columns: Sequence[Column]):

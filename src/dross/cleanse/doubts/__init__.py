@@ -1,1 +1,1 @@
-"""Labels of the validation and test parts that models which have not learnt them doubt."""
+"""Validation and test labels that are doubted by models that have not learnt them."""

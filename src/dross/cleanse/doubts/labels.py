@@ -1,8 +1,7 @@
 """Which labels of a held-out part are doubted by models that have not learnt them.
 
-A label is doubted where it is more likely wrong than right, as one of the training part is
-(`Beliefs.wrong`). Of the validation part the models of `opinions/` are asked, which learn instances
-of the training part only.
+A label is doubted if it is more likely wrong than right, as in the training part (`Beliefs.wrong`).
+About the validation part the models of `opinions/` are asked, which learn training instances only.
 """
 
 from collections.abc import Mapping
@@ -45,10 +44,10 @@ class Scored:
 def validation_table(data: PreparedData, scored: Scored, *, trusted: bool) -> Frame:
     """One row per validation instance; `rank` is -1 where the label is not doubted.
 
-    Rank 0 is the doubted label on which the recommendation hangs the most: `change` is what the
+    Rank 0 is the doubted label on which the recommendation depends most: `change` is what the
     recommended plan does to the models' error on the instance, and so what the instance adds to the
     comparison that chose the plan. Whether it speaks for the plan (below 0) or against it is right
-    only if its label is. Of an instance that was left out, nothing is known but its label.
+    only if its label is. Of an instance that was left out, only the label is known.
 
     Arguments:
         data: Whose validation part is asked about, as it was given.

@@ -82,8 +82,8 @@ def check_backbone(name: str, kind: str) -> None:
     if kind not in library.kinds:
         what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
         raise BadInput(
-            f"The backbone {name} looks at {what}, and these data are none (they are read as "
-            f"{kind}). Leave {name_option('backbone')} out, or bring features of your own: "
+            f"The backbone {name} looks at {what}, but these data are read as {kind}. Leave "
+            f"{name_option('backbone')} out, or pass your own features: "
             f"{name_option('features', 'FILE')}."
         )
     if not is_installed(name):
@@ -151,7 +151,7 @@ def _import_library(name: str, library: _Library) -> None:
 
 @contextmanager
 def _without_retries_shown() -> Iterator[None]:
-    """Weights that cannot be fetched are tried for several times, and each try would be shown."""
+    """Hide the messages that huggingface_hub logs for each failed attempt to fetch weights."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -162,7 +162,7 @@ def _without_retries_shown() -> Iterator[None]:
 
 
 def _import(name: str) -> Any:
-    """A module that need not be installed."""
+    """Import a module that may not be installed."""
     return importlib.import_module(name)
 
 
@@ -210,7 +210,7 @@ def _load_torchvision(name: str, device: torch.device) -> Compute:
 
 
 def _cut_head(network: nn.Module) -> None:
-    """Let the last linear layer pass on what it gets; a network without one stays as it is."""
+    """Replace the last linear layer by the identity; a network without one stays as it is."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if names:
         parent, _, last = names[-1].rpartition(".")
@@ -279,12 +279,12 @@ class _Pictures:
 def _load_wordllama(_: str, device: torch.device) -> Compute:
     """Static embeddings of tokens, and their mean over a text."""
     wordllama = _import("wordllama")
-    # its weights and its tokenizer lie in the package; by itself it would fetch the second
+    # its weights and its tokenizer are in the package; by default it would fetch the tokenizer
     packaged = Path(wordllama.__file__).parent
     model = wordllama.WordLlama.load(cache_dir=packaged, disable_download=True)
 
     def embed(texts: Sequence[str]) -> Tensor:
-        found = model.embed([text or " " for text in texts])  # nothing at all has no mean
+        found = model.embed([text or " " for text in texts])  # an empty text has no mean
         return torch.from_numpy(np.asarray(found, dtype=np.float32))
 
     return embed

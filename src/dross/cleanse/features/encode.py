@@ -41,7 +41,7 @@ class Encoding:
 def encode(
     data: PreparedData, inputs: str, backbone: str | None = None, features: Tensor | None = None
 ) -> PreparedData:
-    """The data with other inputs, which say what they are.
+    """The data with the chosen inputs; `encoding` says what they are.
 
     Arguments:
         data: As `prepare` made them.

@@ -17,7 +17,7 @@ from ..inputs.images import load_picture
 from ..inputs.prepared import PreparedData
 from .backbones import Compute, load_backbone
 
-_CHUNK = 64  # pictures, or texts: what a computation that was stopped has to do again
+_CHUNK = 64  # pictures, or texts: the most that an interrupted computation has to repeat
 _AT_ONCE = 32  # pass through a network together
 
 
@@ -36,7 +36,7 @@ def compute_features(
         data: The data set: pictures or texts.
         backbone: The name of a backbone that is installed.
         folder: The project's, where the features are kept.
-        data_digest: Of the data, which features of other data must not be mixed with.
+        data_digest: Of the data; features of other data are kept apart.
         device: Where to compute them.
         progress: Whether to show a progress bar.
 
@@ -51,7 +51,7 @@ def compute_features(
     store.begin()
     items, compute = _list_items(data), None
     chunks = []
-    with progress_bar(f"{backbone} looks at them", count, show=progress, unit="instances") as bar:
+    with progress_bar(f"features by {backbone}", count, show=progress, unit="instances") as bar:
         for number, start in enumerate(range(0, count, _CHUNK)):
             stop = min(start + _CHUNK, count)
             kept = store.get(number)
@@ -79,13 +79,13 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
             return features
     raise TapeDamaged(
         f"{store.folder} lacks a part of the features that the models of this project learnt, or "
-        f"holds others. Run dross clean again with {name_option('overwrite', True)}; decisions "
-        "that were made are set aside, not deleted."
+        f"holds others. Run dross clean again with {name_option('overwrite', True)}; your "
+        "decisions are set aside, not deleted."
     )
 
 
 def digest_features(features: Tensor) -> str:
-    """A digest of what they are."""
+    """A digest of the features."""
     return digest_tensors({"features": features})
 
 

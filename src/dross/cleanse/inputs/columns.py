@@ -50,7 +50,7 @@ def _infer_column(column: Series) -> Column:
     numeric = parse_finite(cells).notna().mean()
     if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
         if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
-            return Column(name, "ignore", "a number of its own for every row: an identifier")
+            return Column(name, "ignore", "a different number in every row: an identifier")
         odd = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
         return Column(name, "number", "" if numeric == 1.0 else odd)
     if _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
@@ -79,7 +79,7 @@ def describe_columns(columns: list[Column]) -> list[str]:
             lines.append(f"{words}: {', '.join(names)}.")
     for column in columns:
         if column.kind in ("ignore", "text"):
-            lines.append(f"'{column.name}' is left aside: {column.why}.")
+            lines.append(f"'{column.name}' is ignored: {column.why}.")
     for column in columns:
         if column.kind == "number" and column.why not in ("", "given"):
             lines.append(f"'{column.name}': {column.why}.")

@@ -17,7 +17,7 @@ _SAMPLE = 65536  # characters
 _SAMPLE_RECORDS = 50
 _END = "\x1ethe end\x1e"  # a record of our own after the last: a quote left open swallows it
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-# Windows-1252 with its five empty places filled as browsers do, so that no byte is lost.
+# Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
 _WINDOWS = {
     code: code if letter == "\ufffd" else ord(letter)
     for code, letter in enumerate(bytes(range(256)).decode("cp1252", errors="replace"))
@@ -39,7 +39,7 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
     for magic, packing in _PACKED.items():
         if raw.startswith(magic):
             raise BadInput(
-                f"{name} is packed ({packing}), and not a text file. Unpack it, or save it as CSV "
+                f"{name} is compressed ({packing}), not a text file. Unpack it, or save it as CSV "
                 "(UTF-8) or Parquet."
             )
     try:
@@ -52,13 +52,13 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
         text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
         notes = [
             f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
-            "Look at letters with accents."
+            "Check letters with accents."
         ]
     if not text.strip():
         raise BadInput(f"{name} is empty.")
     if "\0" in text.lstrip().split("\n", 1)[0]:
         raise BadInput(
-            f"{name} has NUL characters in its first line: it is not a text file, or one in "
+            f"{name} has NUL characters in its first line: it is not a text file, or it is in "
             "UTF-16. Save it as CSV (UTF-8) or Parquet."
         )
     return text, notes
@@ -155,7 +155,7 @@ def _split(text: str, separator: str, skip_spaces: bool) -> tuple[list[list[str]
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Inside: a cell may be of any length; a text has often more than csv's 131,072 characters."""
+    """Inside, cells may have any length: texts are often longer than csv's 131,072 characters."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield

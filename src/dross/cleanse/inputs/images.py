@@ -35,9 +35,9 @@ def list_pictures(folder: Path) -> list[Path]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Every file under a folder, sorted by path. Links are followed; one to nowhere is a file.
+    """Every file under a folder, sorted by path. Links are followed; a broken link is a file.
 
-    A folder that is reached on two ways is refused: its pictures would have two classes.
+    A folder that is reached in two ways is refused: its pictures would have two classes.
     """
     files, reached = [], {}
     for place, _, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
@@ -56,8 +56,8 @@ def list_files(folder: Path) -> list[Path]:
 
 def _refuse_folder(error: OSError) -> None:
     raise BadInput(
-        f"{printable(str(error.filename))} cannot be read: {error.strerror}. Mend it, or take it "
-        "out of the folder."
+        f"{printable(str(error.filename))} cannot be read: {error.strerror}. Make it readable, or "
+        "move it out of the folder."
     ) from None
 
 
@@ -85,19 +85,19 @@ def read_folder(folder: Path) -> Source:
 
 
 def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> list[str]:
-    """Say which files are no pictures by their names, and which folders have none."""
+    """Say which files are not pictures, by their names, and which folders have none."""
     notes = []
     others = [path for path in everything if path.suffix.lower() not in SUFFIXES]
     if others:
         examples = ", ".join(path.relative_to(folder).as_posix() for path in others[:3])
         more = " ..." if len(others) > 3 else ""
-        notes.append(f"{len(others):,} files are no pictures and are left out: {examples}{more}.")
+        notes.append(f"{len(others):,} files are not pictures and are left out: {examples}{more}.")
     empty = sorted(
         path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes
     )
     if empty:
         more = " ..." if len(empty) > 3 else ""
-        notes.append(f"No class, for lack of pictures: {', '.join(empty[:3])}{more}.")
+        notes.append(f"Not classes, because they have no pictures: {', '.join(empty[:3])}{more}.")
     return notes
 
 
@@ -152,7 +152,7 @@ def _open(path: Path) -> np.ndarray | None:
 
     if is_in_array(path):
         return read_picture(path)
-    if not os.path.isfile(path):  # to open a pipe would wait for ever
+    if not os.path.isfile(path):  # opening a pipe would wait for ever
         return None
     try:
         with warnings.catch_warnings():
@@ -172,8 +172,8 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
     white = 1.0 if mode == "F" else 65535.0
     if shades.size == 0 or not (shades.min() >= 0 and shades.max() <= white):
         raise BadInput(
-            f"{path} has shades from {shades.min():g} to {shades.max():g}; dross knows what is "
-            f"black and white only from 0 to {white:g}. Save the pictures with 8 or 16 bits."
+            f"{path} has shades from {shades.min():g} to {shades.max():g}; dross reads only shades "
+            f"from 0 (black) to {white:g} (white). Save the pictures with 8 or 16 bits."
         )
     return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
 
@@ -184,7 +184,7 @@ def load_picture(path: Path) -> Any:
 
     pixels = _open(path)
     if pixels is None:
-        raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
+        raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
     return Image.fromarray(np.round(pixels).astype(np.uint8))
 
 
@@ -238,7 +238,7 @@ class ImageEncoder:
 
         picture = _open(path)
         if picture is None:
-            raise BadInput(f"{path} could be opened before and cannot be now. Was it moved?")
+            raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
         if picture.shape[:2] != self.size:
             height, width = self.size
             whole = picture if picture.dtype == np.uint8 else picture[..., 0]  # grey floats
@@ -252,7 +252,7 @@ class ImageEncoder:
 def _measure(pixels: torch.Tensor, version: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean and the deviation of each channel, float32 [1, C, 1, 1].
 
-    Version 1 rounded by the number of torch's threads, and then the data looked changed.
+    In version 1 rounding depended on the number of torch's threads, so data looked changed.
     """
     if version == 1:
         return pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True)

@@ -1,4 +1,4 @@
-"""The files that a project was made from: their digests, and that nothing is written over them."""
+"""The files that a project was made from: their digests, and checks that nothing replaces them."""
 
 from collections.abc import Mapping
 from pathlib import Path

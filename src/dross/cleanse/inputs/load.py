@@ -51,18 +51,18 @@ class Request:
     columns: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     separator: str | None = None  # between the cells of a CSV file
-    na: list[str] | None = None  # cells that count as missing, beside empty ones
+    na: list[str] | None = None  # cells that count as missing, besides empty ones
     given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
     features: str | None = None  # a file of features to learn from instead
-    backbone: str | None = None  # the pretrained model that makes features; by default the usual
-    encoder: int = 1  # the version of the ways content becomes numbers; projects have theirs
+    backbone: str | None = None  # the pretrained model that makes features; None: the usual one
+    encoder: int = 1  # the version of how content becomes numbers; a project keeps its own
 
     def __post_init__(self):
         if not 0 <= self.seed < _MAX_SEED:
             raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
         if self.features is not None and self.backbone not in (None, "none"):
             names = f"{name_option('features')} or {name_option('backbone')}"
-            raise BadInput(f"Give either {names}: each says what models learn.")
+            raise BadInput(f"Give either {names}, not both: each says what models learn.")
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
                 check_encodable(path)
@@ -73,8 +73,8 @@ class Request:
         return Reading(self.separator, self.na)
 
     def to_json(self) -> dict[str, Any]:
-        """The request as a project keeps it, without what older versions did not know and is not
-        given.
+        """The request as a project keeps it. Options that older versions did not know are left out
+        unless they are given.
         """
         return {
             name: value
@@ -184,18 +184,18 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
 
 
 def _read_like(train: Source, path: Path, request: Request) -> Source:
-    """Read a validation or test file, which must have the columns and classes of the training."""
+    """Read a validation or test file; its columns and classes must be those of training."""
     source = _read(path, request, task=train.task)
     unknown = sorted(set(source.classes) - set(train.classes))
     if unknown:
         raise BadInput(
             f"{path} has classes that {train.label} does not have in training: "
-            f"{', '.join(unknown[:5])}. Mend them, or leave them out."
+            f"{', '.join(unknown[:5])}. Correct them, or leave them out."
         )
     present = source.content.columns
     missing = [str(name) for name in train.content.columns if name not in present]
     if missing:
-        raise BadInput(f"{path} lacks the columns {', '.join(missing[:5])}.")
+        raise BadInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
     if source.kind == "images":  # relative paths are relative to the training pictures
         root = picture_root(path).resolve()
         absolute = [str(root / name) for name in source.content["path"]]

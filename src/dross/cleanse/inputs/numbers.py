@@ -37,7 +37,7 @@ def parse_finite(cells: Any) -> Any:
 
 
 def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
-    """Refuse numbers that are infinite or too large for float32; missing ones may be there.
+    """Refuse numbers that are infinite or too large for float32; missing ones are allowed.
 
     Arguments:
         names: The names of the instances they belong to.
@@ -50,5 +50,5 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         raise BadInput(
             f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to learn "
-            f"from: the largest is {LARGEST:.2g}. Mend it, or leave it empty."
+            f"from: the largest is {LARGEST:.2g}. Correct it, or leave it empty."
         )

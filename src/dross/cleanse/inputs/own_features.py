@@ -15,8 +15,9 @@ from .tables import PARQUET, read_bytes
 _LARGEST_INPUT = 8  # deviations; one wild number must not end the training
 _LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
 _ORDER = (
-    "It has one row for each instance, in the order of the input: rows of a table as they stand, "
-    "pictures sorted by path; then those of the validation data, then those of the test data."
+    "It must have one row for each instance, in the order of the input: rows of a table as they "
+    "stand, pictures sorted by path; then those of the validation data, then those of the test "
+    "data."
 )
 
 
@@ -39,9 +40,9 @@ def read_features(path: Path, count: int, left_out: str) -> np.ndarray:
     if rows.dtype.kind not in "fiub":
         raise BadInput(f"{path} holds {rows.dtype}, not real numbers.")
     if len(rows) != count:
-        noted = f" What was left out of the input has no row there either: {left_out}"
+        noted = f" Instances that were left out of the input must be left out here, too: {left_out}"
         raise BadInput(
-            f"{path} has features of {len(rows):,} instances, and the input has {count:,}. {_ORDER}"
+            f"{path} has features of {len(rows):,} instances, but the input has {count:,}. {_ORDER}"
             + (noted if left_out else "")
         )
     rows = rows.astype(np.float64)
@@ -52,7 +53,7 @@ def read_features(path: Path, count: int, left_out: str) -> np.ndarray:
             f"{path}: row {wrong[0]} (the first is 0), feature {column} is "
             f"{rows[wrong[0], column]:g}"
             + (f", and {len(wrong) - 1:,} more rows are like it" if len(wrong) > 1 else "")
-            + ". Features are finite numbers: mend them, or leave the column out."
+            + ". Features must be finite numbers: correct them, or leave the column out."
         )
     return rows.astype(np.float32)
 
@@ -82,10 +83,10 @@ def _read_parquet(raw: bytes, path: Path) -> np.ndarray:
 
 
 def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
-    """Features as models learn them: of mean 0 and one spread in training, float32 [N, d].
+    """Features as models learn them: with mean 0 and a common spread in training, float32 [N, d].
 
     The spread is 1, or less where there are many: an instance's length is then 8 on average.
-    Features that never change in training are 0. What is far from the mean is cut off.
+    Features that never change in training are 0. Values far from the mean are cut off.
     """
     learnt = rows.numpy()[train].astype(np.float64)  # numpy adds in one order on any machine
     mean, deviation = learnt.mean(0), learnt.std(0)
@@ -98,5 +99,5 @@ def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
 
 
 def usual_length(features: int) -> float:
-    """The length of an instance that has so many features, on average."""
+    """The average length of an instance with this many features."""
     return min(features**0.5, _LENGTH)

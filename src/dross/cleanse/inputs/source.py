@@ -83,8 +83,8 @@ def check_learnable(source: Source) -> None:
     if len(source) < MIN_INSTANCES:
         raise BadInput(
             f"There are {len(source)} instances with a label. dross splits them into training, "
-            f"validation and test parts and needs at least {MIN_INSTANCES}; a verdict worth having "
-            "takes a few hundred."
+            f"validation and test parts and needs at least {MIN_INSTANCES}; a useful verdict "
+            "needs a few hundred."
         )
     if source.task == "regression":
         check_size(source.names, source.label, source.labels)

@@ -65,9 +65,9 @@ def copy_table(
 def _copy_parquet(
     source: Path, labels: Series, new: dict[int, str], kept: np.ndarray
 ) -> bytes | None:
-    """The copy with the types, the index and the remarks of the original.
+    """The copy with the types, the index and the metadata of the original.
 
-    None if the labels are no column of the file but an index that is only described.
+    None if the labels are not a column of the file, but an index that it only describes.
     """
     import pyarrow as arrow
     import pyarrow.parquet as parquet

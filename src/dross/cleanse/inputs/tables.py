@@ -29,7 +29,7 @@ class Reading:
     """How a user wants tables to be read."""
 
     separator: str | None = None  # of the cells of a CSV file; guessed by default
-    missing: Sequence[str] | None = None  # cells without a value, beside empty ones
+    missing: Sequence[str] | None = None  # cells without a value, besides empty ones
 
 
 AS_USUAL = Reading()
@@ -40,7 +40,10 @@ def read_bytes(path: Path) -> bytes:
     if not os.path.exists(path):
         raise BadInput(f"There is no file {path}.")
     if not os.path.isfile(path):
-        raise BadInput(f"{path} is not a file that can be read again, as dross has to.")
+        raise BadInput(
+            f"{path} is not a regular file, and dross has to read it more than once. Copy it into "
+            "one."
+        )
     try:
         return path.read_bytes()
     except OSError as error:
@@ -76,7 +79,7 @@ def read_frame(
     if verbatim:
         return frame, notes
     if len(frame) == 0:
-        raise BadInput(f"{path} has names of columns, but no rows.")
+        raise BadInput(f"{path} has column names, but no rows.")
     own_names, frame.columns = list(frame.columns), column_names(frame.columns)
     _check_asked(own_names, list(asked), path)
     notes += _note_renamed(own_names, list(frame.columns))
@@ -108,7 +111,7 @@ def _parse_csv(
     if records.short:
         notes.append(
             f"{len(records.short):,} rows have fewer cells than the first line has names (the "
-            f"first is on line {records.short[0]}); the others count as missing."
+            f"first is on line {records.short[0]}); the cells they lack count as missing."
         )
     pandas = import_pandas()
     columns = list(zip(*records.rows)) or [()] * len(records.names)
@@ -172,22 +175,22 @@ def _note_renamed(own_names: list[Any], names: list[str]) -> list[str]:
     if not renamed:
         return []
     more = " ..." if len(renamed) > 3 else ""
-    return [f"Some columns have no name, or that of another: {', '.join(renamed[:3])}{more}."]
+    return [f"Some columns have no name, or the name of another: {', '.join(renamed[:3])}{more}."]
 
 
 def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -> list[str]:
-    """What a column that is needed says in cells that count as missing."""
+    """Say which cells of a needed column count as missing."""
     said = Counter(cell for cell in column if cell in missing and cell)
     if not said:
         return []
     counts = ", ".join(f"'{cell}' ({count:,})" for cell, count in said.most_common(3))
-    return [f"In '{name}', {counts} counts as missing; {name_option('na')} says what does."]
+    return [f"In '{name}', {counts} counts as missing; {name_option('na')} changes this."]
 
 
 def row_names(rows: Iterable[int]) -> list[str]:
     """The names of rows by their numbers, which are the index of a frame that `read_frame` read.
 
-    Of a CSV file they are the lines that the rows begin on.
+    In a CSV file they are the lines that the rows begin on.
     """
     return [f"row {number}" for number in rows]
 
@@ -252,15 +255,15 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         task = _infer_task(column, numbers)
         distinct = f"{column.nunique()} classes"
         meaning = "a number to be predicted (regression)" if task == "regression" else distinct
-        notes.append(f"'{name}' is taken for {meaning}; {name_option('task')} says otherwise.")
+        notes.append(f"'{name}' is taken for {meaning}; {name_option('task')} changes this.")
     check_name("task", task, ("classification", "regression"))
     if task == "classification":
         return column.astype(str).str.strip().to_numpy(dtype=object)
     if not numbers.notna().all():
         example = column[numbers.isna()].iloc[0]
         raise BadInput(
-            f"'{name}' is to be a number, but {int(numbers.isna().sum())} cells are not, such as "
-            f"'{example}'."
+            f"'{name}' must be a number, but {int(numbers.isna().sum())} cells are not, such as "
+            f"'{example}'. Correct them, or leave them empty."
         )
     return numbers.to_numpy(dtype=np.float64)
 

@@ -50,7 +50,7 @@ def import_function(entry: str, option: str) -> Callable[..., Any]:
 
 @contextmanager
 def _current_folder_first() -> Iterator[None]:
-    """Inside, modules are looked for in the current folder first; afterwards there last.
+    """Inside, modules are looked for in the current folder first; afterwards, there last.
 
     Otherwise a `random.py` that happens to lie there would be taken for Python's own by whatever is
     imported later.
@@ -120,7 +120,7 @@ def show_source(entry: str) -> str:
     path = find_source(entry)
     source = _read_source(path)
     if path is None or source is None:
-        return f"{entry}: its source is not found from here."
+        return f"{entry}: its source was not found."
     lines = source.splitlines()
     shown = [_escape(line) for line in lines[:_LINES_SHOWN]]
     if len(lines) > _LINES_SHOWN:

@@ -1,8 +1,8 @@
-"""Estimators of scikit-learn, or like them, that a user wants a verdict from.
+"""Estimators of scikit-learn, or similar ones, that a user wants to judge with.
 
 `sklearn:NAME` and `sklearn.ensemble:NAME` are classes of scikit-learn, made with their defaults.
 Any other `module:function` is a user's own: it returns an estimator. The call that asks for the
-verdict names it, so it may be imported; what a project says never is.
+verdict names it, so it may be imported; what a project names never is.
 """
 
 import difflib
@@ -128,13 +128,13 @@ def _list_estimators() -> dict[str, type]:
     from sklearn.utils import all_estimators
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # modules that will go
+        warnings.simplefilter("ignore")  # about deprecated modules
         found: list[tuple[str, type]] = all_estimators()
     return dict(found)
 
 
 def _nearest(name: str, task: str, known: Iterable[str] | None = None) -> str | None:
-    """The known name that is most like this one, those that say the task before others."""
+    """The most similar known name; names that fit the task come before others."""
     names = list(_list_estimators() if known is None else known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     fitting = [one for one in near if one.endswith(_ENDINGS[task])]
@@ -145,7 +145,7 @@ def _make(make: Any, who: str) -> Any:
     """Call what makes the estimator; a class of scikit-learn has its defaults."""
     try:
         return make()
-    except Exception as error:  # somebody else's code can fail anyhow
+    except Exception as error:  # somebody else's code can fail in any way
         needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
         raise BadInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "

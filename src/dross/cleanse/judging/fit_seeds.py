@@ -124,7 +124,7 @@ def try_seeds(
 
 
 def draw_sample(data: Learnable, seed: int) -> np.ndarray:
-    """The ids of a bootstrap sample; of each class as many as there are."""
+    """The ids of a bootstrap sample; every class keeps its size."""
     rng = np.random.default_rng([seed % _MAX_SEED, _BOOTSTRAP])
     everything = np.arange(len(data.x))
     groups = [everything]
@@ -145,7 +145,7 @@ def fit_and_predict(
 
     Returns:
         `predicted`, the places of classes [N], and, where it gives probabilities, `outputs`, their
-        logarithms [N, classes]. Of a regression only `outputs`, [N, 1], scaled as the targets.
+        logarithms [N, classes]. For a regression only `outputs`, [N, 1], scaled like the targets.
 
     Raises:
         BadInput: it fails.
@@ -168,15 +168,15 @@ def fit_and_predict(
             return _predict_classes(work.model, estimator, inputs, present, data.outputs)
     except BadInput:
         raise
-    except Exception as error:  # somebody else's code can fail anyhow
+    except Exception as error:  # somebody else's code can fail in any way
         raise BadInput(
             f"{name} fails to {step} ({type(error).__name__}: {first_line(error)}). No verdict was "
-            "written; what the project holds is as it was."
+            "written, and the project is unchanged."
         ) from error
 
 
 def _prepare(estimator: Any, seed: int) -> Any:
-    """An unfitted copy whose every `random_state`, also those of its steps, is from the seed."""
+    """An unfitted copy with every `random_state`, also those of its steps, set from the seed."""
     from sklearn.base import clone
 
     copy: Any = clone(estimator, safe=False)

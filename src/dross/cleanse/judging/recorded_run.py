@@ -13,7 +13,7 @@ from ..learning.score import record_run
 def replay_recorded_run(
     recipe: Recipe, prepared: PreparedData, folder: Path, seed: int, removed: np.ndarray
 ) -> dict[str, dict[str, float]]:
-    """What the test part's loss, and of classes the error, become: {"all": ..., "last": ...}.
+    """How the test part's loss, and for classes the error, change: {"all": ..., "last": ...}.
 
     Arguments:
         recipe: Of the run.

@@ -14,7 +14,7 @@ _STATUS = "judging.json"
 
 @contextmanager
 def show_progress(folder: Path, seeds: int) -> Iterator[Callable[..., None]]:
-    """Inside, the page reads from judging.json how far it is."""
+    """Inside, judging.json tells the page how far the judgement is."""
     status = folder / _STATUS
 
     def tell(done: int, stage: str = "training with and without them") -> None:
@@ -29,19 +29,19 @@ def show_progress(folder: Path, seeds: int) -> Iterator[Callable[..., None]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Better now than after an hour of training; raises StorageFailed."""
+    """Fail now rather than after an hour of training; raises StorageFailed."""
     try:
         with staged_file(folder / _STATUS, b""):
             pass
     except OSError as error:
         raise StorageFailed(
             f"{folder} cannot be written ({error.strerror or error}), and the verdict goes there. "
-            "Copy the folder to a place of your own, and judge it there."
+            "Copy the folder to a place that you may write to, and judge it there."
         ) from error
 
 
 def new_verdict_file(folder: Path) -> Path:
-    """A name for now that no other process takes at the same time."""
+    """A name with the current time, which no other process uses."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     taken = len(list(folder.glob(f"{stamp}*.json")))
     return folder / f"{stamp}-{taken:02d}-{os.getpid()}.json"

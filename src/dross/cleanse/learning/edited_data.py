@@ -19,7 +19,7 @@ class EncodedEdits:
     labels: Tensor | None = None  # one for each of `relabelled`
 
     def left(self, count: int, left_out: np.ndarray = _NONE) -> np.ndarray:
-        """The ids, of `count`, that are not removed; left_out: others that nobody learns."""
+        """The ids, of `count`, that are not removed; left_out: others that no model learns."""
         return np.setdiff1d(np.arange(count), np.concatenate([self.removed, left_out]))
 
     def relabel(self, y: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class EncodedEdits:
         return ModelSpec(seed, self.left(len(y), left_out), rate, labels)
 
     def to_bytes(self) -> bytes:
-        """The same for the same edits."""
+        """Bytes that are equal for equal edits."""
         labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
         return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
 

@@ -80,7 +80,7 @@ class Recipe:
 
     @staticmethod
     def from_json(saved: dict[str, Any], make: Callable[[], nn.Module] | None) -> "Recipe":
-        """The recipe that a project keeps; raises TypeError where it is none."""
+        """The recipe that a project keeps; raises TypeError if it is not one."""
         settings: dict[str, Any] = {"decay": False} | saved  # earlier versions did not say
         return Recipe(**settings, make=make)
 

@@ -30,7 +30,7 @@ _SEARCHED_EPOCHS = (5, 10, 20, 40)
 _ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
 _MAX_BYTES_SIDE_BY_SIDE = 256 << 20
 _INSTANCES_AT_ONCE = 4096
-# Convolutions gain nothing from standing side by side; the others draw random numbers or keep state
+# Convolutions gain nothing from running side by side; the others draw random numbers or keep state
 _LAYERS_TRAINED_ALONE = (
     nn.Conv1d,
     nn.Conv2d,
@@ -48,7 +48,7 @@ class ModelSpec:
     seed: int
     ids: np.ndarray
     rate: float
-    labels: Tensor | None = None  # if it learns other labels than the rest
+    labels: Tensor | None = None  # if its labels are not those of the rest
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Trainer:
             g = gradient(parameters, self.x[ids], targets[rows, ids])
             factor = self.recipe.rate_factor(step, self.steps)
             # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
-            # rounds otherwise.
+            # rounds differently.
             for name, p in parameters.items():
                 velocity[name] = SGD.next_momentum_buffer(velocity[name], g[name], MOMENTUM)
                 p.sub_(factor * shaped[name] * velocity[name])
@@ -242,7 +242,7 @@ class _BatchOrder:
         return taken
 
 
-# --- the search of a rate -------------------------------------------------------------------------
+# --- the search for a rate ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -268,15 +268,15 @@ def search_rate(
     """Find a rate and a number of epochs with about the lowest validation loss.
 
     Each pair is trained to its end: where the rate decays, a short run is not the beginning of a
-    long one. Of a large set, a sample is searched: the whole is then trained for about as many
-    steps.
+    long one. For a large set, the search uses a sample; the whole set is then trained for about
+    as many steps.
 
     Arguments:
         recipe: The model; its rate and epochs are ignored.
         x: The inputs of the training part, [N, ...].
         y: Its targets.
-        validation: The inputs and targets of the validation part, wrong labels and all: those
-            speak against learning by heart.
+        validation: The inputs and targets of the validation part, wrong labels included: they
+            count against learning by heart.
         rates: The rates to try.
         epochs: The number of epochs, if it is not to be searched for.
         seed: Of the initial weights and the order of instances.

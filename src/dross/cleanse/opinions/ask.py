@@ -1,8 +1,8 @@
-"""Ask models of several kinds about instances that they did not learn, then others without doubts.
+"""Ask models of several kinds about instances that they did not learn, in a few rounds.
 
 Models that learn wrong labels repeat some of them: where one class is often taken for another, they
-expect it. Those that learn what is left without the likely wrong ones know better. Three or four
-rounds are enough for the list to settle.
+expect it. So the models of the next round learn only what is not likely wrong, and know better.
+Three or four rounds are enough for the list to settle.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def ask_models(
     seed: int,
     progress: bool,
 ) -> Answers:
-    """Ask until the list of the likely wrong settles.
+    """Ask until the list of likely wrong labels settles.
 
     Arguments:
         recipe: The network that is one of the kinds.
@@ -117,5 +117,5 @@ class _Kinds:
         return said, np.mean(also, axis=0) if also else otherwise_asked
 
     def read(self, said: np.ndarray, y: Tensor) -> Beliefs:
-        """What it means for the labels."""
+        """What the answers mean for the labels."""
         return Beliefs.of_chances(said, y) if self.classes else Beliefs.of_numbers(said[:, 0], y)

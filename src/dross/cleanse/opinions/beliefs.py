@@ -15,9 +15,9 @@ from .class_noise import fit_class_noise
 from .number_noise import number_noise
 
 LIKELY = 0.5  # more likely wrong than right
-_SURE = 0.9  # the chance of another label, from which on an instance is relabelled
+_SURE = 0.9  # an instance is relabelled if the chance of another label is higher
 _TIE = 1e-3  # orders labels that are about equally likely to be wrong
-_FAR_OFF = 3.0  # robust deviations, from which on a number may be wrong
+_FAR_OFF = 3.0  # robust deviations: a number that is further off may be wrong
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Beliefs:
     """What models that did not learn them think of N instances."""
 
     wrong: np.ndarray  # [N]: the chance that the label is wrong
-    doubt: np.ndarray  # [N]: the higher, the likelier it is wrong; orders those that are all right
+    doubt: np.ndarray  # [N]: the higher, the likelier it is wrong; a finer order than `wrong`
     suspect: np.ndarray  # bool [N]: the models would label it otherwise
     sure: np.ndarray  # bool [N]: and are sure of their own label
     predicted: Tensor  # the label that they would give, as a model learns it
@@ -88,7 +88,7 @@ def find_confused(chances: np.ndarray, labels: np.ndarray) -> np.ndarray:
     A model is confident that an instance is of class j if it gives j at least the chance that it
     gives on average to what is labelled j. Counting labels against confident classes estimates how
     often each class is labelled as each other one (Northcutt, Jiang and Chuang, 2021, the confident
-    joint). That many of every pair are taken, those first whose chances speak most clearly against
+    joint). That many of every pair are taken: first those whose chances speak most clearly against
     the label, and only where another class is the likeliest.
 
     Arguments:

@@ -1,4 +1,4 @@
-"""How labels came to be wrong, for classes: estimated from what models say that did not learn them.
+"""How labels came to be wrong, for classes: estimated from models that did not learn them.
 
 A model gives instance i the chances p_i. Two things stand between them and the label y_i. The model
 is less or more sure than it should be: the true class t has the chance q_i(t), proportional to
@@ -30,7 +30,7 @@ _PAIR_COUNT = 0.3  # of each pair of classes: mistakes that are assumed before a
 _PAIR_WEIGHT = 0.01  # keeps log odds of pairs finite
 _MOST_PAIRED = 100  # classes; with more, all wrong classes count as equally likely
 _MOST = 0.5  # of the labels: where models disagree with more, the search begins there as well
-_LARGEST_SHARE = 0.95  # of wrong labels, from which it begins
+_LARGEST_SHARE = 0.95  # of wrong labels that it may begin from
 _SUREST = 0.3  # of each class, by which the search for the table begins
 _STEPS = 80
 

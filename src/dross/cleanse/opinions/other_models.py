@@ -1,4 +1,4 @@
-"""Models of other kinds, which know other wrong labels than the network does.
+"""Models of other kinds, which find wrong labels that the network does not.
 
 Networks, linear models, trees and counts of words make different mistakes. What several kinds doubt
 together is wrong more often than what one of them doubts.
@@ -16,7 +16,7 @@ _THREADS_PAY_FROM = 1_000  # instances: fewer are learnt sooner than threads are
 _MOST_TREES_LEARN = 10_000  # instances; of more, each tree learns a sample
 _WIDEST_FOR_TREES = 4096  # features
 _LARGEST_FOR_LINEAR = 2e7  # instances x features: with more it takes too long
-_SPARSE = 0.9  # of zeros, from which on features are counts of words
+_SPARSE = 0.9  # of zeros: features with more of them are counts of words
 _SMOOTHING = 0.3  # of counts of words
 
 Maker = Callable[[], Any]
@@ -71,7 +71,7 @@ def fit_other_model(make: Maker, x: np.ndarray, y: np.ndarray, ids: np.ndarray) 
         warnings.simplefilter("ignore", ConvergenceWarning)  # nearly converged is good enough here
         model = make().fit(x[ids], y[ids])
     if getattr(model, "n_jobs", None):
-        model.n_jobs = 1  # threads would add up what trees say in any order, and round otherwise
+        model.n_jobs = 1  # threads would sum the trees in any order, and round differently
     return model
 
 

@@ -59,7 +59,7 @@ def describe_beliefs(
 
     Arguments:
         beliefs: About N labels.
-        given: The places of the given labels among the classes, [N]; not looked at without classes.
+        given: The places of the given labels among the classes, [N]; ignored without classes.
         classes: Their names; none for a regression.
         scale: The mean and the deviation of a regression's labels.
     """

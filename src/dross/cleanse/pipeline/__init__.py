@@ -1,4 +1,4 @@
 """`dross clean`: read, split, search, train and record, score, verify, suggest, report.
 
-Whatever stops it, it goes on from there.
+If it is stopped, the next call goes on from there.
 """

@@ -47,7 +47,7 @@ class Candidate:
 
 
 def choose_backbone(request: Request, options: Options, data: PreparedData) -> tuple[str, str]:
-    """The backbone that is used or tried, `none` among them, and what to say about it.
+    """The backbone that is used or tried, which may be `none`, and what to say about it.
 
     Raises:
         BadInput: the one that was asked for is unknown, not installed, or does not suit.
@@ -70,7 +70,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     if kind == "text":
         return NONE, f"Learnt from tf-idf alone; to try embeddings too: {install_command(usual)}"
     how = "a small network learns the pictures from scratch, as thumbnails"
-    return NONE, f"No pretrained model is installed: {how}. Better: {install_command(usual)}"
+    return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
 
 
 def list_candidates(job: Job) -> list[Candidate]:
@@ -157,7 +157,7 @@ def _finite(value: float) -> bool:
 
 
 def take_best(trials: list[Trial], failure: NotFinite | None) -> Trial:
-    """The first, unless a later one is clearly better; raises what failed where nothing worked."""
+    """The first, unless a later one is clearly better; raises `failure` if nothing worked."""
     if not trials:
         assert failure is not None
         raise failure

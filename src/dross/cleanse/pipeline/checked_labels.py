@@ -1,8 +1,8 @@
 """Validation labels that a person has checked on the page, and what they change for the scores.
 
 The next `dross clean` of the same project scores with them: a label that is right is not doubted
-any more, an instance whose label is wrong is left out, and one that is really something else is
-asked about as that. The input stays as it is, and so do the recorded runs, which never saw these
+any more, an instance whose label is wrong is left out, and one that is really something else
+counts as that. The input stays as it is, and so do the recorded runs, which never saw these
 labels; the search for rate and epochs keeps to the part as it was given.
 
 Ids stay the places in the part as it was given, whatever is left out.
@@ -100,10 +100,10 @@ class CheckedLabels:
 
 
 def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
-    """What was decided on the page of this folder; nothing where there is no page yet.
+    """What was decided on the page of this folder; empty if nothing has been decided yet.
 
     Raises:
-        BadInput: too few labels are left, or one is corrected to what it cannot be.
+        BadInput: too few labels are left, or one is corrected to an impossible value.
         TapeMismatch: the decisions belong to other data.
     """
     path, count = folder / "decisions.sqlite", len(data.y[VALIDATION])

@@ -67,8 +67,8 @@ def clean(
     """Find the training instances that make a model worse.
 
     The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
-    result. A call that was stopped goes on when it is made again with the same arguments. One that
-    was finished scores again if validation labels were checked on the page since.
+    result. To go on with a call that was stopped, repeat it with the same arguments. One that was
+    finished scores again if validation labels have been checked on the page since.
 
     Arguments:
         data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
@@ -88,7 +88,7 @@ def clean(
             number, category, date, text or ignore.
         separator: between the cells of a CSV file: one character, or `tab`. By default it is
             guessed.
-        na: cells that count as missing, beside empty ones. By default `?`, `NA`, `N/A`, `nan`,
+        na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
             `NaN`, `null`, `NULL`, `None` and `-`.
         features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
             are numbers. One row per instance: rows of a table as they stand, pictures sorted by
@@ -97,18 +97,18 @@ def clean(
             `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
             `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
             models do better on the validation part without it.
-        model: `linear`, `mlp` or `cnn`. By default the validation part decides: of tables which
-            of `linear` and `mlp` is better, of pictures and texts which inputs are.
+        model: `linear`, `mlp` or `cnn`. By default the validation part decides: for tables, which
+            of `linear` and `mlp` is better; for pictures and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
         runs: how many independent runs the scores are averaged over.
-        rounds: with 2 and more, remove what is suggested, then train and score again.
+        rounds: with 2 or more, remove what is suggested, then train and score again.
         rate, epochs, batch_size: for training. By default a search finds rate and epochs.
         verified: how many of the most harmful, and how many others, to check by retraining.
-        trusted_validation: every label of the validation part is right; otherwise
+        trusted_validation: treat every validation label as right. Otherwise
             `Project.doubted_validation` lists those that the models doubt.
         seed: decides the split, the initial weights and the order of the batches.
         device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
-            are recorded on the CPU). By default a GPU of CUDA if there is one, and else the CPU.
+            are recorded on the CPU). By default a CUDA GPU if there is one, otherwise the CPU.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
         say: a function that gets a sentence about each stage; by default nothing is said.
@@ -240,7 +240,7 @@ def _question_validation(job: Job, outcome: Outcome, checked: CheckedLabels) -> 
 
 
 def _absolute(given: str | os.PathLike) -> str:
-    """A project is opened from other folders as well; module:function is left as it is."""
+    """An absolute path, as a project may be opened from elsewhere; module:function stays as is."""
     return str(Path(given).resolve()) if os.path.exists(given) else str(given)
 
 

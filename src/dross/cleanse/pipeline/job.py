@@ -18,7 +18,7 @@ from ..learning.recipe import MODELS
 _MAX_RUNS = 1000
 _MAX_VERIFIED = 100_000
 _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
-_WHY_RUNS = "each trains models anew, and keeps them on the disk"
+_WHY_RUNS = "each trains new models and keeps them on the disk"
 _WHY_VERIFIED = "each is checked by a training without it"
 CPU = torch.device("cpu")
 

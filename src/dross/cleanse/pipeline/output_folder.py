@@ -51,13 +51,13 @@ def claimed_folder(
         StorageFailed: it cannot be written.
     """
     check_encodable(str(folder))
-    if request.given is None:  # else the folder is to keep the inputs
+    if request.given is None:  # else the folder itself keeps the inputs
         check_output_folder(folder, input_paths(request))
     _check_ownership(folder)
     try:
         make_folder(folder)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be made: {error.strerror or error}.") from error
+        raise StorageFailed(f"{folder} cannot be created: {error.strerror or error}.") from error
     with hold_lock(folder / LOCK, f"the folder {folder}"):
         _check_ownership(folder)
         delete_stale_files(folder)
@@ -76,7 +76,7 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
     if not _is_same_job(project.about, begun):
         raise TapeMismatch(
             f"{project.folder} holds the results of other data or settings: another process has "
-            f"written to it meanwhile. Choose another folder: {name_option('out')}."
+            f"written to it in the meantime. Choose another folder: {name_option('out')}."
         )
     return project
 
@@ -135,7 +135,7 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
 
 
 def _open_whole(folder: Path) -> Project | None:
-    """The project, if nothing of it is missing or damaged; what is will be made again."""
+    """The project, if no file of it is missing or damaged; otherwise None."""
     try:
         project = Project.open(folder)
         project.check_files()
@@ -162,7 +162,7 @@ def _is_same_job(said: Any, begun: dict[str, Any]) -> bool:
                 said_of[key] = json.loads(json.dumps(asdict(kind(**said_of[key]))))
         except (KeyError, TypeError, ValueError):
             return False
-    for said_of in (found, wanted):  # where another version encodes otherwise, the digest tells
+    for said_of in (found, wanted):  # if another version encodes differently, the digest tells
         del said_of["request"]["encoder"]
     return all(
         found[key] == value if key in found else key in _OPTIONAL for key, value in wanted.items()

@@ -222,12 +222,12 @@ def _find_plan(
         progress=job.progress,
     )
     write_sealed(saved, found.to_json())
-    job.say(f"Tried {len(found.tried)} plans of what to remove or relabel.")
+    job.say(f"Tried {len(found.tried)} plans for what to remove or relabel.")
     return found
 
 
 def _merge_rounds(tables: list[Frame]) -> Frame:
-    """Rank what an earlier round acted on first, with the scores it had then."""
+    """Rank first what an earlier round acted on, with the scores it had then."""
     merged = import_pandas().concat(tables)
     later = merged.index.duplicated(keep="first")  # relabelled in one round, scored in the next
     removed_later = merged.index[later & (merged["action"] == REMOVE)]

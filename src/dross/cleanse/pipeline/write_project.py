@@ -73,7 +73,7 @@ def write_tables(
 
 
 def _disarm(table: Frame) -> Frame:
-    """No cell of a file for people is run as a formula; where there is none, nothing changes."""
+    """Escape cells that a spreadsheet would run as formulas; all others stay as they are."""
     texts = table.select_dtypes(include=["object", "string"]).columns
     return table.assign(**{name: table[name].map(disarm_cell) for name in texts})
 
@@ -81,7 +81,7 @@ def _disarm(table: Frame) -> Frame:
 def _describe_project(
     job: Job, searched: SearchResult, outcome: Outcome, seconds: float
 ) -> dict[str, Any]:
-    """The content of project.json, beside that of begun.json and the digests of the files."""
+    """The content of project.json, without that of begun.json and the digests of the files."""
     prepared, options, verification = job.prepared, job.options, outcome.checked.verification
     source = prepared.source
     return {

@@ -1,1 +1,1 @@
-"""Plans of what to remove and what to relabel: which there are, and which is the best."""
+"""Plans for what to remove and what to relabel: which there are, and which is the best."""

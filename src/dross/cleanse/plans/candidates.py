@@ -29,7 +29,7 @@ KINDS = {
 }
 KINDS_BY_SCORES = ("harmful", "both", "harmful-suspects", "relabel-or-remove")
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
-_LIMITS = (0.3, 0.7)  # of the chance to be wrong: as many as are above are a size to try
+_LIMITS = (0.3, 0.7)  # chances to be wrong: the number of labels above each is a size to try
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Plan:
         return f"{self.kind}-{self.size}"
 
     def encode(self, predicted: Tensor) -> EncodedEdits:
-        """What it does to the training part; predicted: the label of each instance by the models.
+        """What it does to the training part.
 
-        They are as a model learns them, [N] or [N, 1].
+        predicted: the label that the models give each instance, as models learn it, [N] or [N, 1].
         """
         labels = predicted[self.relabelled] if len(self.relabelled) else None
         return EncodedEdits(self.removed, self.relabelled, labels)
@@ -72,7 +72,7 @@ def describe_actions(removed: int, relabelled: int) -> str:
 
 
 def list_plans(harm: np.ndarray, beliefs: Beliefs, sizes: list[int]) -> list[Plan]:
-    """Every plan of the given sizes, as far as there are as many instances to take.
+    """Every plan of the given sizes for which there are enough instances.
 
     Arguments:
         harm: The scores [N]: the lower, the more harmful.

@@ -7,17 +7,17 @@ quarter of the training part out as well and asks about it: the scores have not 
 are as good or bad as those that are cleaned, and there is more of it than of the validation part.
 
 The measure is the expected error of sharpened predictions: 1 - p(label), with the logits tripled.
-Of wrong validation labels it makes no more than of others, as the expected error does. But cleaned
-data make models surer of themselves, which lowers the expected error of models that are right no
+Like the expected error, it counts wrong validation labels no more than others. But cleaned data
+make models surer of themselves, which lowers the expected error even of models that are right no
 more often; sharpened, both are sure already. The share of mistakes itself would not be misled
-either, and is coarser.
+either, but it is coarser.
 
-All plans are tried with one seed, the better ones with more, the best with many: seldom can one
-seed tell the best from the second best, but it can tell both from the worst. With the last ones,
+All plans are tried with one seed, the better ones with more, the best with many: one seed can
+seldom tell the best from the second best, but it can tell both from the worst. With the last ones,
 models of other kinds are trained as well and count as much: whoever uses the cleaned data may train
 another model, and what helps one network only is often luck. The plan that touches what is likely
-wrong is tried to the end, and stands unless another is better by more than chance. Where no label
-is likely wrong, "do nothing" stands in its place.
+wrong is tried to the end, and is recommended unless another is better by more than chance. Where no
+label is likely wrong, "do nothing" takes its place.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ _LARGEST_FOR_OTHER_KINDS = 2e7  # instances x features: with more it takes too l
 
 @dataclass(frozen=True)
 class Stage:
-    """So many of the best plans so far are tried with so many new seeds."""
+    """How many of the best plans so far are tried, and with how many new seeds."""
 
     plans: int
     seeds: int
@@ -119,7 +119,7 @@ def _list_entries(scored: InstanceScores, beliefs: Beliefs, sizes: list[int]) ->
 
 
 def _is_close(entry: Entry | None, best: Entry, errors: float) -> bool:
-    """Whether it is behind the best by no more than so many standard errors; None: do nothing."""
+    """Whether it is behind the best by at most this many standard errors; None: do nothing."""
     behind, error = compare(entry, best)
     return behind <= errors * error
 
@@ -194,9 +194,9 @@ class _Contest:
     def _ask_other(
         self, make: Maker, x: np.ndarray, plan: Plan | None, left_out: np.ndarray, asked: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How wrong a model of another kind is about validation and left out instances.
+        """How wrong a model of another kind is about validation and left-out instances.
 
-        Nothing is said of either where a plan leaves one class only.
+        It counts as wrong about all of them where a plan leaves only one class.
         """
         edits, y = self._encode(plan), self.data[1]
         labels = edits.relabel(y)
@@ -264,7 +264,7 @@ class _Contest:
         """Why it was chosen, and how sure that is, in words; None: do nothing."""
         where = "on data that had no part in the ranking"
         if chosen is None:
-            return f"none of {self.tried} plans is better than chance would make one, {where}"
+            return f"none of {self.tried} plans does better than chance, {where}"
         measured = f"{self._say_result(chosen.to_trial())}, {where}"
         if chosen.plan.kind == _USUAL:
             count = f"{round(self.beliefs.wrong.sum()):,}"

@@ -23,9 +23,9 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 
 
 def draw_competition(panel: Any, about: dict[str, Any]) -> None:
-    """Draw what every plan that was tried would have given, given `Project.about`.
+    """Draw what every plan that was tried would have achieved, given `Project.about`.
 
-    Of projects of earlier versions, how many removals were tried.
+    For projects of earlier versions, draw what each number of removals would have.
     """
     if "plans" in about:
         _draw_plans(panel, about["plans"])

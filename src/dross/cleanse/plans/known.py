@@ -92,7 +92,7 @@ def find_vanished(
     """The classes that have training instances, and none once some are removed or relabelled.
 
     labels: the column `label` of `Project.instances`; relabelled: id -> its new label. Numbers are
-    no classes, and do not vanish.
+    not classes, and do not vanish.
     """
     left = labels.drop(removed).to_dict() | relabelled
     gone = set(labels) - set(left.values())

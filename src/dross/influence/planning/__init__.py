@@ -1,1 +1,1 @@
-"""What a retrace will take, before it is begun."""
+"""What a retrace will cost, estimated before it starts."""

@@ -43,7 +43,7 @@ def make_plan(
             run's budget, and passes take what they take.
 
     Raises:
-        BadInput: where there is no step to measure, or the memory is too small for any way.
+        BadInput: where there is no step to measure, or the memory is too small.
     """
     if window.first >= window.stop:
         raise BadInput("The tape holds no steps in this window, so there is nothing to plan.")
@@ -169,8 +169,8 @@ class _Probe:
                 self.rows_at_once //= 2
             else:
                 raise BadInput(
-                    "The memory is too small for this run: beside states and adjoints there are "
-                    f"{max(0, allowed):,} bytes, and a pass of one query takes "
+                    "The memory is too small for this run: states and adjoints leave "
+                    f"{max(0, allowed):,} bytes, but a pass of one query takes "
                     f"{measured.pass_bytes:,}. Give at least "
                     f"{measured.pass_bytes - allowed:,} bytes more."
                 )
@@ -214,7 +214,7 @@ def _first_with_batch(recording: Recording, segment) -> tuple[Step, list[LazyBat
 
 
 def _average_work(recording: Recording, window: Window, measured: Step) -> float:
-    """The mean number of instances of a step, in those of the measured one."""
+    """The mean number of instances of a step, divided by that of the measured step."""
     sizes = [
         len(step.ids)
         for index in recording.find_segments(window.first, window.stop)

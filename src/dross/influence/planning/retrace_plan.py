@@ -44,7 +44,7 @@ class RetracePlan:
 
     @property
     def training_steps(self) -> float:
-        """The same, in steps of a training that computes as a replay does, per step retraced."""
+        """The same, as a multiple of the time in which a replay would take these steps once."""
         training = self.work * self.steps * self.step_seconds
         return self.seconds / training if training > 0 else 0.0
 
@@ -60,7 +60,7 @@ class RetracePlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is held at a time, beside the model and the training data."""
+        """The most that is held at a time, besides the model and the training data."""
         return self.states_bytes + self.adjoint_bytes + self.score_bytes + self.pass_bytes
 
     def __str__(self) -> str:
@@ -75,10 +75,11 @@ class RetracePlan:
             [
                 f"A retrace of {self.steps:,} steps for {self.queries} "
                 f"{_plural('query', self.queries)} on {self.device}",
-                f"  time    about {_time(self.seconds)}, {self.training_steps:.1f} times the steps",
+                f"  time    about {_time(self.seconds)}, {self.training_steps:.1f} times as long "
+                "as training",
                 f"          reverse step {_time(self.reverse_seconds)}, "
                 f"step {_time(self.step_seconds)}; {again}",
-                f"  memory  about {_size(self.peak_bytes)} beside the model and the data",
+                f"  memory  about {_size(self.peak_bytes)} besides the model and the data",
                 f"          {state} {_size(self.states_bytes)}, adjoints "
                 f"{_size(self.adjoint_bytes)}, passes {_size(self.pass_bytes)} ({how}),",
                 f"          scores {_size(self.score_bytes)}",

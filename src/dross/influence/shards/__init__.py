@@ -1,1 +1,1 @@
-"""Asking a run of which each rank holds a shard."""
+"""Queries of a run of which each rank holds a shard."""

@@ -29,7 +29,7 @@ def check_can_be_asked(resume: Any, of: str) -> None:
 
 
 def check_same_values(query: Query, recording: Recording, state: State) -> None:
-    """Refuse ranks whose queries differ: every rank has a part in each other's derivative.
+    """Refuse ranks whose queries differ: every rank contributes to the others' derivatives.
 
     Raises:
         BadInput: it names the rank.
@@ -49,8 +49,8 @@ def check_same_values(query: Query, recording: Recording, state: State) -> None:
         odd = [rank for rank, other in enumerate(values) if not same(other)]
     if odd:
         raise BadInput(
-            f"The query on rank {odd[0]} has another value than on rank 0: every rank must ask the "
-            "same, of the same data."
+            f"The query on rank {odd[0]} has a different value than on rank 0: every rank must ask "
+            "the same query of the same data."
         )
 
 

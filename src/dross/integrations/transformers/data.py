@@ -83,7 +83,7 @@ class Split:
     """Takes a batch apart: what the model is called with, and the labels by name."""
 
     def __init__(self, label_names: Sequence[str], keep_labels: bool):
-        """keep_labels: an encoder-decoder model makes its decoder's inputs of them."""
+        """keep_labels: an encoder-decoder model makes its decoder's inputs from them."""
         self.label_names, self.keep_labels = tuple(label_names), keep_labels
 
     def __call__(self, batch: Mapping) -> tuple[Keywords, dict[str, Tensor]]:
@@ -131,7 +131,7 @@ def check_rows(ids: Tensor, x: Keywords, y: dict[str, Tensor]) -> None:
         if value.dim() == 0 or len(value) != len(ids):
             rows = 0 if value.dim() == 0 else len(value)
             raise packing_refused(
-                f"The collator makes {rows} rows of '{name}' of {len(ids)} examples"
+                f"The collator makes {rows} rows of '{name}' from {len(ids)} examples"
             )
 
 

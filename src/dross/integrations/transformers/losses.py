@@ -1,4 +1,4 @@
-"""One loss per example, of what a model of transformers returns; and the query made of them.
+"""One loss per example, from what a model of transformers returns; and the query made of them.
 
 A model of transformers returns the mean over all tokens. What dross needs is what each example adds
 to it: the sum over the example's own tokens, or its one loss where it has one label.
@@ -44,7 +44,7 @@ class InstanceLosses:
     Arguments:
         kind: "next token", "token", "label" or "answer": what has a label.
         labels: how many classes there are; 1 is a regression.
-        problem: the configuration's problem_type, where it says one.
+        problem: the configuration's problem_type, where it has one.
         smoothing: the trainer's label_smoothing_factor.
         each_token: one loss per token that has one instead, [tokens]; an example without any has
             one of 0.
@@ -123,8 +123,8 @@ class InstanceLosses:
         """The same losses, one per token."""
         if not self.has_tokens:
             raise BadInput(
-                f"This model has one loss of each {self.kind} and none per token: ask for scores "
-                "per example."
+                f"This model has one loss per {self.kind} and none per token: ask for scores per "
+                "example."
             )
         return replace(self, each_token=True)
 

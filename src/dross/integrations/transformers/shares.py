@@ -1,9 +1,9 @@
-"""What a trainer's loss is divided by, found out from the loss itself.
+"""What a trainer's loss is divided by, inferred from the loss itself.
 
 Trainer passes the number of labelled tokens of all accumulated micro-batches to the model. Some
 models divide by it, others take the mean over the micro-batch and ignore it, and what counts as a
 token differs between models. So the loss of a batch is compared with the sum of its examples'
-losses, and the divisor that fits is the one that is used. It is looked at again whenever the
+losses, and the divisor that fits is the one that is used. This is checked again whenever the
 divisors that fitted so far differ.
 """
 
@@ -23,7 +23,7 @@ class Shares:
     """The share that each example's loss has in the loss of a batch."""
 
     def __init__(self) -> None:
-        self.fitting: list[str] = []  # the divisors that have fitted so far; none seen: all may
+        self.fitting: list[str] = []  # the divisors that have fitted so far; empty: any may fit
 
     def find(
         self, losses: Any, y: dict[str, Tensor], items: Any, loss: Tensor, followed: Followed
@@ -54,11 +54,11 @@ class Shares:
         if best > limit:
             tried = ", ".join(f"{name}: {total / d:.6g}" for name, d in divisors.items())
             raise NotReplayable(
-                f"The trainer's loss of this batch is {value:.6g}, and that of its examples "
-                f"divided by the number of {tried}. Something else is in the loss (an auxiliary "
-                "loss, another reduction, compute_loss_func). Pass the loss of each example: "
-                "losses=fn, where fn(outputs, labels) returns [B] and the trainer's loss is their "
-                "mean or their sum divided by the number of tokens."
+                f"The trainer's loss of this batch is {value:.6g}. The losses of its examples give "
+                f"other values, divided by the number of {tried}. Something else is in the loss "
+                "(an auxiliary loss, another reduction, compute_loss_func). Pass the loss of each "
+                "example: losses=fn, where fn(outputs, labels) returns [B] and the trainer's loss "
+                "is their mean or their sum divided by the number of tokens."
             )
         self.fitting = [name for name, error in off.items() if error <= max(best, 1e-9 * limit)]
         return 1 / divisors[self.fitting[0]]

@@ -45,8 +45,8 @@ class TokenRun:
     def influence(self, query: Query, **options: Any) -> list[np.ndarray]:
         """The scores of each example's labelled tokens, in their order.
 
-        The k-th number of an example belongs to its k-th label that is not ignored (of a causal
-        model: the first label is no target and does not count). They add up to its score.
+        The k-th number of an example belongs to its k-th label that is not ignored. They add up to
+        its score. In a causal model the first label is not a target and does not count.
 
         Arguments:
             query: as for `Run.influence`; one number.

@@ -38,7 +38,7 @@ class RecordingMixin:
         losses: losses(outputs, labels) -> [B], the loss of each example, where dross does not know
             it. The trainer's own loss must be their mean, or their sum divided by the number of
             labelled tokens.
-        overwrite: replace a tape that is there already.
+        overwrite: replace an existing tape.
 
     All other arguments are the trainer's own.
     """
@@ -96,7 +96,7 @@ class RecordingMixin:
             self._signature_columns = [*self._signature_columns, ID]
 
     def _collated(self: Any, dataset: Any, collator: Any = None) -> Collated:
-        """A data set with the collator, as the trainer makes batches of it."""
+        """A data set with the collator, as the trainer makes batches from it."""
         collator = self.data_collator if collator is None else collator
         collate = self._get_collator_with_removed_columns(collator, "recorded")
         inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -180,7 +180,7 @@ class RecordingMixin:
         return InstanceLosses.of(self.model, 0.0 if smoother is None else smoother.epsilon)
 
     def recorded_run(self: Any, *, per_token: bool = False) -> Any:
-        """The run that was recorded; a trainer that is built as it was opens it in a new process.
+        """The run that was recorded. In a new process, a trainer built the same way opens it.
 
         Arguments:
             per_token: give a `TokenRun`, which scores every labelled token of every example.
@@ -211,7 +211,7 @@ class RecordingMixin:
         """
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
-            raise BadInput("Pass the data set that is asked about: trainer.loss_of(validation).")
+            raise BadInput("Pass the data set to compute the loss on: trainer.loss_of(validation).")
         counted = "counted items" in self._shares.fitting[:1]
 
         def count(losses: InstanceLosses, y: dict[str, Tensor]) -> Any:
@@ -234,7 +234,7 @@ class _OneArgument:
 
 
 class _Listener(TrainerCallback):
-    """Begins the recording, looks after every step, and ends it."""
+    """Begins the recording, checks after every step, and ends it."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -266,7 +266,7 @@ class _Listener(TrainerCallback):
         recorder = self.trainer.recorder
         if recorder is not None and recorder.steps + recorder.skipped != state.global_step + 1:
             raise NotReplayable(
-                f"Trainer counts step {state.global_step}, and its optimizer has taken "
+                f"Trainer counts step {state.global_step}, but its optimizer has taken "
                 f"{recorder.steps} recorded steps: a step was skipped, or another optimizer "
                 "stepped. dross records the steps of trainer.optimizer; let it step once per "
                 "update."
@@ -313,7 +313,7 @@ def recording(trainer_class: type[Trainer]) -> Any:
     """
     if not (isinstance(trainer_class, type) and issubclass(trainer_class, Trainer)):
         raise BadInput(
-            f"recording takes a class of trainers, such as SFTTrainer, not {trainer_class!r}."
+            f"recording takes a trainer class, such as SFTTrainer, not {trainer_class!r}."
         )
     name = f"Recording{trainer_class.__name__}"
     return type(name, (RecordingMixin, trainer_class), {"__doc__": RecordingMixin.__doc__})

@@ -22,7 +22,7 @@ class AverageWatch:
     """Reads the model's own counter of updates between steps, so that its code stays as it is."""
 
     def __init__(self, averaged: Any, earlier: AverageRecord | None = None):
-        """earlier: what a tape to be continued knows of the average, which is put back there."""
+        """earlier: what a tape to be continued knows of the average, which is restored to it."""
         if not isinstance(averaged, AveragedModel):
             raise BadInput(
                 "recorder.average takes a torch.optim.swa_utils.AveragedModel, not "
@@ -72,13 +72,13 @@ class AverageWatch:
         if now < self.count:
             raise NotReplayable(
                 f"The averaged model counted {self.count} updates and counts {now} after step "
-                f"{steps - 1}: it was set back. Close the recorder first."
+                f"{steps - 1}: it was reset. Close the recorder first."
             )
         if now == self.count:
             return
         if halfway and live.layout.moving_buffers:
             raise NotReplayable(
-                f"The averaged model was updated between the forward pass and the step {steps}: it "
+                f"The averaged model was updated between the forward pass and step {steps}: it "
                 f"has '{live.layout.moving_buffers[0]}' of one step and parameters of another. "
                 "Call update_parameters after optimizer.step()."
             )
@@ -151,8 +151,8 @@ class AverageWatch:
             how = "fixed"
             warnings.warn(
                 f"The buffer '{changed[0]}' of the averaged model was set after its last update "
-                "(update_bn). It is asked as it is, and scores take it as a constant; with "
-                "use_buffers=True it would be averaged, and followed.",
+                "(update_bn). It is used as it is, and scores treat it as a constant; with "
+                "use_buffers=True it would be averaged, and scores would follow it.",
                 DrossWarning,
                 stacklevel=2,
             )

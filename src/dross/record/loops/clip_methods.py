@@ -54,7 +54,7 @@ class ClipMethods:
     def clipping(
         self, *, max_norm: float | None = None, value: float | None = None
     ) -> Iterator[list[Tensor]]:
-        """Around a clip of somebody else's, such as a trainer's own: it is recorded.
+        """Record a clip that other code does inside, such as a trainer's own.
 
             with recorder.clipping(max_norm=1.0):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)

@@ -11,7 +11,7 @@ class Followed:
     def __init__(
         self, watch: Callable[[Tensor, float | None], None], compute: Callable[[], Tensor]
     ):
-        """Take what watches a loss with its share, and what computes the losses of a replay."""
+        """watch: gets a loss and its share. compute: gives the losses of a replay."""
         self._watch, self._compute = watch, compute
 
     def __call__(self, loss: Tensor, share: float | None = None) -> None:
@@ -19,7 +19,7 @@ class Followed:
 
         Arguments:
             loss: one number, or the losses of the instances [B].
-            share: what each instance's loss is multiplied with to add up to that number; 1/B by
+            share: what each instance's loss is multiplied by to add up to that number; 1/B by
                 default, which makes it the mean.
         """
         self._watch(loss, share)

@@ -54,7 +54,7 @@ class GradientWatch:
         if accumulating and not present:
             raise NotReplayable(
                 f"The gradients of the micro-batches since step {step - 1} were cleared without a "
-                "step. If a GradScaler skipped it, let the recorder know of it: "
+                "step. If a GradScaler skipped it, give the scaler to the recorder: "
                 "dross.Recorder(..., scaler=scaler)."
             )
 
@@ -68,8 +68,8 @@ class GradientWatch:
             if (p.grad is not None) != (name in moving):
                 had = "a" if name in moving else "no"
                 raise NotReplayable(
-                    f"Parameter '{name}' had {had} gradient at the first step and the opposite at "
-                    f"step {step}. dross needs the same parameters to train in every step."
+                    f"Parameter '{name}' had {had} gradient at the first step, unlike at step "
+                    f"{step}. dross needs the same parameters to train in every step."
                 )
         self.check_unchanged(step)
 

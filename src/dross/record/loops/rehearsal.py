@@ -33,7 +33,7 @@ _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels 
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
     False: f"To have them exact, {_MATH_KERNEL}.",
-    True: "Dropout inside fused attention draws other numbers than the math kernel: "
+    True: "Dropout inside fused attention draws other random numbers than the math kernel: "
     f"{_MATH_KERNEL}, or with attention dropout 0.",
 }
 
@@ -90,13 +90,13 @@ def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
     if max(own, other) > 2 * min(own, other):
         raise NotReplayable(
             f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
-            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, let the "
-            "recorder know of it: dross.Recorder(..., scaler=scaler)."
+            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, give it to "
+            "the recorder: dross.Recorder(..., scaler=scaler)."
         )
 
 
 def warn_of_lost_updates(before: Tensor, after: Tensor, g: Tensor, t: int) -> None:
-    """Say where parameters of 16 bits lose what the optimizer adds to them.
+    """Warn where 16-bit parameters lose what the optimizer adds to them.
 
     Arguments:
         before, after: theta before and after the step [p].
@@ -111,8 +111,8 @@ def warn_of_lost_updates(before: Tensor, after: Tensor, g: Tensor, t: int) -> No
         warnings.warn(
             f"At step {t}, {lost:.0%} of the parameters with a gradient did not move: they are "
             f"{name}, and an update smaller than half a unit in the last place is lost. Such a run "
-            "is no smooth function of the instances' weights, and scores, which are derivatives, "
-            "say little of what a removal does. Keep the parameters in float32 and compute in "
+            "is not a smooth function of the instances' weights, so scores, which are derivatives, "
+            "say little about a removal. Keep the parameters in float32 and compute in "
             f"{name}: autocast=torch.{name}.",
             DrossWarning,
             stacklevel=2,
@@ -130,7 +130,8 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
         batch: its first micro-batch.
 
     Returns:
-        The length of the difference by that of the gradient; None where there is one kernel only.
+        The length of the difference divided by that of the gradient; None where there is only
+        one kernel.
     """
     objective = executor.objective
     if objective.precision.kernels == MATH:
@@ -145,12 +146,12 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     narrow = objective.precision.narrow
     explained = ROUNDING_OF_LENGTH.relative(own.dtype)
     if narrow is not None:
-        deeper = max(1.0, calls.count / 2) ** 0.5  # roundings of many layers add up like chance
+        deeper = max(1.0, calls.count / 2) ** 0.5  # roundings of many layers add up at random
         explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps * deeper)
     if gap > explained:
         warnings.warn(
-            f"The attention kernel of this loop and the math kernel, by which a retrace "
-            f"differentiates, give gradients that differ by {gap:.1%}; rounding explains "
+            f"The attention kernel of this loop and the math kernel, which a retrace uses, "
+            f"give gradients that differ by {gap:.1%}; rounding explains "
             f"{explained:.1g}. Scores are off by about as much. "
             f"{_ATTENTION_ADVICE[objective.stochastic]}",
             DrossWarning,
@@ -174,9 +175,9 @@ def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> 
 def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
     """The epoch of a step, where `before` is that of the step before it."""
     if epoch is None and keep.last_epochs is not None:
-        raise BadInput("LastEpochs has to know the epochs: recorder.step(ids, x, y, epoch=epoch).")
+        raise BadInput("LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch).")
     if epoch is not None:
-        limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a number of 32 bits"}
+        limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a 32-bit number"}
         epoch = check_count(check_whole(epoch, "epoch"), "epoch", **limit, at_least=0)
     if epoch is not None and epoch < before:
         raise BadInput(

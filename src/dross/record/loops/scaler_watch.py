@@ -1,8 +1,8 @@
 """Follow a GradScaler: by which scale it divides the gradients, and which steps it skips.
 
 Its two methods that act on an optimizer are watched on the object itself: `unscale_`, which `step`
-calls where the loop has not, and `step`. A fused optimizer unscales and skips by itself, told by
-two attributes that the scaler sets for the time of its step.
+calls where the loop has not, and `step`. A fused optimizer unscales and skips by itself, by two
+attributes that the scaler sets during its step.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from ...errors import BadInput
 
 
 def check_scaler(given: Any) -> GradScaler | None:
-    """The scaler itself, or an error that says what one is. One that is switched off is none."""
+    """The scaler itself, or an error that says what one is; None for one that is disabled."""
     if given is None:
         return None
     if not isinstance(given, GradScaler):
-        raise BadInput(f"scaler is a torch.amp.GradScaler, not {type(given).__name__}.")
+        raise BadInput(f"scaler must be a torch.amp.GradScaler, not {type(given).__name__}.")
     return given if given.is_enabled() else None
 
 
 class ScalerWatch:
-    """Hears of what a scaler does to one optimizer."""
+    """Gets notified of what a scaler does to one optimizer."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class StepWatch:
     # --- before and after a forward pass ----------------------------------------------------------
 
     def set_epoch(self, epoch: int | None) -> None:
-        """Note the epoch of the next micro-batch, as the loop says it."""
+        """Note the epoch of the next micro-batch, as the loop gives it."""
         self._epoch = check_epoch(epoch, self._epoch, self.loop.keep)
 
     @property
@@ -87,7 +87,7 @@ class StepWatch:
 
     @contextmanager
     def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Followed]:
-        """Inside, the loop computes a micro-batch's loss itself, and tells the one it yields."""
+        """Inside, the loop computes a micro-batch's loss and calls what this yields with it."""
         with self._waiting(ids, batch) as weights:
             with use_seed(self.loop.device, batch.seed):
                 yield Followed(
@@ -117,7 +117,7 @@ class StepWatch:
             self._withdraw(before)
             raise NotReplayable(
                 "backward() was not called on the losses of this batch, so the batch has no part "
-                "in any step."
+                "in any step. Call it inside the `with`."
             )
         self._parameter_versions = self._read_parameter_versions()
 
@@ -264,7 +264,8 @@ class StepWatch:
         self.poll_average(halfway=True)
         if self.inside and self._stepped:
             raise NotReplayable(
-                f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}."
+                f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}. "
+                "Use one `with` for each step."
             )
         if not self._pending:
             raise NotReplayable(
@@ -338,14 +339,14 @@ class StepWatch:
         self._scale = scale
 
     def after_scaler_step(self) -> None:
-        """See whether the optimizer has taken the step that its GradScaler was asked for."""
+        """Check whether the optimizer has taken the step that its GradScaler was asked for."""
         if self._pending and not self._stepped and not self._skipping:
             self.skip_step()
 
     def skip_step(self) -> None:
         """Leave out what was computed for a step that was not taken.
 
-        Forward passes have moved BatchNorm's statistics even so: such a model's micro-batches stay,
+        Its forward passes may still have moved BatchNorm's statistics: then its micro-batches stay,
         with weights of 0, and are part of the next step, which starts from the same parameters.
         """
         if self._opened.live.layout.moving_buffers:
@@ -357,7 +358,7 @@ class StepWatch:
         self.skipped += 1
 
     def _is_due(self, t: int) -> bool:
-        """Whether step t is rehearsed: it costs a step, and a segment may have but a few."""
+        """Whether step t is rehearsed: it costs a step, and a segment may have only a few."""
         due = self._rehearsed is None or t - self._rehearsed >= _STEPS_BETWEEN_REHEARSALS
         self._rehearsed = t if due else self._rehearsed
         return due
@@ -379,7 +380,7 @@ class StepWatch:
         return self._after is None or self._opened.live.holds(self._after)
 
     def poll_average(self, *, halfway: bool = False) -> None:
-        """Note what an averaged model has taken up of the parameters as they are now."""
+        """Note updates of an averaged model from the parameters as they are now."""
         if self.average is not None and self.tape.opened is not None:
             halfway = halfway or bool(self._pending)
             self.average.poll(self.tape.steps, self.tape.opened.live, halfway=halfway)

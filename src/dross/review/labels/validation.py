@@ -130,13 +130,13 @@ class ValidationLabels:
         row, content = self._table.loc[number - self.start], self._content.loc[number - self.start]
         found = {"Label": self._describe_label(row), "Weight": _describe_weight(row["change"])}
         if math.isfinite(row["wrong"]):
-            chance = f"By the estimate it is wrong with a chance of {format_percent(row['wrong'])}."
+            chance = f"The estimated chance that it is wrong is {format_percent(row['wrong'])}."
             found["Label"] += f" {chance}"
         if row["checked"]:
             found["Checked"] = f"When this was scored, a person had said {_SAID[row['checked']]}."
         found["What to do"] = (
-            "Say whether the label is right, wrong, or really another. The same dross clean as "
-            "before, given again, then scores with what you said. The input is not changed."
+            "Say whether the label is right, wrong, or really something else. Then run the same "
+            "dross clean command again: it uses what you said. The input is not changed."
         )
         return self.item(number) | {
             "sentences": [{"about": subject, "text": text} for subject, text in found.items()],
@@ -145,16 +145,16 @@ class ValidationLabels:
         }
 
     def _describe_label(self, row: Any) -> str:
-        given = f"It is a validation instance and labelled {row['label']}. "
+        given = f"It is a validation instance, labelled {row['label']}. "
         if not row["prediction"]:
             return f"{given}It was left out of the scores, so no model was asked about it."
         if not self.project.classes:
-            return f"{given}The models, which have not learnt that, predict {row['prediction']}."
+            return f"{given}The models, which have not learnt it, predict {row['prediction']}."
         own, best = format_percent(row["label_probability"]), format_percent(row["probability"])
         if row["prediction"] == row["label"]:
-            return f"{given}The models, which have not learnt that, agree ({own})."
+            return f"{given}The models, which have not learnt it, agree ({own})."
         return (
-            f"{given}The models, which have not learnt that, say {row['prediction']} with "
+            f"{given}The models, which have not learnt it, say {row['prediction']} with "
             f"probability {best}; they give its label {own}."
         )
 

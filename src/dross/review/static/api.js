@@ -3,7 +3,7 @@
 const token = document.querySelector('meta[name="dross-token"]').content;
 
 const LONGEST_WAIT = 60000; // the server itself waits half a minute for another program that writes
-const PASSING = [0, 401, 408, 503, 507]; // no answer, started anew, too slow, too busy, the disk is full
+const PASSING = [0, 401, 408, 503, 507]; // no answer, restarted, too slow, too busy, the disk is full
 
 export class Refused extends Error {
   /** passing: the same may work later, however long that takes. broken: dross itself failed; the same may work at once, or never. */
@@ -23,9 +23,9 @@ async function ask(path, options) {
     throw new Refused("dross does not answer. Is `dross review` still running in the terminal?", 0);
   }
   const body = await answer.json().catch(() => null);
-  if (answer.status === 401) throw new Refused("dross was started anew since this page was opened. Open the address that the terminal shows now.", 401);
+  if (answer.status === 401) throw new Refused("dross was restarted after this page was opened. Open the address that the terminal shows now.", 401);
   if (!answer.ok) throw new Refused(body?.error ?? `dross answered with an error (${answer.status}).`, answer.status);
-  if (body === null) throw new Refused("The answer of dross was cut off.", 0);
+  if (body === null) throw new Refused("The answer from dross was cut off.", 0);
   return body;
 }
 

@@ -34,7 +34,7 @@ export function open(shownIds, description) {
   preview();
 }
 
-// A class is what it is, also with a blank at its end; a number is typed.
+// A class is taken as it is, even with a space at its end; a number is typed.
 const newLabel = () => (action.value !== "relabel" ? null : project.classes.length ? label.value : label.value.trim());
 
 async function preview() {
@@ -49,7 +49,7 @@ async function preview() {
     if (now !== asked) return;
     confirm.disabled = false;
     show(byId("bulk-effect"),
-      answer.changed ? h("p", {}, `${count(answer.changed, "of them is", "of them are")} decided otherwise now; that would be replaced.`) : null,
+      answer.changed ? h("p", {}, `${count(answer.changed, "of them is", "of them are")} decided differently now; that would be replaced.`) : null,
       answer.warnings.length ? h("ul", { class: "warning-list" }, answer.warnings.map((warning) => h("li", {}, h("strong", {}, "Careful: "), data(warning)))) : null,
       h("p", { class: "quiet" }, "Undo takes all of it back at once."));
   } catch (error) {

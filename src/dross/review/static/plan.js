@@ -1,4 +1,4 @@
-// The recommended plan: what, why, how sure, what others would have given, and one key that takes it over.
+// The recommended plan: what, why, how sure, what others would have given, and one key that accepts it.
 
 import { byId, data, h, say, show } from "./dom.js";
 import * as list from "./list.js";

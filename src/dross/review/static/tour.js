@@ -1,4 +1,4 @@
-// Four steps for who has never seen this page. Shown once, and again from the help.
+// Four steps for people who have never seen this page. Shown once, and again from the help.
 
 import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";

@@ -1,1 +1,1 @@
-"""Optimizers written as pure functions of one parameter: those of packages, and the user's own."""
+"""Optimizers as pure functions of one parameter: those of packages, and the user's own."""

@@ -27,7 +27,7 @@ def check_formula(formula: Formula, optimizer: torch.optim.Optimizer, options: O
         options: of its first parameter group, without "step".
 
     Raises:
-        BadInput: where they disagree; it says in what.
+        BadInput: where they disagree; it says how.
     """
     rng = torch.Generator().manual_seed(0)
     draw = lambda shape: torch.randn(shape, generator=rng, dtype=torch.float64)
@@ -88,7 +88,7 @@ def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
     difference = float((found - expected).abs().max())
     if not difference <= _SAME * max(1.0, float(expected.abs().max())):
         raise BadInput(
-            f"In step {t} update gives another {what} than the optimizer's own step: they differ "
+            f"In step {t} update gives a different {what} than the optimizer's step: they differ "
             f"by up to {difference:.1e}."
         )
 
@@ -137,7 +137,7 @@ def _check_slope(
         error = float((difference - slope).abs().max())
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
             raise BadInput(
-                f"The derivative of {name} is not that of a finite difference (they differ by up "
+                f"The derivative of {name} does not match a finite difference (they differ by up "
                 f"to {error:.1e}). Is every number treated alike, by functions that autograd knows?"
             )
 

@@ -39,7 +39,7 @@ def lion(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Sl
 def newton_schulz(
     matrix: Tensor, coefficients: Sequence[float], steps: int, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Nearly the orthogonal matrix closest to this one: X <- a X + (b A + c A A) X, A = X X^T."""
+    """About the orthogonal matrix closest to this one: X <- a X + (b A + c A A) X, A = X X^T."""
     a, b, c = coefficients
     tall = matrix.size(0) > matrix.size(1)
     x = matrix.to(dtype)
@@ -71,7 +71,7 @@ def muon(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Sl
 
 
 def smooth_muon(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Slots]:
-    """The same without rounding: a staircase has no derivative of use."""
+    """The same without rounding: a staircase has no useful derivative."""
     return _muon(theta, g, slots, o, theta.dtype)
 
 

@@ -32,43 +32,43 @@ def register(
 
         dross.optimizers.register(TanhSGD, ["m"], update)
 
-    The derivative comes from autograd through `update`. Random numbers are drawn at once, and
-    `update` is compared with the optimizer's own step, its derivative with finite differences.
+    The derivative comes from autograd through `update`. On random numbers, `update` is compared at
+    once with the optimizer's own step, and its derivative with finite differences.
     A tape of such a run can be opened once the optimizer is registered again.
 
     Arguments:
         optimizer: the class.
         slots: the names under which it keeps its memory of a parameter in `state`, as tensors of
-            the parameter's shape; or a dict of these names and what each begins with, where that
-            is not 0.
+            the parameter's shape; or a dict of these names and their initial values, where those
+            are not 0.
         update: (theta, g, slots, numbers) -> (theta, slots) after one step, as new tensors.
             numbers has the options of the parameter group under their names and, where the
             optimizer keeps a counter "step", numbers["step"], which is 1 in the first step.
         options: the keyword arguments to build the optimizer with, for the comparison.
 
     Raises:
-        BadInput: where the two disagree; it says in what.
+        BadInput: where the two disagree; it says how.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
         raise BadInput(
-            f"register takes a class of optimizers first, not {optimizer!r:.60}. Pass the class "
+            f"register takes an optimizer class first, not {optimizer!r:.60}. Pass the class "
             "itself, a subclass of torch.optim.Optimizer."
         )
     if optimizer.__module__.startswith("torch.optim"):
-        raise BadInput(f"dross has a rule of its own for {optimizer.__name__} of torch.optim.")
+        raise BadInput(f"dross knows torch.optim.{optimizer.__name__}: it need not be registered.")
     if not callable(update):
         raise BadInput("update must be a function (theta, g, slots, numbers) -> (theta, slots).")
     first = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, 0.0)
     if isinstance(slots, str) or not all(isinstance(name, str) for name in first):
-        raise BadInput('slots is a list of names, such as ["exp_avg"].')
+        raise BadInput('slots must be a list of names, such as ["exp_avg"].')
     parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     try:
         made = optimizer([parameter], **(options or {}))
         counts = _keeps_counter(made, parameter)
     except Exception as error:  # the class is the user's
         raise BadInput(
-            f"{optimizer.__name__} could not be tried: {error!r}. Pass options=dict(lr=0.1, ...), "
-            "with what it is built with."
+            f"{optimizer.__name__} could not be tried: {error!r}. Pass the arguments that it is "
+            "built with: options=dict(lr=0.1, ...)."
         ) from error
     formula = Formula(
         f"{optimizer.__module__}.{optimizer.__qualname__}",
@@ -82,7 +82,7 @@ def register(
     try:
         check_formula(formula, made, _options_of(made))
     except BadInput as error:
-        raise BadInput(f"{optimizer.__name__} cannot be registered so. {error}") from error
+        raise BadInput(f"{optimizer.__name__} cannot be registered. {error}") from error
     _REGISTERED[optimizer] = formula
 
 
@@ -90,7 +90,7 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
     """The formula of an optimizer, or None where none is known.
 
     Raises:
-        NotSupported: where a formula is known by the name of its class, and is not what it does.
+        NotSupported: where the formula known by its class name is not what it computes.
     """
     kind = type(optimizer)
     if (own := _REGISTERED.get(kind)) is not None:
@@ -108,7 +108,7 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
         except Exception as error:  # the class is not ours
             raise NotSupported(
                 f"The optimizer {name} of {kind.__module__} is not the {name} that dross knows, or "
-                f"has options that it does not know. {error} Write its rule down with "
+                f"has options that dross does not know. {error} Register its rule with "
                 "dross.optimizers.register(...)."
             ) from error
         _CHECKED.add(key)

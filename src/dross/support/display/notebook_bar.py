@@ -1,4 +1,4 @@
-"""A progress bar in a notebook: what is done, how far it is, how long it takes still.
+"""A progress bar in a notebook: what is being done, how much of it, and the time left.
 
 It is one line of HTML that is updated in place. No widgets are needed.
 """

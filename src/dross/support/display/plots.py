@@ -1,4 +1,4 @@
-"""Plots of results, on the axes of the user or on new ones; matplotlib is imported when asked."""
+"""Plots of results, on the user's axes or on new ones; matplotlib is imported when needed."""
 
 from typing import Any
 

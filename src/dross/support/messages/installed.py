@@ -23,6 +23,6 @@ def check_installed(what: str, *modules: str) -> None:
         names = ", ".join(missing)
         raise BadInput(
             f"{what} needs {names}, not installed here. Install what is missing: "
-            f"pip install {' '.join(missing)}. `pip install dross` brings it, unless "
+            f"pip install {' '.join(missing)}. `pip install dross` installs it, except "
             "with --no-deps."
         )

@@ -14,7 +14,7 @@ _SIMPLE = (str, bytes, bool, np.bool_, numbers.Number, decimal.Decimal, datetime
 
 
 def check_table(frame: Frame, label: str, who: str) -> tuple[Frame, dict[str, str]]:
-    """The table with cells that a file can hold, and the kinds that its types say.
+    """The table with cells that a file can hold, and the kinds that its types imply.
 
     Raises:
         BadInput: a cell is an object of another kind.
@@ -35,7 +35,7 @@ def check_table(frame: Frame, label: str, who: str) -> tuple[Frame, dict[str, st
 
 
 def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
-    """Labels as one column. `about` is told what they were.
+    """Labels as one column; what they were is noted in `about`.
 
     Raises:
         BadInput: they are not one label for each instance.
@@ -84,13 +84,13 @@ def _as_column(y: Any, who: str) -> Series:
         is_text = isinstance(y, (list, tuple)) and any(isinstance(label, str) for label in y)
         array = np.array(y, dtype=object) if is_text else np.asarray(y)
     except ValueError as error:
-        raise BadInput(f"{who} is no list of labels: {first_line(error)}.") from None
+        raise BadInput(f"{who} is not a list of labels: {first_line(error)}.") from None
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise BadInput(
-            f"{who} has the shape {array.shape}; it must be one label for each instance. Of "
-            "one-hot labels take y.argmax(1)."
+            f"{who} has the shape {array.shape}; it must be one label for each instance. For "
+            "one-hot labels, pass y.argmax(1)."
         )
     if array.dtype.kind == "c":
         raise BadInput(f"{who} has complex numbers, which dross cannot learn.")
@@ -104,8 +104,8 @@ def _simplify(column: Series, who: str) -> Series:
     for place, cell in zip(np.flatnonzero(column.notna().to_numpy()), present):
         if not isinstance(cell, _SIMPLE) or isinstance(cell, complex):
             raise BadInput(
-                f"{who} holds objects that are no numbers, texts or dates: at place {place} a "
-                f"{type(cell).__name__}. Give columns of simple values."
+                f"{who} holds objects other than numbers, texts and dates: the first, at "
+                f"place {place}, is of type {type(cell).__name__}. Give columns of simple values."
             )
     if all(isinstance(cell, str) for cell in present):
         return column

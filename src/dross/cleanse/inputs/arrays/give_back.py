@@ -65,12 +65,12 @@ def _restore_array(frame: Frame, about: dict[str, Any]) -> np.ndarray:
 
 
 def _make_tensor(array: np.ndarray, name: str) -> Any:
-    """name: of its type, as a file says it."""
+    """name: of its type, as the project has it."""
     import torch
 
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no type of a tensor")
+        raise ValueError(f"{name} is not a type of tensor")
     return torch.from_numpy(np.ascontiguousarray(array).copy()).to(dtype)
 
 

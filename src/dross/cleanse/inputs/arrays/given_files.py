@@ -2,7 +2,7 @@
 
 given/data.parquet          columns and labels, or the places of pictures and labels
 given/data.npy              pictures, [N, H, W] or [N, H, W, C]
-given/validation.*, test.*  the same of these parts, where they were given
+given/validation.*, test.*  the same for these parts, if they were given
 """
 
 import os

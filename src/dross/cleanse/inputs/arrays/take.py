@@ -61,7 +61,7 @@ def take_given(
     Arguments:
         data: A frame, an array, a tensor, a sparse matrix, or a list of texts.
         label: The labels, or the name of the column of a frame that has them.
-        others: {"validation": (X, y), or a frame, ...}; what is None or a path is passed over.
+        others: {"validation": (X, y), or a frame, ...}; None and paths are skipped.
         place: The folder.
         text: The column of a frame that holds texts.
         images: The column of a frame that holds paths of pictures.
@@ -124,7 +124,7 @@ def _take_frame(x: Frame, y: Any, who: str) -> _Part:
         raise BadInput(f"{who} is empty: it has the shape {x.shape}.")
     if y is None:
         raise BadInput(
-            "Which column is to be predicted? dross.clean(frame, 'name of the column'), or "
+            "Which column is to be predicted? Call dross.clean(frame, 'name of the column') or "
             "dross.clean(X, y)."
         )
     if isinstance(y, str):
@@ -167,7 +167,7 @@ def _take_pictures(array: np.ndarray, who: str, about: dict[str, Any]) -> _Part:
             "1, 3 or 4 channels. For anything else give one row of numbers for each instance."
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise BadInput(f"{who} has pixels that are not finite numbers. Mend them first.")
+        raise BadInput(f"{who} has pixels that are not finite numbers. Correct them first.")
     array = np.moveaxis(array, 1, 3) if layout == "first" else array
     frame = import_pandas().DataFrame(index=range(len(array)))
     about |= {"pixels": layout}
@@ -175,7 +175,7 @@ def _take_pictures(array: np.ndarray, who: str, about: dict[str, Any]) -> _Part:
 
 
 def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
-    """X as an array; `about` is told what it was."""
+    """X as an array; what it was is noted in `about`."""
     import torch
     from scipy import sparse
 
@@ -194,7 +194,7 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
         if x.shape[0] * x.shape[1] > _MAX_CELLS:
             raise BadInput(
                 f"{who} is a sparse matrix of {x.shape[0]:,} x {x.shape[1]:,}, which dross would "
-                f"have to make dense; {_MAX_CELLS:,} cells are the most. Reduce it first, for "
+                f"have to make dense; the limit is {_MAX_CELLS:,} cells. Reduce it first, for "
                 "example with sklearn's TruncatedSVD; or give texts as they are."
             )
         return x.toarray()
@@ -205,8 +205,8 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
         array = np.asarray(x)
     except ValueError as error:
         raise BadInput(
-            f"{who} cannot be made an array ({first_line(error)}). Do all instances have as many "
-            "values?"
+            f"{who} cannot be made into an array ({first_line(error)}). Do all instances have "
+            "the same number of values?"
         ) from None
     if array.ndim == 0:
         raise BadInput(
@@ -217,7 +217,7 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
 
 
 def _add_labels(part: _Part, y: Any, who: str) -> None:
-    """Labels as a column; a Series with a name gives it that one."""
+    """Add the labels as a column; it takes the name of a Series, if it has one."""
     name = getattr(y, "name", None)
     label = name if isinstance(name, str) and name.strip() == name != "" else _LABEL
     count = len(part.frame)
@@ -229,7 +229,7 @@ def _add_labels(part: _Part, y: Any, who: str) -> None:
 
 
 def _name_alike(part: _Part, first: _Part, who: str) -> _Part:
-    """Labels that came without a name have that of the first part."""
+    """Give the column of labels the name that it has in the first part."""
     if (part.pictures is None) != (first.pictures is None):
         raise BadInput(f"{who} and X are of different kinds: only one of them is pictures.")
     if part.label != first.label:
@@ -258,7 +258,7 @@ def _write(part: _Part, name: str, place: Path, images: str | None) -> None:
 
 
 def _resolve(path: Any) -> Any:
-    """A project is opened from other folders as well."""
+    """An absolute path: a project may be opened from other folders."""
     return os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else path
 
 

@@ -1,4 +1,4 @@
-"""A copy of a file of conversations without some of its rows; what is kept is kept as it is."""
+"""A copy of a file of conversations without some of its rows; the others are not changed."""
 
 import io
 from pathlib import Path
@@ -16,15 +16,14 @@ def check_same_format(source: Path, to: Path) -> None:
     wanted = next(known for known in formats if source.suffix.lower() in known)
     if to.suffix.lower() not in wanted:
         raise BadInput(
-            f"{to.name} is to be a file like {source.name}: end its name with "
-            f"{' or '.join(wanted)}."
+            f"{to.name} must be a file like {source.name}: end its name with {' or '.join(wanted)}."
         )
 
 
 def copy_chats(source: Path, removed: set[str]) -> tuple[bytes, int]:
     """The bytes of the copy, and how many rows it has.
 
-    Lines of JSON are copied byte for byte; rows of Parquet with their types and remarks.
+    Lines of JSON are copied byte for byte; rows of Parquet with their types and metadata.
 
     Arguments:
         source: A file that `read_chats` has read.

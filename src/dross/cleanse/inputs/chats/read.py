@@ -28,7 +28,7 @@ class Chat:
 
     name: str  # "line 17" or "row 17"
     messages: tuple[Message, ...]
-    origin: str = ""  # where the user has it from: the cell of the column `source`
+    origin: str = ""  # where the user got it from: the cell of the column `source`
 
     @property
     def text(self) -> str:
@@ -37,14 +37,14 @@ class Chat:
 
     @property
     def response(self) -> str:
-        """The last that the assistant says."""
+        """The last message of the assistant."""
         said = [m["content"] for m in self.messages if m["role"] == "assistant"]
         return said[-1] if said else ""
 
 
 @dataclass(frozen=True)
 class ChatColumns:
-    """Where a row has what; None: to be guessed."""
+    """Which column holds what; None: to be guessed."""
 
     prompt: str | None = None
     response: str | None = None
@@ -102,8 +102,8 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     if suffix not in JSONL:
         raise BadInput(
-            f"{path.name} is no file of conversations: its name ends with .jsonl, .ndjson or "
-            ".parquet."
+            f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
+            "or .parquet."
         )
     for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
         if not line.strip():
@@ -113,7 +113,7 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}, line {number} is not JSON ({first_line(error)}).") from None
         if not isinstance(row, dict):
-            raise BadInput(f"{path}, line {number} is not a JSON object, such as a row must be.")
+            raise BadInput(f"{path}, line {number} is not a JSON object, as every row must be.")
         yield f"line {number}", row
 
 
@@ -174,10 +174,10 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
 
 def _as_message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-        raise BadInput(f"{where}: a message is an object with 'role' and 'content'.")
+        raise BadInput(f"{where}: a message must be an object with 'role' and 'content'.")
     role, content = message["role"], message["content"]
     if role not in _ROLES:
-        raise BadInput(f"{where}: {role!r} is no role. It is one of {', '.join(_ROLES)}.")
+        raise BadInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str):
         raise BadInput(
             f"{where}: the content of a message is a {type(content).__name__}. dross fine-tunes on "
