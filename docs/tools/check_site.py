@@ -79,7 +79,8 @@ def check(folder: Path, pages: list[str], pictures: Path | None) -> Findings:
                 size = {"width": width, "height": 844 if device == "phone" else 900}
                 context = browser.new_context(viewport=size, color_scheme=scheme)
                 for name in pages:
-                    print(f"\r\033[K{scheme}, {device}: {name}", end="", file=sys.stderr, flush=True)
+                    say = f"\r\033[K{scheme}, {device}: {name}"
+                    print(say, end="", file=sys.stderr, flush=True)
                     visit(context, address, name, f"{scheme} {device}", findings, pictures)
                 context.close()
         print("\r\033[K", end="", file=sys.stderr)
