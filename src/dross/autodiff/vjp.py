@@ -1,9 +1,13 @@
-"""Reverse-mode products, for one cotangent or for many at once, and forward ones made of them."""
+"""Reverse-mode products, for one cotangent or for many at once, and forward ones."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _ROWS_AT_ONCE = 64
 
@@ -75,6 +79,22 @@ def batched_jvp(
         r = [torch.zeros_like(output, requires_grad=True) for output in outputs]
         back = vjp(outputs, inputs, r, create_graph=True)
     return batched_vjp(back, r, tangents)
+
+
+def jvp(
+    function: Callable[..., Any], primals: tuple, tangents: tuple, *, has_aux: bool = False
+) -> Any:
+    """torch.func.jvp, without warnings of torch about its own rules."""
+    _load_forward_rules()
+    return torch.func.jvp(function, primals, tangents, has_aux=has_aux)
+
+
+@cache
+def _load_forward_rules() -> None:
+    """Let torch load what it loads with its first dual number, which warns of torch.jit."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore")
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def unit_factor(rows: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
 from ..autodiff.batchnorm import statistics_of, watch_statistics
 from ..autodiff.casting import widen
@@ -32,7 +32,7 @@ from ..autodiff.functional import call_model, use_modes
 from ..autodiff.moving_buffers import Gates, open_gates
 from ..autodiff.norms import PresentRows
 from ..autodiff.precision import STRICT, Precision, use_arithmetic
-from ..autodiff.vjp import batched_jvp, batched_vjp, times, unit_factor
+from ..autodiff.vjp import batched_jvp, batched_vjp, jvp, times, unit_factor
 from ..data.batch import Batch
 from ..data.seeds import use_seed
 from ..errors import BadInput, NotSupported

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
+from ...autodiff.vjp import jvp
 from ..group_numbers import Numbers
 from ..state import Clock
 from ..update_rules import Slots

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...autodiff.vjp import jvp
 from ...errors import BadInput
 from ..torch_step import differentiate_table
 from ..update_rules import Slots
@@ -158,6 +159,6 @@ def _elementwise(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor])
 def _by_blocks(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
     names = [name for name in inputs if name not in ("theta", "g")]
     at = lambda t: (t["theta"], {name: t[name] for name in names}, t["g"])
-    pushed: Any = torch.func.jvp(step, at(inputs), at(along))
+    pushed: Any = jvp(step, at(inputs), at(along))
     theta, slots = pushed[1]
     return {"theta": theta, **slots}
