@@ -14,8 +14,9 @@ import torch
 from torch.utils import checkpoint
 
 # All code that has imported `torch.utils.checkpoint.checkpoint`, under whatever name, calls one of
-# these two through the module: the reentrant kind or the other.
+# these through the module: the reentrant kind, or the other, which torch 2.15 has renamed.
 _REENTRANT, _OTHER = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+_OTHERS = [name for name in (_OTHER, f"{_OTHER}_impl") if hasattr(checkpoint, name)]
 
 
 class _CallAsItStands:
@@ -32,7 +33,7 @@ def _do_nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
 @contextmanager
 def plain_passes() -> Iterator[None]:
     """Inside, checkpointed blocks keep their activations, and compiled functions run as written."""
-    stands_in = {_REENTRANT: _CallAsItStands, _OTHER: _do_nothing_around}
+    stands_in = {_REENTRANT: _CallAsItStands} | dict.fromkeys(_OTHERS, _do_nothing_around)
     before = {name: getattr(checkpoint, name) for name in stands_in}
     try:
         for name, plain in stands_in.items():

@@ -20,6 +20,7 @@ import errno
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -89,6 +90,7 @@ class Decisions:
                 isolation_level=None,
                 check_same_thread=False,
             )
+            weakref.finalize(self, self._connection.close)  # for who does not call close
             try:
                 self._prepare()
             except BaseException:
