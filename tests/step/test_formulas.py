@@ -12,7 +12,8 @@ from oracles import derivative, literal_leave_one_out, orthogonalize
 from record.user_loops import recorded_loop
 from zoo import OPTIMIZERS, Lion, problem
 
-OF_TORCH = torch.optim._muon._zeropower_via_newtonschulz  # before a fixture changes it
+#: before a fixture changes it; torch has it from 2.9 on
+OF_TORCH = getattr(getattr(torch.optim, "_muon", None), "_zeropower_via_newtonschulz", None)
 
 
 class TanhSGD(torch.optim.Optimizer):
