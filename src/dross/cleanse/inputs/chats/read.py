@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BadInput, first_line
+from ....support.messages.option_names import name_option
 from ....support.name_hints import check_name
 from ..tables import PARQUET, read_bytes
 
@@ -142,7 +143,8 @@ def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> 
         lacking = "prompts" if prompt is None else "responses"
         raise BadInput(
             f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
-            f"and none looks like the {lacking}. Name them: --prompt and --response."
+            f"and none looks like the {lacking}. Name them: {name_option('prompt')} and "
+            f"{name_option('response')}."
         )
     return ChatColumns(prompt, response, source)
 
