@@ -56,8 +56,8 @@ def test_cells_may_be_long():
         (b"", "is empty"),
         ("a,b\n1,2\n".encode("utf-16"), "not a text file"),
         ("a,b\n1,2\n".encode("utf-16-le"), "UTF-16"),
-        (b"\x1f\x8b\x08\x00rest", r"packed \(gzip\)"),
-        (b"PK\x03\x04rest", r"packed \(zip\)"),
+        (b"\x1f\x8b\x08\x00rest", r"compressed \(gzip\)"),
+        (b"PK\x03\x04rest", r"compressed \(zip\)"),
     ],
 )
 def test_what_is_no_text_is_refused(raw, told):
