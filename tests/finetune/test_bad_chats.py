@@ -43,7 +43,10 @@ ROWS = {
         '{"question": "a", "text": "b"}\n',
         r"none looks like the responses.* prompt=\.\.\. and response=",
     ),
-    "a number": ('{"prompt": "a", "response": 3}\n', "a int is neither a text nor messages"),
+    "a number": (
+        '{"prompt": "a", "response": 3}\n',
+        "of the type int is neither a text nor messages",
+    ),
     "a role": ('{"messages": [{"role": "bot", "content": "a"}]}\n', "'bot' is not a role"),
     "a picture": (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',

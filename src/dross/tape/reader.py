@@ -32,6 +32,7 @@ from torch import Tensor
 from ..data.instance_hashes import MAX_ID
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
 from ..step.state import State
+from ..support.messages.counts import say_count
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
@@ -74,7 +75,7 @@ class Tape:
         planned = self.manifest["planned"]
         kept = "" if self.first == 0 else f", of which the tape keeps those from {self.first} on"
         if planned in (None, self.steps):
-            return f"{self.steps:,} steps{kept}"
+            return f"{say_count(self.steps, 'step')}{kept}"
         return f"{self.steps:,} of {planned:,} planned steps{kept}"
 
     @property

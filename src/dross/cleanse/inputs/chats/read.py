@@ -170,7 +170,9 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, Sequence):
-        raise BadInput(f"{where}: a {type(value).__name__} is neither a text nor messages.")
+        raise BadInput(
+            f"{where}: a value of the type {type(value).__name__} is neither a text nor messages."
+        )
     return [_as_message(message, where) for message in value]
 
 
@@ -182,7 +184,7 @@ def _as_message(message: Any, where: str) -> Message:
         raise BadInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str):
         raise BadInput(
-            f"{where}: the content of a message is a {type(content).__name__}. dross fine-tunes on "
-            "text alone; pictures and other parts are not supported."
+            f"{where}: the content of a message has the type {type(content).__name__}. dross "
+            "fine-tunes on text alone; pictures and other parts are not supported."
         )
     return {"role": role, "content": content or ""}
