@@ -32,7 +32,7 @@ def test_items_without_columns(tmp_path):
     with pytest.raises(BadInput, match=r"Example . of the training set has the type list"):
         own = lambda items: pad([{"input_ids": item} for item in items])
         trainer(tmp_path, train_dataset=[[1, 2, 3]] * 4, data_collator=own).train()
-    with pytest.raises(BadInput, match="The collator makes a list"):
+    with pytest.raises(BadInput, match="The collator makes the type list"):
         trainer(tmp_path, data_collator=list, overwrite=True).train()
 
 

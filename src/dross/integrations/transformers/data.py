@@ -96,8 +96,8 @@ class Split:
         """
         if not hasattr(batch, "items"):
             raise BadInput(
-                f"The collator makes a {type(batch).__name__}; Trainer calls a model with a dict "
-                "of columns. Return {'input_ids': ..., 'labels': ...}."
+                f"The collator makes the type {type(batch).__name__}; Trainer calls a model with "
+                "a dict of columns. Return {'input_ids': ..., 'labels': ...}."
             )
         given = {k: v for k, v in batch.items() if v is not None and k != ID}
         if "shift_labels" in given or "cu_seq_lens_q" in given:
