@@ -128,6 +128,7 @@ def test_a_request_sent_twice_is_carried_out_once(tmp_path):
         {1: ("keep", "cat")},
         {-1: ("keep", None)},
         {1: ("relabel", 3)},
+        {1: ("keep", 3)},
     ],
 )
 def test_nonsense_is_refused_and_leaves_no_trace(tmp_path, changes):
