@@ -238,8 +238,8 @@ def read_manifest(where: Path | Storage) -> dict:
     if manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise TapeMismatch(
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads formats "
-            f"{FORMAT} and {SHARDED_FORMAT}. Use the dross that recorded it, or record the run "
-            "again."
+            f"{FORMAT} and {SHARDED_FORMAT}. Use the version of dross that recorded it, or record "
+            "the run again."
         )
     check_manifest(manifest, path)
     return manifest
