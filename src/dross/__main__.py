@@ -8,13 +8,12 @@ def main() -> None:
     try:
         from .cli import main as run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("dross", "torch", "numpy"):
+        module = (error.name or "").partition(".")[0]
+        if module in ("", "dross", "torch", "numpy"):
             raise
-        print(
-            f"The command line needs {error.name}, which is not installed. Install what is "
-            "missing: pip install dross, without --no-deps.",
-            file=sys.stderr,
-        )
+        from .support.messages.installed import explain_uninstalled
+
+        print(explain_uninstalled("The command line", module), file=sys.stderr)
         sys.exit(1)
     run()
 

@@ -128,6 +128,7 @@ def test_a_request_sent_twice_is_carried_out_once(tmp_path):
         {1: ("keep", "cat")},
         {-1: ("keep", None)},
         {1: ("relabel", 3)},
+        {1: ("keep", 3)},
     ],
 )
 def test_nonsense_is_refused_and_leaves_no_trace(tmp_path, changes):
@@ -227,6 +228,8 @@ def test_a_foreign_or_damaged_file_is_refused_and_left_as_it_is(tmp_path):
         with pytest.raises(kind, match=str(path)):
             Decisions(path)
         assert path.read_bytes() == before
+    with pytest.raises(TapeMismatch, match="format 99; this dross reads formats 1, 2 and 3"):
+        Decisions(newer)
 
 
 def test_a_row_that_dross_did_not_write_is_named(tmp_path):

@@ -80,7 +80,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     ]
     with pytest.raises(BadInput, match=r"end its name with \.jsonl"):
         run("export", folder, tmp_path / "cleaned.parquet", "--remove", 5)
-    with pytest.raises(BadInput, match="leave out --with"):
+    with pytest.raises(BadInput, match="leave out with_model="):
         dross.judge(folder, remove=5, with_model="sklearn:LogisticRegression")
 
 

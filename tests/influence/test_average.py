@@ -14,6 +14,8 @@ import dross
 from dross.errors import BadInput, NotReplayable, NotSupported
 from dross.influence.reverse_steps import reverse_steps
 from dross.replay.average import sum_weights
+from dross.tape.reader import Tape
+from dross.tape.resume import rewind
 from zoo import problem
 
 # what AveragedModel is built with, and after which steps it is updated
@@ -190,6 +192,23 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
     found = recorder.run((p.X, p.Y)).influence(query(p), of="average").values
     np.testing.assert_allclose(found, expected, atol=1e-10 * np.abs(expected).max())
+
+
+def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
+    p, options = problem("mlp", "sgd"), AVERAGES["ema"][0]
+    keep = dross.Checkpoints(every=2)
+    averaged_loop(p, *AVERAGES["ema"], folder=tmp_path, keep=keep)[1].close()
+    rewind(tmp_path, Tape(tmp_path).steps)  # nothing to forget
+    assert Tape(tmp_path).average() is not None
+    rewind(tmp_path, 4)
+    tape = Tape(tmp_path)
+    assert tape.steps == 4 and tape.average() is None and not [*tmp_path.glob("average-*")]
+    model, optimizer = p.start()
+    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path, resume=True)
+    averaged = AveragedModel(model, **options)
+    averaged.update_parameters(model)
+    with pytest.raises(NotSupported, match="the tape does not know these updates"):
+        recorder.average(averaged)
 
 
 def test_statistics_that_were_computed_afterwards_are_constants(tmp_path):

@@ -29,7 +29,7 @@ def test_verification(record):
     wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
     with pytest.raises(BadInput, match="scores of mean_loss, and this losses asks something else"):
         run.verify(scores, dross.losses((p.X_val, p.Y_val)))
-    with pytest.raises(BadInput, match="not a ndarray"):
+    with pytest.raises(BadInput, match="not ndarray"):
         run.verify(scores.values, query(p))
     assert "do not act on them" in run.verify(wrong, query(p), n=20).sentence
     vector = dross.losses((p.X_val, p.Y_val))
@@ -133,3 +133,11 @@ def test_scores_of_an_older_file_are_known_by_the_name_of_their_query(
 
     with pytest.raises(BadInput, match="scores of mean_loss, and this size asks something else"):
         run.verify(older, dross.query(size), [0, 1])
+
+
+def test_scores_of_another_number_of_values_are_refused(case):
+    p, run, scores = case
+    asked = dross.losses((p.X_val[:3], p.Y_val[:3]))
+    one = dross.Scores(scores.values, scores.by_epoch, asked.name, at=scores.at)
+    with pytest.raises(BadInput, match="query has 3 values and the scores have one value: they"):
+        run.verify(one, asked, [0, 1])

@@ -222,7 +222,7 @@ def test_too_few_rows_are_learnt_as_they_are_with_a_warning():
         model = quick().fit(x, y)
     assert model.plan_ is None and np.isnan(model.scores_).all() and model.relabelled_ == {}
     assert (model.predict(x) == LogisticRegression(max_iter=1000).fit(x, y).predict(x)).all()
-    with pytest.warns(DrossWarning, match="40 of them are left"):
+    with pytest.warns(DrossWarning, match="at least 8 each, and at least 40 are left"):
         quick(min_rows=10, validation=0.4).fit(x, y)
 
 

@@ -29,10 +29,10 @@ def test_a_trainer_with_a_loader_of_its_own(tmp_path):
 
 
 def test_items_without_columns(tmp_path):
-    with pytest.raises(BadInput, match=r"Example . of the training set is a list"):
+    with pytest.raises(BadInput, match=r"Example . of the training set has the type list"):
         own = lambda items: pad([{"input_ids": item} for item in items])
         trainer(tmp_path, train_dataset=[[1, 2, 3]] * 4, data_collator=own).train()
-    with pytest.raises(BadInput, match="The collator makes a list"):
+    with pytest.raises(BadInput, match="The collator makes the type list"):
         trainer(tmp_path, data_collator=list, overwrite=True).train()
 
 
@@ -49,7 +49,7 @@ def test_a_collator_that_joins_examples(tmp_path):
         words = torch.tensor([[word for item in items for word in item["input_ids"]]])
         return {"input_ids": words, "labels": words}
 
-    with pytest.raises(NotSupported, match=r"1 rows of 'input_ids' from 2 examples.*packing"):
+    with pytest.raises(NotSupported, match=r"1 row of 'input_ids' from 2 examples.*packing"):
         trainer(tmp_path, data_collator=join).train()
 
 

@@ -5,10 +5,11 @@ import json
 import pytest
 
 import dross
-from dross.errors import NotSupported, TapeDamaged
+from dross.errors import NotSupported, TapeDamaged, TapeMismatch
 from dross.record.loops.fsdp.model import check_options
 from dross.tape.manifest_check import check_manifest
 from dross.tape.reader import Tape
+from dross.tape.resume import rewind
 from parallel.launch import launched
 from sharding import shard_jobs
 from sharding.test_sharded_retrace import close
@@ -74,6 +75,9 @@ def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
         assert not [
             name for name in kept if name.startswith("state") and "000000000003" not in name
         ]
+        with pytest.raises(TapeMismatch, match=f"shards of {size} ranks, and 1 would go on"):
+            rewind(tape, 0)  # one process cannot write the shards of the others
+        Tape(tape).check_files()
 
 
 def test_a_loop_under_fully_shard_goes_on_where_it_was_stopped(tmp_path):

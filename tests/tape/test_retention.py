@@ -81,9 +81,17 @@ def test_budgets_are_kept(record, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [lambda: dross.Checkpoints(every=0), lambda: dross.LastEpochs(0), lambda: dross.Budget(0)],
+    "bad, told",
+    [
+        (lambda: dross.Checkpoints(every=0), "at least 1 step, not 0"),
+        (lambda: dross.LastEpochs(0), "at least 1 epoch, not 0"),
+        (lambda: dross.Budget(0), "positive number of bytes, not 0"),
+        (lambda: dross.Budget(100, in_memory=-3), "positive number of bytes, not -3"),
+        (lambda: dross.Budget("1 GB"), "A budget is a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
+        (lambda: dross.Budget(100, spacing=0), r"spacing=...\) needs at least 1 step, not 0"),
+        (lambda: dross.Budget(100, spacing="all"), r"spacing=...\) must be a whole number"),  # type: ignore[arg-type]
+    ],
 )
-def test_policies_refuse_nonsense(bad):
-    with pytest.raises(BadInput):
+def test_policies_refuse_nonsense(bad, told):
+    with pytest.raises(BadInput, match=told):
         bad()

@@ -109,11 +109,23 @@ def check_decision(id: int, action: str, label: str | None) -> Decision:
         raise BadInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:
         raise BadInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
-    if (action == "relabel") != isinstance(label, str):
-        raise BadInput(
-            f"A relabel needs its new label as text, and nothing else has one: {action}, {label!r}."
-        )
+    check_new_label(action, label, repr(label))
     return action, label
+
+
+def check_new_label(action: str, label: Any, shown: str) -> None:
+    """Refuse a relabel without a label, and a label of anything else (BadInput).
+
+    Arguments:
+        action: What is decided.
+        label: The new one.
+        shown: The label as the message shows it.
+    """
+    if not isinstance(label, str if action == "relabel" else type(None)):
+        raise BadInput(
+            "A relabel needs the new label as text, and no other decision takes a label; this is "
+            f"{action}, {shown}."
+        )
 
 
 def check_decisions(changes: Mapping[int, Decision], part: str = TRAIN) -> dict[int, Decision]:

@@ -232,8 +232,8 @@ class Decisions:
         version = self._read_version()
         if version not in (FORMAT, _WITHOUT_DIGESTS, _WITH_PARTS):
             raise TapeMismatch(
-                f"{self.path} has format {version}; this dross reads format {FORMAT}. "
-                "Use the version of dross that wrote it."
+                f"{self.path} has format {version}; this dross reads formats {_WITHOUT_DIGESTS}, "
+                f"{FORMAT} and {_WITH_PARTS}. Use the version of dross that wrote it."
             )
         found = run("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":

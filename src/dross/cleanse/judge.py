@@ -28,6 +28,7 @@ from ..execution.devices import choose_device
 from ..parallel.job_pool import sweep, uses_workers
 from ..parallel.result_store import ResultStore
 from ..support.arguments import check_count
+from ..support.messages.option_names import name_option
 from .edits import Edits, choose_edits
 from .inputs.numbers import read_learnable
 from .inputs.prepared import PreparedData
@@ -135,7 +136,10 @@ def judge(
     delete_stale_files(project.folder)
     if (train := judge_of(project.about["kind"])) is not None:
         if with_model is not None:
-            raise BadInput("Chats are judged by the model that is fine-tuned: leave out --with.")
+            raise BadInput(
+                "Chats are judged by the model that is fine-tuned: leave out "
+                f"{name_option('with_model')}."
+            )
         count = QUICK_SEEDS if seeds is None else seeds
         return _judge_otherwise(train, project, edits, count, device=here, progress=progress)
     model = None if with_model is None else find_model(with_model, project.about["task"])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..errors import TapeDamaged, TapeMismatch
+from ..errors import TapeMismatch
 from ..support.arguments import fit_together, fits
 from ..support.messages.option_names import name_option
 from .features.encode import Encoding, encode_again
@@ -14,7 +14,7 @@ from .inputs.prepared import PreparedData, data_digest
 from .inputs.user_code import check_trusted, import_function, source_digest
 from .learning.recipe import Recipe
 from .project import Project
-from .project_files import ABOUT, MEND
+from .project_files import explain_lack
 
 _MEND = "Put it back as it was, or run dross clean again."
 
@@ -23,11 +23,11 @@ def read_request(project: Project) -> Request:
     """What the project was made from; raises TapeDamaged."""
     said = project.about.get("request")
     if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
-        raise _explain_damage(project, "request")
+        raise explain_lack(project.folder, "request")
     try:
         return Request(**said).located(project.folder)
     except TypeError:
-        raise _explain_damage(project, "request") from None
+        raise explain_lack(project.folder, "request") from None
 
 
 def names_code(request: Request) -> bool:
@@ -55,12 +55,12 @@ def reopen_inputs(
     try:
         saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
     except (KeyError, TypeError):
-        raise _explain_damage(project, "recipe") from None
+        raise explain_lack(project.folder, "recipe") from None
     needed = needed_code(project) if with_model else _data_code(project)
     check_trusted(needed, trust_code, str(project.folder))
     encoding = Encoding.from_json(about.get("encoding"))
     if encoding is None:
-        raise _explain_damage(project, "encoding")
+        raise explain_lack(project.folder, "encoding")
     prepared = _reopen_data(project)
     prepared = encode_again(prepared, encoding, project.folder, about["digest"])
     function = None
@@ -70,7 +70,7 @@ def reopen_inputs(
     try:
         return prepared, Recipe.from_json(saved, function)
     except TypeError:
-        raise _explain_damage(project, "recipe") from None
+        raise explain_lack(project.folder, "recipe") from None
 
 
 def reopen_data(project: Project) -> PreparedData:
@@ -134,7 +134,7 @@ def _model_code(project: Project) -> str | None:
     try:
         return project.about["options"]["make"]
     except (KeyError, TypeError):
-        raise _explain_damage(project, "recipe") from None
+        raise explain_lack(project.folder, "recipe") from None
 
 
 def _reopen_data(project: Project) -> PreparedData:
@@ -158,7 +158,7 @@ def _check_source(entry: str, recorded: Any) -> None:
 def _compare_digests(project: Project, found: dict[str, str]) -> None:
     recorded = project.about.get("input_files", {})  # earlier versions wrote none
     if not fits(recorded, dict[str, str]):
-        raise _explain_damage(project, "input_files")
+        raise explain_lack(project.folder, "input_files")
     for name, digest in found.items():
         if recorded.get(name, digest) != digest:
             given = getattr(read_request(project), name, name)
@@ -166,7 +166,3 @@ def _compare_digests(project: Project, found: dict[str, str]) -> None:
                 f"{given} has changed since dross clean read it, if only in a column or a file "
                 f"that is not learnt from. {_MEND}"
             )
-
-
-def _explain_damage(project: Project, what: str) -> TapeDamaged:
-    return TapeDamaged(f"{project.folder / ABOUT} lacks a valid {what}. {MEND}")

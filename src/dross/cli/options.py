@@ -36,13 +36,19 @@ Images = Annotated[str | None, Option(help="The column that holds the paths of p
 Validation = Annotated[
     str | None, Option(help="Your own validation data; scores are computed on them.")
 ]
-Test = Annotated[str | None, Option(help="Your own test data; only dross judge reads them.")]
+Test = Annotated[
+    str | None,
+    Option(help="Your own test data, for dross judge; dross clean looks for copies in them."),
+]
 Task = Annotated[
     str | None, Option(help="classification or regression; otherwise inferred from the label.")
 ]
 Column = Annotated[
     list[str] | None,
-    Option(help="What a column holds: NAME=number, category, date or ignore. May be repeated."),
+    Option(
+        help="What a column holds: NAME=number, category, date, text or ignore. The last two are "
+        "not learnt. May be repeated."
+    ),
 ]
 Separator = Annotated[
     str | None, Option(help="Between the cells of a CSV file: one character, or tab.")

@@ -120,8 +120,8 @@ class Collated:
 def _split_pair(batch: Any) -> Pair:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise BadInput(
-            f"A batch must be a pair (x, y); the collator gives a {type(batch).__name__}. Say how "
-            "to take it apart: split=lambda batch: (x, y)."
+            f"A batch must be a pair (x, y); the collator gives the type {type(batch).__name__}. "
+            "Say how to take it apart: split=lambda batch: (x, y)."
         )
     return batch[0], batch[1]
 

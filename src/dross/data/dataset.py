@@ -227,7 +227,10 @@ class Instances:
         items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
-            raise BadInput(f"The data set must give pairs (x, y); item {ids[0]} is a {kind}.")
+            raise BadInput(
+                f"The data set must give pairs (x, y); item {ids[0]} has the type {kind} and is "
+                "not one."
+            )
         try:
             x, y = default_collate([tuple(item) for item in items])
         except (RuntimeError, TypeError) as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cleanse.inputs.chats.read import Chat
 from ..errors import BadInput, first_line
+from ..support.messages.option_names import name_option
 from .model import Loaded
 
 IGNORED = -100  # the label of a token that is not learnt
@@ -81,7 +82,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
         if start < 0:
             raise BadInput(
                 f"{chat.name}: the chat template does not write what the assistant says. Give "
-                "another: --template FILE."
+                f"another: {name_option('template', 'FILE')}."
             )
         learnt.append((start, len(text)))
     return text, learnt

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import BadInput
+from ..support.messages.option_names import name_option
 from .plans import count_trials
 from .tuner import Tuner
 
@@ -79,13 +80,14 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None
     options = tuner.options
     longest = max(len(example["input_ids"]) for example in tuner.examples)
     if share * longest >= 16:
-        ways.append(f"--max-tokens {int(share * longest)}")
+        ways.append(name_option("max_tokens", int(share * longest)))
     if options.lora is None or options.last_layers is None:
-        ways.append("--lora 8 --last-layers 2, which trains adapters of the last layers only")
+        adapters = f"{name_option('lora', 8)} and {name_option('last_layers', 2)}"
+        ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise BadInput(
         f"This takes about {_duration(cost.seconds)} {where}. dross starts nothing that takes more "
-        f"than an hour unless told to: pass --yes. What fits into an hour: "
+        f"than an hour unless told to: pass {name_option('yes', True)}. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
 

@@ -16,7 +16,7 @@ import torch
 from ..cleanse.edits import Edits
 from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.project import Project
-from ..cleanse.project_files import ABOUT, MEND
+from ..cleanse.project_files import explain_lack
 from ..cleanse.registered import set_judge
 from ..cleanse.reopen import read_request
 from ..cleanse.verdict import (
@@ -28,7 +28,7 @@ from ..cleanse.verdict import (
     warn_of_reuse,
 )
 from ..data.seeds import mix_seeds
-from ..errors import TapeDamaged, TapeMismatch
+from ..errors import TapeMismatch
 from ..parallel.result_store import ResultStore
 from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples
@@ -90,9 +90,7 @@ def _reopen(
     said = about.get("options")
     known = {field.name for field in fields(ChatOptions)}
     if not isinstance(said, dict) or set(said) != known:
-        raise TapeDamaged(
-            f"{project.folder / ABOUT} does not list its options as dross writes them. {MEND}"
-        )
+        raise explain_lack(project.folder, "options")
     options = ChatOptions(**said)
     loaded = load(options)
     examples, _ = open_examples(request, options, loaded, device, progress=progress)

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..autodiff.attention import MathAttention
 from ..errors import BadInput, DataUnavailable, NotSupported, first_line
+from ..support.messages.option_names import name_option
 from .options import ChatOptions
 
 _ADAPTER = "adapter_config.json"
@@ -91,8 +92,8 @@ def _load(options: ChatOptions) -> Loaded:
         model = _load_adapter(folder)
         if options.lora is not None or options.last_layers is not None:
             raise BadInput(
-                f"{folder} is an adapter, which is trained further: leave out --lora and "
-                "--last-layers, or give its base model."
+                f"{folder} is an adapter, which is trained further: leave out "
+                f"{name_option('lora')} and {name_option('last_layers')}, or give its base model."
             )
     else:
         model = _load_model(options.model)
@@ -199,7 +200,7 @@ def _fetch(name: str, get: Callable[..., Any]) -> Any:
     except OSError as error:
         raise DataUnavailable(
             f"The model '{name}' is not on this machine and cannot be fetched "
-            f"({first_line(error)}). Give the folder of a model: --model PATH."
+            f"({first_line(error)}). Give the folder of a model: {name_option('model', 'PATH')}."
         ) from None
 
 
@@ -232,7 +233,10 @@ def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = list(max(stacks, key=len, default=()))
     if not layers:
-        raise NotSupported(f"{options.model} has no stack of layers for --lora or --last-layers.")
+        raise NotSupported(
+            f"{options.model} has no stack of layers for {name_option('lora')} or "
+            f"{name_option('last_layers')}."
+        )
     return layers if options.last_layers is None else layers[-options.last_layers :]
 
 
@@ -246,8 +250,9 @@ def _add_adapters(model: Any, options: ChatOptions) -> Any:
     ]
     if not names:
         raise NotSupported(
-            f"The layers of {options.model} have no linear maps for adapters. Leave out --lora; "
-            "--last-layers trains a part of the weights themselves."
+            f"The layers of {options.model} have no linear maps for adapters. Leave out "
+            f"{name_option('lora')}; {name_option('last_layers')} trains a part of the weights "
+            "themselves."
         )
     settings = {"r": rank, "lora_alpha": 2 * int(rank or 0), "lora_dropout": 0.0}
     return peft.get_peft_model(model, peft.LoraConfig(**settings, target_modules=names))
@@ -307,8 +312,8 @@ def _load_tokenizer(options: ChatOptions) -> Any:
         raise BadInput(
             f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
             "write a conversation for this model. Use the instruct version of the model, give "
-            "a file with a template (--template FILE), or pass --template plain: the prompt, a "
-            "line end, the response."
+            f"a file with a template ({name_option('template', 'FILE')}), or pass "
+            f"{name_option('template', 'plain')}: the prompt, a line end, the response."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

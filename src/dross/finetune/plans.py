@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..cleanse.plans.candidates import Plan
-from ..cleanse.plans.trials import Competition, Entry, compare
+from ..cleanse.plans.trials import Competition, Entry, compare, explain_doing_nothing
 from ..data.seeds import mix_seeds
 from ..parallel.result_store import ResultStore
 from ..support.progress import Advance, progress_bar
@@ -108,7 +108,7 @@ def _choose(finalists: list[Entry]) -> Entry | None:
 def _give_reason(chosen: Entry | None, tried: int, seeds: int) -> str:
     where = "on validation examples that had no part in the ranking"
     if chosen is None:
-        return f"none of {tried} plans is better than chance would make one, {where}"
+        return explain_doing_nothing(tried, where)
     trial = chosen.to_trial()
     return (
         f"of {tried} plans it did best, or about as well as the best: {abs(100 * trial.change):.2f}"

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..data.seeds import mix_seeds
 from ..errors import NotFinite
 from ..execution.threads import manage_threads, set_threads_for
+from ..support.messages.option_names import name_option
 from ..support.progress import Advance
 from .encode import IGNORED
 from .model import Loaded, import_transformers
@@ -178,7 +179,7 @@ class Tuner:
         if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
             raise NotFinite(
                 f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
-                "not finite. Pass a lower --rate."
+                f"not finite. Pass a lower {name_option('rate')}."
             )
 
 

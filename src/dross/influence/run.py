@@ -19,6 +19,7 @@ from ..step.objective import Penalty
 from ..step.state import State
 from ..support.arguments import check_whole
 from ..support.display.tables import named_values
+from ..support.messages.counts import say_count
 from ..support.progress import report
 from ..tape.describe import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
@@ -375,9 +376,10 @@ class Run:
         epochs = whole.newest - scores.first_epoch + 1
         actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at, of=of)
         if actual.shape != scores.values[..., ids].shape:
+            say = lambda values: say_count(len(values), "value") if values.ndim > 1 else "one value"
             raise BadInput(
-                f"The query has {actual.shape[:-1]} values and the scores "
-                f"{scores.values.shape[:-1]}: they are for different data."
+                f"The query has {say(actual)} and the scores have {say(scores.values)}: they are "
+                "for different data."
             )
         return compare(ids, scores.values[..., ids], actual)
 

@@ -197,7 +197,7 @@ def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Der
     """
     if not isinstance(scores, Scores):
         raise BadInput(
-            "verify takes the Scores of this run and the query they were computed for, not a "
+            "verify takes the Scores of this run and the query they were computed for, not "
             f"{type(scores).__name__}."
         )
     if len(scores) != count:

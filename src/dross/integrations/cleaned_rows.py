@@ -86,7 +86,7 @@ def hold_out(x: Any, labels: np.ndarray, how: HowToClean) -> HeldOut | None:
     """Split the rows; None where there are too few to clean any.
 
     The test part is as large as the validation part if a verdict is asked for. Otherwise it is as
-    small as dross.clean accepts, because nothing reads it.
+    small as dross.clean accepts, because nothing is measured on it.
 
     Arguments:
         x: N rows of any kind that scikit-learn can index.

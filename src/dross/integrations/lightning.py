@@ -257,8 +257,8 @@ class DrossCallback(Callback):
             return self.split(batch)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise BadInput(
-                f"A batch is a {type(batch).__name__} and not a pair (x, y). Say how to take it "
-                "apart: DrossCallback(..., split=lambda batch: (x, y))."
+                f"A batch has the type {type(batch).__name__} and is not a pair (x, y). Say how to "
+                "take it apart: DrossCallback(..., split=lambda batch: (x, y))."
             )
         return batch[0], batch[1]
 

@@ -23,8 +23,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
+from ..cleanse.inputs.source import MIN_INSTANCES
 from ..errors import BadInput, DrossWarning
-from .cleaned_rows import CleanedRows, HowToClean, clean_rows, hold_out, take
+from .cleaned_rows import (
+    FEWEST_HELD_OUT,
+    CleanedRows,
+    HowToClean,
+    clean_rows,
+    hold_out,
+    take,
+)
 
 _COPIED = ("n_features_in_", "feature_names_in_")  # from the estimator that was fitted
 _SEEDS = 2**31 - 1
@@ -134,8 +142,9 @@ class _Cleaning:
             return clean_rows(X, labels, held, how)
         warnings.warn(
             f"The {count:,} rows are too few to clean, so {type(self).__name__} has learnt all of "
-            f"them as they are. It cleans if there are at least min_rows={self.min_rows} rows, and "
-            "40 of them are left besides those that it holds out.",
+            f"them as they are. It cleans if there are at least min_rows={self.min_rows} rows, the "
+            f"validation and the test part have at least {FEWEST_HELD_OUT} each, and at least "
+            f"{MIN_INSTANCES} are left to clean.",
             DrossWarning,
             stacklevel=3,
         )

@@ -24,7 +24,7 @@ class TensorBoard:
     def __init__(self, writer: Any):
         if not callable(getattr(writer, "add_scalar", None)):
             raise BadInput(
-                f"TensorBoard takes a SummaryWriter, not a {type(writer).__name__}: from "
+                f"TensorBoard takes a SummaryWriter, not {type(writer).__name__}: from "
                 'torch.utils.tensorboard import SummaryWriter (pip install "dross[tensorboard]").'
             )
         self.writer = writer

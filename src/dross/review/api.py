@@ -244,8 +244,7 @@ class Api:
             decision = (change.action, change.label)
             for id in change.ids:
                 if id >= self._count:
-                    there = f"there are {len(self.labels)}"
-                    raise BadInput(f"There is no training instance {id}; {there}.")
+                    raise BadInput(f"There is no instance {id}; there are {self._count}.")
                 if decisions.setdefault(id, decision) != decision:
                     raise BadInput(f"Two decisions about instance {id} contradict each other.")
         return decisions

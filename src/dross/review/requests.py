@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from ..cleanse.decision_state import ACTIONS
+from ..cleanse.decision_state import ACTIONS, check_new_label
 from ..cleanse.inputs.numbers import read_learnable
 from ..errors import BadInput
 
@@ -68,11 +68,7 @@ def _read_change(entry: Any) -> Change:
     action, label, ids = entry
     if not isinstance(action, str) or action not in ACTIONS:
         raise BadInput(f"{describe(action)} is not a decision. It is one of {', '.join(ACTIONS)}.")
-    if (action == "relabel") != isinstance(label, str) or not isinstance(label, (str, type(None))):
-        raise BadInput(
-            f"A relabel needs its new label as text, and nothing else has one: {action}, "
-            f"{describe(label)}."
-        )
+    check_new_label(action, label, describe(label))
     if not isinstance(ids, list) or not ids:
         raise BadInput(f"A decision needs a list of at least one instance, not {describe(ids)}.")
     for id in ids:

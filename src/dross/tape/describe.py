@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ..support.messages.counts import say_count
 from .reader import Tape
 
 
@@ -42,7 +43,7 @@ def describe_tape(tape: Tape) -> dict[str, str]:
         "loss": about["loss"] + (" with a penalty" if about["penalty"] else ""),
         "instances": "not recorded" if instances is None else f"{instances:,}",
         "steps": f"{tape.steps:,}{of_planned} ({state})",
-        "kept": f"steps {tape.first:,} to {tape.steps:,} in {len(tape.entries)} segments, "
-        f"{tape.nbytes / 1e6:,.1f} MB",
+        "kept": f"steps {tape.first:,} to {tape.steps:,} in "
+        f"{say_count(len(tape.entries), 'segment')}, {tape.nbytes / 1e6:,.1f} MB",
         "recorded on": f"{about['device']}, torch {about['torch']}, dross {about['dross']}",
     }

@@ -32,6 +32,7 @@ from torch import Tensor
 from ..data.instance_hashes import MAX_ID
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
 from ..step.state import State
+from ..support.messages.counts import say_count
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
@@ -74,7 +75,7 @@ class Tape:
         planned = self.manifest["planned"]
         kept = "" if self.first == 0 else f", of which the tape keeps those from {self.first} on"
         if planned in (None, self.steps):
-            return f"{self.steps:,} steps{kept}"
+            return f"{say_count(self.steps, 'step')}{kept}"
         return f"{self.steps:,} of {planned:,} planned steps{kept}"
 
     @property
@@ -237,8 +238,8 @@ def read_manifest(where: Path | Storage) -> dict:
     if manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise TapeMismatch(
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads formats "
-            f"{FORMAT} and {SHARDED_FORMAT}. Use the dross that recorded it, or record the run "
-            "again."
+            f"{FORMAT} and {SHARDED_FORMAT}. Use the version of dross that recorded it, or record "
+            "the run again."
         )
     check_manifest(manifest, path)
     return manifest

@@ -9,6 +9,7 @@ from ..errors import BadInput, TapeMismatch
 from ..support.arguments import check_folder
 from .reader import Tape, read_manifest
 from .retention import EveryStep, Keep
+from .shards import explain_other_ranks
 from .writer import TapeWriter
 
 
@@ -49,7 +50,8 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
 def rewind(folder: str | os.PathLike, steps: int) -> None:
     """Forget the steps after the first `steps`, because a trainer continues from there.
 
-    They are removed from the manifest first, and then their files are deleted.
+    They are removed from the manifest first, and then their files are deleted. So is an average:
+    it may have taken in what comes after, and it is not known what it was before.
 
     Arguments:
         folder: of the tape.
@@ -57,12 +59,15 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
             called.
 
     Raises:
-        TapeMismatch: where the tape does not know the state after that many steps.
+        TapeMismatch: where the tape does not know the state after that many steps, or several ranks
+            wrote it, which one process cannot continue.
         TapeError: where there is no tape, or it is damaged.
     """
     manifest = read_manifest(Path(folder))
     if manifest["steps"] == steps:
         return
+    if (shards := manifest.get("shards", 1)) > 1:
+        raise explain_other_ranks(folder, shards, 1)
     later = [entry for entry in manifest["segments"] if entry["first"] >= steps]
     if not later or later[0]["first"] != steps:
         saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
@@ -74,7 +79,9 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
     tape = Tape(folder)
     state = tape.read(len(manifest["segments"]) - len(later)).states[0]
     kept = [entry for entry in manifest["segments"] if entry["first"] < steps]
+    average = manifest.pop("average", None)
+    gone = later if average is None else [*later, average]
     shorter = {**manifest, "segments": kept, "steps": steps, "complete": False}
     TapeWriter(folder, shorter, EveryStep(), 0, None).finish(state, complete=False)
-    for entry in later:
+    for entry in gone:
         (Path(folder) / entry["file"]).unlink(missing_ok=True)

@@ -179,8 +179,8 @@ class Budget(Keep):
         spacing: steps per segment to begin with; a thinned-out tape goes on with longer ones.
 
     Raises:
-        BadInput: a number of bytes is not positive. When a run begins: the budget cannot hold its
-            first and last states and the list of instances.
+        BadInput: a number of bytes is not positive, or `spacing` is smaller than 1. When a run
+            begins: the budget cannot hold its first and last states and the list of instances.
     """
 
     bytes: int
@@ -189,11 +189,13 @@ class Budget(Keep):
 
     def __post_init__(self):
         in_memory = self.bytes if self.in_memory is None else self.in_memory
-        for value in (self.bytes, in_memory, self.spacing):
+        for value in (self.bytes, in_memory):
             if not isinstance(value, numbers.Real):
                 raise BadInput(f"A budget is a number of bytes, not {value!r}.")
-        if min(self.bytes, in_memory) <= 0:
-            raise BadInput(f"A budget needs a positive number of bytes, not {self.bytes}.")
+            if value <= 0:
+                raise BadInput(f"A budget needs a positive number of bytes, not {value}.")
+        if check_whole(self.spacing, "Budget(spacing=...)") < 1:
+            raise BadInput(f"Budget(spacing=...) needs at least 1 step, not {self.spacing}.")
 
     @property
     def limit(self) -> int | None:

@@ -8,12 +8,15 @@ A tape of one process is one whole shard. Whoever opens a tape puts the shards t
 the numbers of its own shard out of them, whatever the number of ranks is then.
 """
 
+import os
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..errors import TapeMismatch
 from ..sharding.shard_layout import ShardLayout
 from ..step.layout import Layout
+from ..support.messages.counts import say_count
 
 _STATE = "state."  # in a segment; the end of a tape has the bare names
 
@@ -21,6 +24,15 @@ _STATE = "state."  # in a segment; the end of a tape has the bare names
 def files_of(entry: dict) -> list[dict]:
     """The entry's own file and those of other ranks."""
     return [entry, *entry.get("shards", [])]
+
+
+def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> TapeMismatch:
+    """The error where other ranks would go on with a tape than those that began it."""
+    return TapeMismatch(
+        f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would go on "
+        f"with it. Start {shards}, or record the run again in another folder. Retracing takes any "
+        "number of ranks."
+    )
 
 
 def written_layout(manifest: dict) -> ShardLayout:

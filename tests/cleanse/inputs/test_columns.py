@@ -16,6 +16,9 @@ def test_given_kinds_take_precedence_over_inferred_ones():
     columns = infer_columns(content, {"code": "category"})
     assert [column.kind for column in columns] == ["category", "number"]
     assert describe_columns(columns) == ["Numbers: size.", "Categories: code."]
+    columns = infer_columns(content, {"code": "text", "size": "ignore"})
+    because = ["'code' is ignored: it is set to text.", "'size' is ignored: it is set to ignore."]
+    assert describe_columns(columns) == because
 
 
 def test_highly_skewed_numbers_are_learnt_on_a_logarithmic_scale():

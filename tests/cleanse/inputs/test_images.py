@@ -103,7 +103,10 @@ def test_what_is_left_out_is_said(tmp_path):
     told = " ".join(prepare(Request(str(folder))).notes)
     assert "2 files are not pictures and are left out: bird/1.heic, fish." in told
     assert "Not classes, because they have no pictures: bird." in told
-    assert "1 pictures cannot be opened and are left out: cat/gone.png" in told
+    assert "1 picture cannot be opened and is left out: cat/gone.png." in told
+    (folder / "fish").unlink()
+    told = " ".join(prepare(Request(str(folder))).notes)
+    assert "1 file is not a picture and is left out: bird/1.heic." in told
 
 
 def test_only_the_formats_of_the_suffixes_are_read(tmp_path):

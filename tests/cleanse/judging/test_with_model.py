@@ -197,6 +197,7 @@ class NotANumber(LogisticRegression):
         ("RandomForestClassifier", r"no colon.*sklearn:RandomForestClassifier"),
         ("sklearn:RandomForestRegressor", r"is a regressor, .*sklearn:RandomForestClassifier"),
         ("sklearn:KMeans", r"KMeans is a clusterer"),
+        ("sklearn:IsolationForest", r"IsolationForest is an outlier detector"),
         ("sklearn:StandardScaler", r"StandardScaler has no predict"),
         ("sklearn:VotingClassifier", r"must not need arguments"),
         ("no_such_module:make", r"there is no module 'no_such_module'"),

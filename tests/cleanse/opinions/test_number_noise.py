@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dross.cleanse.opinions import number_noise as noise_module
 from dross.cleanse.opinions.number_noise import number_noise
 
 
@@ -31,6 +32,16 @@ def test_swapped_numbers_are_found_and_counted(heavy):
 def test_heavy_tails_are_not_called_wrong(heavy):
     truth, labels, _ = draw(0.0, 1, heavy=heavy)
     assert (number_noise(truth, labels) > 0.5).mean() < 0.005
+
+
+def test_the_likelihood_is_that_of_the_chances(monkeypatch):
+    """Also where the search ends early: as if it had been stopped after the same step."""
+    truth, labels, _ = draw(0.15, 2)
+    monkeypatch.setattr(noise_module, "_STEPS", 2)
+    likelihood, wrong = noise_module._fit(truth, labels, 3.0)
+    monkeypatch.setattr(noise_module, "_CLOSE_ENOUGH", 1e9)  # the second step is close enough
+    early, same = noise_module._fit(truth, labels, 3.0)
+    assert (wrong == same).all() and early == likelihood
 
 
 def test_numbers_without_any_error_or_spread():

@@ -1,5 +1,8 @@
 """Options are named as the user writes them, and missing packages with what installs them."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -44,5 +47,16 @@ def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
 
 def test_what_is_missing_is_named_with_the_command_that_installs_it():
     check_installed("This", "numpy")
-    with pytest.raises(BadInput, match=r"A plot needs no_such_thing.*pip install no_such_thing"):
+    with pytest.raises(
+        BadInput, match=r"A plot needs no_such_thing, which is .*install no_such_thing"
+    ):
         check_installed("A plot", "numpy", "no_such_thing")
+    with pytest.raises(BadInput, match="needs nothing, none, which are not installed"):
+        check_installed("A plot", "nothing", "none")
+
+
+def test_the_command_line_says_what_it_needs():
+    code = "import sys; sys.modules['typer'] = None; from dross.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "The command line needs typer, which is not installed." in done.stderr

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...support.arguments import fits
+from ...support.messages.counts import say_count
 from .found import Copies
 
 _COUNTED = ("test", "validation", "train", "groups", "conflicting", "natural")
@@ -48,7 +49,7 @@ def _describe_repeated(found: dict[str, int]) -> str:
         return ""
     text = (
         f"{found['train']:,} training instances are the same as another one, or nearly, in "
-        f"{_count(found['groups'], 'group')}"
+        f"{say_count(found['groups'], 'group')}"
     )
     if not found["conflicting"]:
         return f"{text}."
@@ -129,7 +130,3 @@ def name_likeness(same: bool) -> str:
 
 def _likeness(rows: list[dict[str, Any]]) -> str:
     return name_likeness(len({row["same"] for row in rows}) == 1)
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"

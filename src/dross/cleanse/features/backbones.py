@@ -88,7 +88,7 @@ def check_backbone(name: str, kind: str) -> None:
         )
     if not is_installed(name):
         asked = name_option("backbone", name)
-        raise BadInput(f"{asked} is not installed here. Install it: {library.install}")
+        raise BadInput(f"{asked} is not installed. Install it: {library.install}")
 
 
 def is_installed(name: str) -> bool:

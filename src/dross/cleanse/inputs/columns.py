@@ -11,7 +11,8 @@ from ...support.messages.option_names import name_option
 from .numbers import check_size, parse_finite
 from .source import ENCODER_VERSION, Frame, Series, Source, import_pandas
 
-KINDS = ("number", "category", "date", "text", "ignore")
+_NOT_LEARNT = ("text", "ignore")
+KINDS = ("number", "category", "date", *_NOT_LEARNT)
 _MAX_CATEGORIES = 60
 _MAX_SHARE_OF_CATEGORIES = 0.05  # distinct texts per cell; in a long table more may be categories
 _NEARLY_ALL = 0.95
@@ -35,9 +36,14 @@ def infer_columns(content: Frame, given: dict[str, str] | None = None) -> list[C
     """Infer the kind of each column from its cells; the kinds in `given` take precedence."""
     given = given or {}
     return [
-        Column(str(name), given[name], "given") if name in given else _infer_column(content[name])
+        _take_column(str(name), given[name]) if name in given else _infer_column(content[name])
         for name in content.columns
     ]
+
+
+def _take_column(name: str, kind: str) -> Column:
+    """A column of which the user has said what it is."""
+    return Column(name, kind, f"it is set to {kind}" if kind in _NOT_LEARNT else "")
 
 
 def _infer_column(column: Series) -> Column:
@@ -78,10 +84,10 @@ def describe_columns(columns: list[Column]) -> list[str]:
         if names := [column.name for column in columns if column.kind == kind]:
             lines.append(f"{words}: {', '.join(names)}.")
     for column in columns:
-        if column.kind in ("ignore", "text"):
+        if column.kind in _NOT_LEARNT:
             lines.append(f"'{column.name}' is ignored: {column.why}.")
     for column in columns:
-        if column.kind == "number" and column.why not in ("", "given"):
+        if column.kind == "number" and column.why:
             lines.append(f"'{column.name}': {column.why}.")
     return lines
 
@@ -108,8 +114,7 @@ class TableEncoder:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-        learnable = ("number", "category", "date")
-        self.columns = [column for column in columns if column.kind in learnable]
+        self.columns = [column for column in columns if column.kind not in _NOT_LEARNT]
         if not self.columns:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
             raise BadInput(

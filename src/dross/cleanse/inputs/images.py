@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...errors import BadInput
+from ...support.messages.counts import say_count
 from ...support.messages.option_names import name_option
 from ...support.printable import check_encodable, printable
 from .arrays.given_files import is_in_array
@@ -91,7 +92,8 @@ def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> l
     if others:
         examples = ", ".join(path.relative_to(folder).as_posix() for path in others[:3])
         more = " ..." if len(others) > 3 else ""
-        notes.append(f"{len(others):,} files are not pictures and are left out: {examples}{more}.")
+        left_out = ("file is not a picture and is", "files are not pictures and are")
+        notes.append(f"{say_count(len(others), *left_out)} left out: {examples}{more}.")
     empty = sorted(
         path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes
     )
@@ -113,7 +115,8 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUA
     frame, notes = read_frame(table, reading=reading, asked=[label, paths])
     whole = has_text(frame[paths]) & has_text(frame[label])
     if not whole.all():
-        notes.append(f"{int((~whole).sum())} rows lack a path or a label and are left out.")
+        lacking = ("row lacks a path or a label and is", "rows lack a path or a label and are")
+        notes.append(f"{say_count(int((~whole).sum()), *lacking)} left out.")
     frame = frame[whole]
     names = row_names(frame.index)
     labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
@@ -130,16 +133,14 @@ def _drop_broken(source: Source, root: Path) -> Source:
     broken = [k for k, name in enumerate(paths) if _open(root / name) is None]
     if not broken:
         return source
-    examples = ", ".join(paths[k] for k in broken[:3])
+    examples = ", ".join(paths[k] for k in broken[:3]) + (" ..." if len(broken) > 3 else "")
     if len(broken) > _MAX_SHARE_BROKEN * len(source):
         raise BadInput(
-            f"{len(broken)} of {len(source)} pictures cannot be opened ({examples} ...). "
+            f"{len(broken)} of {len(source)} pictures cannot be opened ({examples}). "
             "Are they pictures, and are the paths right?"
         )
-    more = " ..." if len(broken) > 3 else ""
-    source.notes.append(
-        f"{len(broken)} pictures cannot be opened and are left out: {examples}{more}."
-    )
+    left_out = ("picture cannot be opened and is", "pictures cannot be opened and are")
+    source.notes.append(f"{say_count(len(broken), *left_out)} left out: {examples}.")
     return source.take(np.setdiff1d(np.arange(len(source)), broken))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BadInput, first_line
+from ...support.messages.counts import say_count
 from ...support.messages.option_names import name_option
 from ...support.name_hints import check_name
 from .columns import KINDS
@@ -110,8 +111,9 @@ def _parse_csv(
         notes.append(f"Columns are separated by {shown}.")
     if records.short:
         notes.append(
-            f"{len(records.short):,} rows have fewer cells than the first line has names (the "
-            f"first is on line {records.short[0]}); the cells they lack count as missing."
+            f"{say_count(len(records.short), 'row has', 'rows have')} fewer cells than the first "
+            f"line has names (the first is on line {records.short[0]}); the cells that are not "
+            "there count as missing."
         )
     pandas = import_pandas()
     columns = list(zip(*records.rows)) or [()] * len(records.names)
@@ -184,7 +186,8 @@ def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -
     if not said:
         return []
     counts = ", ".join(f"'{cell}' ({count:,})" for cell, count in said.most_common(3))
-    return [f"In '{name}', {counts} counts as missing; {name_option('na')} changes this."]
+    verb = "counts" if len(said) == 1 else "count"
+    return [f"In '{name}', {counts} {verb} as missing; {name_option('na')} changes this."]
 
 
 def row_names(rows: Iterable[int]) -> list[str]:
@@ -223,7 +226,8 @@ def read_table(
         check_name("kind of column", kind, KINDS)
     present = has_text(frame[label])
     if not present.all():
-        notes.append(f"{(~present).sum():,} rows have no '{label}' and are left out.")
+        lacking = (f"row has no '{label}' and is", f"rows have no '{label}' and are")
+        notes.append(f"{say_count(int((~present).sum()), *lacking)} left out.")
     frame = frame[present]
     names = row_names(frame.index)
     frame = frame.reset_index(drop=True)
@@ -232,14 +236,15 @@ def read_table(
         content = frame[[text]].rename(columns={text: "text"})
         empty = int((~has_text(content["text"])).sum())
         if empty > 0:
-            notes.append(f"{empty:,} texts are empty.")
+            notes.append(f"{say_count(empty, 'text is', 'texts are')} empty.")
         return Source("text", label, content, labels, names, notes)
     copies = int(frame.duplicated().sum())
     if copies > 0:
-        notes.append(
-            f"{copies:,} rows are exact copies of an earlier row. They are kept; look at them on "
-            "the page."
+        is_kept = (
+            "row is an exact copy of an earlier row. It is kept; look at it",
+            "rows are exact copies of an earlier row. They are kept; look at them",
         )
+        notes.append(f"{say_count(copies, *is_kept)} on the page.")
     return Source("table", label, frame.drop(columns=[label]), labels, names, notes)
 
 

@@ -179,8 +179,9 @@ def _check_kind(estimator: Any, name: str, task: str) -> None:
     other += _ENDINGS[task]
     hint = f", such as sklearn:{other}" if other in _list_estimators() else ""
     learnt = "classes" if task == "classification" else "a number"
+    article = "an" if kind[0] in "aeiou" else "a"
     raise BadInput(
-        f"{name} is a {kind.replace('_', ' ')}, but the label of this project is {learnt}. "
+        f"{name} is {article} {kind.replace('_', ' ')}, but the label of this project is {learnt}. "
         f"Judge with a {_KINDS[task]}{hint}."
     )
 

@@ -34,7 +34,7 @@ def _fit(predicted: np.ndarray, labels: np.ndarray, freedom: float) -> tuple[flo
     errors, spread = labels - predicted, max(float(labels.std()), 1e-12)
     by_chance, least = norm.pdf(labels, labels.mean(), spread), _LEAST_SCALE * spread
     scale, share, before = max(float(np.median(np.abs(errors))), least), 0.1, -np.inf
-    wrong = np.zeros(len(labels))
+    wrong, likelihood = np.zeros(len(labels)), -np.inf
     for _ in range(_STEPS):
         while_right = (1 - share) * t.pdf(errors / scale, freedom) / scale
         total = while_right + share * by_chance
@@ -46,4 +46,4 @@ def _fit(predicted: np.ndarray, labels: np.ndarray, freedom: float) -> tuple[flo
         weight = (1 - wrong) * (freedom + 1) / (freedom + (errors / scale) ** 2)
         variance = float((weight * errors**2).sum() / max((1 - wrong).sum(), 1e-12))
         scale = max(float(np.sqrt(variance)), least)
-    return before, wrong
+    return likelihood, wrong

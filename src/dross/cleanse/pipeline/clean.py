@@ -158,8 +158,8 @@ def _request_files(data: Any, asked: dict[str, Any]) -> Request:
     for name in ("label", *PARTS[1:]):
         if is_given(asked[name]):
             raise BadInput(
-                f"{name} is a {type(asked[name]).__name__}, but the data are the name of a file. "
-                "Give both as files and columns, or both as data: dross.clean(X, y)."
+                f"{name} has the type {type(asked[name]).__name__}, but the data are the name of a "
+                "file. Give both as files and columns, or both as data: dross.clean(X, y)."
             )
     paths = {part: _absolute(asked[part]) for part in PARTS[1:] if asked[part] is not None}
     said: dict[str, Any] = asked | paths

@@ -37,7 +37,7 @@ from ..learning.train_many import can_train_together, train_many
 from ..opinions.beliefs import Beliefs
 from ..opinions.other_models import Maker, fit_other_model, flatten, list_other_models, say_of
 from .candidates import KINDS_BY_SCORES, Plan, list_plans, plan_sizes
-from .trials import Competition, Entry, Trial, compare
+from .trials import Competition, Entry, Trial, compare, explain_doing_nothing
 
 SHARPER = 3.0  # times the logits
 _LEAST_CHANCE = 1e-6  # that a model of another kind gives to a class
@@ -264,7 +264,7 @@ class _Contest:
         """Why it was chosen, and how sure that is, in words; None: do nothing."""
         where = "on data that had no part in the ranking"
         if chosen is None:
-            return f"none of {self.tried} plans does better than chance, {where}"
+            return explain_doing_nothing(self.tried, where)
         measured = f"{self._say_result(chosen.to_trial())}, {where}"
         if chosen.plan.kind == _USUAL:
             count = f"{round(self.beliefs.wrong.sum()):,}"

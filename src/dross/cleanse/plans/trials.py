@@ -42,6 +42,16 @@ class Trial:
         return Trial(plan, about["change"], about["error"], about["seeds"], by_kind)
 
 
+def explain_doing_nothing(tried: int, where: str) -> str:
+    """Why no plan is recommended, in words.
+
+    Arguments:
+        tried: How many plans were.
+        where: On what they were compared.
+    """
+    return f"none of {tried} plans is better than no change by more than chance explains, {where}"
+
+
 @dataclass(frozen=True)
 class Competition:
     """Every plan that was tried, and the one that is recommended."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ...support.messages.counts import say_count
+
 
 @dataclass(frozen=True)
 class RetracePlan:
@@ -69,12 +71,12 @@ class RetracePlan:
             again += f", each up to {self.repetitions} times"
         how = "counted" if self.counted else "measured"
         cut = f"{self.rows_at_once} of {self.batch} instances"
-        together = f"{self.queries_at_once} of {self.queries} {_plural('query', self.queries)}"
-        state = f"{self.states_at_once} {_plural('state', self.states_at_once)}"
+        queries = say_count(self.queries, "query", "queries")
+        together = f"{self.queries_at_once} of {queries}"
+        state = say_count(self.states_at_once, "state")
         return "\n".join(
             [
-                f"A retrace of {self.steps:,} steps for {self.queries} "
-                f"{_plural('query', self.queries)} on {self.device}",
+                f"A retrace of {say_count(self.steps, 'step')} for {queries} on {self.device}",
                 f"  time    about {_time(self.seconds)}, {self.training_steps:.1f} times as long "
                 "as training",
                 f"          reverse step {_time(self.reverse_seconds)}, "
@@ -84,22 +86,17 @@ class RetracePlan:
                 f"{_size(self.adjoint_bytes)}, passes {_size(self.pass_bytes)} ({how}),",
                 f"          scores {_size(self.score_bytes)}",
                 f"  passes  {cut} and {together} at once",
-                f"  disk    {_size(self.disk_bytes)} to read; the tape has {self.kept_states:,} "
-                f"{_plural('state', self.kept_states)} of {_size(self.state_bytes)}",
+                f"  disk    {_size(self.disk_bytes)} to read; the tape has "
+                f"{say_count(self.kept_states, 'state')} of {_size(self.state_bytes)}",
             ]
         )
 
     def __repr__(self) -> str:
         return (
-            f"<RetracePlan: {self.steps:,} steps, {self.queries} {_plural('query', self.queries)}, "
-            f"about {_time(self.seconds)}, {_size(self.peak_bytes)}>"
+            f"<RetracePlan: {say_count(self.steps, 'step')}, "
+            f"{say_count(self.queries, 'query', 'queries')}, about {_time(self.seconds)}, "
+            f"{_size(self.peak_bytes)}>"
         )
-
-
-def _plural(word: str, count: int) -> str:
-    if count == 1:
-        return word
-    return "queries" if word == "query" else f"{word}s"
 
 
 def _size(count: int) -> str:

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from ...data.collated import Keywords
 from ...errors import BadInput, NotSupported
+from ...support.messages.counts import say_count
 
 ID = "dross_id"
 
@@ -36,8 +37,8 @@ class WithIds(Dataset):
     def _add(self, i: int, item: Any) -> dict:
         if not isinstance(item, Mapping):
             raise BadInput(
-                f"Example {i} of the training set is a {type(item).__name__}; dross needs dicts of "
-                "columns, as datasets.Dataset gives them, to let each carry its id."
+                f"Example {i} of the training set has the type {type(item).__name__}; dross needs "
+                "dicts of columns, as datasets.Dataset gives them, to let each carry its id."
             )
         return {**item, ID: int(i)}
 
@@ -95,8 +96,8 @@ class Split:
         """
         if not hasattr(batch, "items"):
             raise BadInput(
-                f"The collator makes a {type(batch).__name__}; Trainer calls a model with a dict "
-                "of columns. Return {'input_ids': ..., 'labels': ...}."
+                f"The collator makes the type {type(batch).__name__}; Trainer calls a model with "
+                "a dict of columns. Return {'input_ids': ..., 'labels': ...}."
             )
         given = {k: v for k, v in batch.items() if v is not None and k != ID}
         if "shift_labels" in given or "cu_seq_lens_q" in given:
@@ -112,8 +113,8 @@ class Split:
         odd = [name for name, value in given.items() if not isinstance(value, Tensor)]
         if odd:
             raise BadInput(
-                f"'{odd[0]}' in the batch is a {type(given[odd[0]]).__name__}: dross replays "
-                "tensors. Leave that column out, or turn it into a tensor in the collator."
+                f"'{odd[0]}' in the batch has the type {type(given[odd[0]]).__name__}: dross "
+                "replays tensors. Leave that column out, or turn it into a tensor in the collator."
             )
         kept = given if self.keep_labels else {k: v for k, v in given.items() if k not in y}
         if not kept:
@@ -131,7 +132,8 @@ def check_rows(ids: Tensor, x: Keywords, y: dict[str, Tensor]) -> None:
         if value.dim() == 0 or len(value) != len(ids):
             rows = 0 if value.dim() == 0 else len(value)
             raise packing_refused(
-                f"The collator makes {rows} rows of '{name}' from {len(ids)} examples"
+                f"The collator makes {say_count(rows, 'row')} of '{name}' from "
+                f"{say_count(len(ids), 'example')}"
             )
 
 

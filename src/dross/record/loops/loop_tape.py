@@ -28,6 +28,7 @@ from ...tape.reader import Tape
 from ...tape.resume import begin_notes
 from ...tape.retention import Keep
 from ...tape.sharded.writer import ReplicaWriter, ShardWriter
+from ...tape.shards import explain_other_ranks
 from ...tape.writer import TapeWriter
 from . import ddp
 from .average_watch import AverageWatch
@@ -125,11 +126,7 @@ class LoopTape:
         ranks = self.loop.ranks.size
         whole_is_fine = not fsdp.is_sharded(self.loop.model)
         if shards != ranks and not (shards == 1 and whole_is_fine):
-            raise TapeMismatch(
-                f"The tape at {self.folder} has shards of {shards} rank{'s' * (shards > 1)}, and "
-                f"{ranks} would go on with it. Start {shards}, or record the run again in another "
-                "folder. Retracing takes any number of ranks."
-            )
+            raise explain_other_ranks(self.folder, shards, ranks)
 
     def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
         """Inspect the model with its first batch, and begin or continue the tape.

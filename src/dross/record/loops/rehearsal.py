@@ -151,8 +151,8 @@ def compare_attention(executor: Executor, before: State, batch: Batch) -> float 
     if gap > explained:
         warnings.warn(
             f"The attention kernel of this loop and the math kernel, which a retrace uses, "
-            f"give gradients that differ by {gap:.1%}; rounding explains "
-            f"{explained:.1g}. Scores are off by about as much. "
+            f"give gradients that differ by {100 * gap:.2g} %; rounding explains "
+            f"{100 * explained:.2g} %. Scores are off by about as much. "
             f"{_ATTENTION_ADVICE[objective.stochastic]}",
             DrossWarning,
             stacklevel=2,

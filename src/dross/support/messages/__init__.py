@@ -1,1 +1,1 @@
-"""Parts of messages: what is missing and how to install it, and what an option is called."""
+"""Parts of messages: missing packages, the names of options, and numbers of things."""

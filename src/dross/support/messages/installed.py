@@ -18,11 +18,21 @@ def check_installed(what: str, *modules: str) -> None:
     Raises:
         BadInput: with their names as packages, and the command that installs them.
     """
-    missing = [_PACKAGES.get(name, name) for name in modules if find_spec(name) is None]
+    missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        names = ", ".join(missing)
-        raise BadInput(
-            f"{what} needs {names}, not installed here. Install what is missing: "
-            f"pip install {' '.join(missing)}. `pip install dross` installs it, except "
-            "with --no-deps."
-        )
+        raise BadInput(explain_uninstalled(what, *missing))
+
+
+def explain_uninstalled(what: str, *modules: str) -> str:
+    """Say that modules are not installed, and how to install their packages.
+
+    Arguments:
+        what: what needs them, as the beginning of a sentence.
+        modules: their names as modules.
+    """
+    packages = [_PACKAGES.get(name, name) for name in modules]
+    return (
+        f"{what} needs {', '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not "
+        f"installed. Install what is missing: pip install {' '.join(packages)}. `pip install "
+        "dross` installs it, except with --no-deps."
+    )

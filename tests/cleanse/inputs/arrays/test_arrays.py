@@ -205,8 +205,8 @@ def missing(place):
         (FRAME, "colur", r"Did you mean 'colour'"),
         (pandas.concat([FRAME, FRAME], axis=1), KINDS, r"two columns named 'size'"),
         ([[1, 2], [3]], [0, 1], r"same number of values"),
-        (3, KINDS, r"X is a int; dross takes a DataFrame"),
-        ({"a": 1}, KINDS, r"X is a dict"),
+        (3, KINDS, r"X has the type int; dross takes a DataFrame"),
+        ({"a": 1}, KINDS, r"X has the type dict"),
         (NUMBERS.astype(complex), KINDS, r"complex"),
         (np.zeros((N, 2, 2, 2)), KINDS, r"1, 3 or 4 channels"),
         (np.zeros((N, 2, 2, 2, 3)), KINDS, r"taken for pictures"),
@@ -222,9 +222,11 @@ def test_what_cannot_be_used_is_said(x, y, said, tmp_path):
 
 def test_files_and_data_are_not_mixed(tmp_path):
     FRAME.assign(kind=KINDS).to_csv(tmp_path / "t.csv")
-    with pytest.raises(BadInput, match="label is a ndarray, but the data are the name of a file"):
+    with pytest.raises(
+        BadInput, match="label has the type ndarray, but the data are the name of a file"
+    ):
         dross.clean(tmp_path / "t.csv", KINDS, out=tmp_path / "run")
-    with pytest.raises(BadInput, match="test is a DataFrame"):
+    with pytest.raises(BadInput, match="test has the type DataFrame"):
         dross.clean(tmp_path / "t.csv", "kind", test=FRAME, out=tmp_path / "run")
 
 

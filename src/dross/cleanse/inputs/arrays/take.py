@@ -210,8 +210,8 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
         ) from None
     if array.ndim == 0:
         raise BadInput(
-            f"{who} is a {type(x).__name__}; dross takes a DataFrame, an array, a tensor, a sparse "
-            "matrix, a list of texts, or the name of a file."
+            f"{who} has the type {type(x).__name__}; dross takes a DataFrame, an array, a tensor, "
+            "a sparse matrix, a list of texts, or the name of a file."
         )
     return array
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import BadInput, first_line
+from ....support.messages.option_names import name_option
 from ....support.name_hints import check_name
 from ..tables import PARQUET, read_bytes
 
@@ -142,7 +143,8 @@ def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> 
         lacking = "prompts" if prompt is None else "responses"
         raise BadInput(
             f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
-            f"and none looks like the {lacking}. Name them: --prompt and --response."
+            f"and none looks like the {lacking}. Name them: {name_option('prompt')} and "
+            f"{name_option('response')}."
         )
     return ChatColumns(prompt, response, source)
 
@@ -168,7 +170,9 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, Sequence):
-        raise BadInput(f"{where}: a {type(value).__name__} is neither a text nor messages.")
+        raise BadInput(
+            f"{where}: a value of the type {type(value).__name__} is neither a text nor messages."
+        )
     return [_as_message(message, where) for message in value]
 
 
@@ -180,7 +184,7 @@ def _as_message(message: Any, where: str) -> Message:
         raise BadInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str):
         raise BadInput(
-            f"{where}: the content of a message is a {type(content).__name__}. dross fine-tunes on "
-            "text alone; pictures and other parts are not supported."
+            f"{where}: the content of a message has the type {type(content).__name__}. dross "
+            "fine-tunes on text alone; pictures and other parts are not supported."
         )
     return {"role": role, "content": content or ""}
