@@ -8,9 +8,7 @@ import torch
 
 import dross
 from oracles import Problem, orthogonalize
-
-
-HAS_MUON = hasattr(torch.optim, "Muon")  # from torch 2.9 on
+from zoo import HAS_MUON
 
 
 def pytest_collection_modifyitems(items):

@@ -182,6 +182,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 # eps is larger than usual: with the default, Adam turns on a scale of 1e-8 where a gradient is
 # nearly 0, and a finite difference would measure its own step width. Autograd through the unrolled
 # run checks the defaults.
+HAS_MUON = hasattr(torch.optim, "Muon")  # from torch 2.9 on
+#: whether attention's dropout draws other numbers inside of torch.func: seen in 2.13, not in 2.6
+ATTENTION_DRAWS_OTHERS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 7)
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(SGD, lr=0.1),
     "momentum": partial(SGD, lr=0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
