@@ -8,7 +8,8 @@ A pretrained model is fine-tuned on reviews of which a third is bad in five ways
 Llama that was trained on clean ones before, or SmolLM2. Every method ranks the examples, knowing
 half of the held-out ones; the number that is removed is the one of --sizes that does best there,
 with seeds of its own. What is printed is the loss on the other half, over fresh seeds of the order
-of training.
+of training. With --same-steps a training on what is left is as long as one on everything, in steps;
+without, it is as long in epochs.
 
     harm            dross, the mean over two recorded runs
     similarity      gradients against that of the held-out loss, over every step (TracIn)
@@ -53,7 +54,7 @@ class Removal(Experiment):
             {**item, "labels": list(item["input_ids"])}
             for item in self.tokenize_more(options.pretraining)
         ]
-        args = (pretraining, base, options.seed, 2 * options.rate, 4)
+        args = (pretraining, base, options.seed, 2 * options.rate, 4 * len(pretraining))
         self.base = self.fit(*args)
 
     def tokenize_more(self, count: int) -> list[dict]:
@@ -72,12 +73,13 @@ class Removal(Experiment):
         """The pretrained one."""
         return copy.deepcopy(self.base)
 
-    def fit(self, items: list[dict], model, seed: int, rate: float, epochs: int):
-        """A plain training in random order, with a rate that falls to 0."""
+    def fit(self, items: list[dict], model, seed: int, rate: float, seen: int):
+        """A plain training on so many items in random order, with a rate that falls to 0."""
         random, batch = np.random.default_rng(seed), self.options.batch
         moving = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(moving, lr=rate)
-        order = np.concatenate([random.permutation(len(items)) for _ in range(epochs)])
+        rounds = -(-seen // len(items))
+        order = np.concatenate([random.permutation(len(items)) for _ in range(rounds)])[:seen]
         parts = [order[k : k + batch] for k in range(0, len(order), batch)]
         model.train()
         for t, part in enumerate(parts):
@@ -106,8 +108,9 @@ class Removal(Experiment):
     def judge(self, removed: np.ndarray, seeds: tuple[int, ...], on: list[dict]) -> np.ndarray:
         """The loss on held-out examples after fine-tuning without these, for each seed."""
         kept = [self.train[i] for i in np.setdiff1d(np.arange(len(self.train)), removed)]
-        rate, epochs = self.options.rate, self.options.epochs
-        fits = (self.fit(kept, self.model(), seed, rate, epochs) for seed in seeds)
+        like = self.train if self.options.same_steps else kept
+        rate, seen = self.options.rate, self.options.epochs * len(like)
+        fits = (self.fit(kept, self.model(), seed, rate, seen) for seed in seeds)
         return np.array([self.losses(model, on).mean() for model in fits])
 
     def rankings(self) -> dict[str, np.ndarray]:
@@ -136,6 +139,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--reviews", type=Path)
     parser.add_argument("--weights", type=Path, help="the folder that holds SmolLM2's GGUF file")
+    parser.add_argument(
+        "--same-steps", action="store_true", help="train on fewer as long as on all"
+    )
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 0.2, 0.33])
     whole = {"examples": 500, "held-out": 512, "batch": 16, "epochs": 2, "pretraining": 1000}
     whole |= {"tokens": 24, "words": 10, "rank": 0, "layers": 0}

@@ -211,6 +211,25 @@ def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
         recorder.average(averaged)
 
 
+def test_an_average_that_does_not_know_the_last_steps_is_forgotten(tmp_path):
+    """A run that went on and was killed: its steps are on the tape, the updates are not."""
+    p = problem("mlp", "sgd")
+    averaged_loop(p, *AVERAGES["ema"], folder=tmp_path)[1].close()
+    model, optimizer = p.start()
+    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path, resume=True)
+    recorder.average(AveragedModel(model, **AVERAGES["ema"][0]))
+    assert Tape(tmp_path).average() is not None
+    ids = p.batches[0]
+    with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
+        losses.mean().backward()
+        optimizer.step()
+    before = Tape(tmp_path).steps
+    recorder.save()  # and no close
+    tape = Tape(tmp_path)
+    assert tape.steps == before + 1 and tape.average() is None
+    assert not [*tmp_path.glob("average-*")]
+
+
 def test_statistics_that_were_computed_afterwards_are_constants(tmp_path):
     p = problem("batchnorm", "sgd")
     averaged, recorder = averaged_loop(p, *AVERAGES["swa"], folder=tmp_path / "mine")

@@ -255,7 +255,10 @@ class TapeWriter:
         others = [end, *hashes.get("hashes", [])]
         entries, merged = self._merge_to_fit(entries, sum(other["bytes"] for other in others))
         named = {"segments": entries, "end": end, "steps": steps}
-        self._commit({**self.manifest, **hashes, **named})
+        manifest = {**self.manifest, **hashes, **named}
+        if steps > self.manifest["steps"] and (average := manifest.pop("average", None)):
+            replaced = [*replaced, average["file"]]  # it does not know the new steps
+        self._commit(manifest)
         now = time.monotonic()
         self._unnamed = []
         self._next_commit = now + seconds_between_commits(now - started + seconds)
