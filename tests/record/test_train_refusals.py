@@ -47,7 +47,7 @@ class Twice(nn.Linear):
         ({"clip": 1.0}, "ClipNorm"),
         ({"train_set": torch.utils.data.DataLoader([1, 2])}, "map-style"),
         ({"train_set": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
-        ({"model": Twice(6, 3).double()}, "a tuple"),
+        ({"model": Twice(6, 3).double()}, "of the type tuple"),
         (BINARY | {"train_set": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
         ({"eta": [0.1, 0.1]}, "2 rates for 8 steps"),
         ({"eta": -1.0}, "not negative"),

@@ -264,7 +264,7 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
     except DrossError:
         raise
     except Exception as error:  # the loss is the user's code
-        got = f"the type {type(outputs).__name__}"
+        got = f"of the type {type(outputs).__name__}"
         if isinstance(outputs, Tensor):
             got = f"outputs of shape {tuple(outputs.shape)}"
         raise BadInput(
