@@ -90,12 +90,12 @@ class ShardWriter(TapeWriter):
         complete: bool = True,
         average: AverageRecord | None = None,
     ) -> None:
-        """Write what is open, where every rank came to the end.
+        """Write what is open, where every rank came to the end; the first one writes the average.
 
         After an error the others may be gone: the tape stays as it was last committed.
         """
         if complete:
-            super().finish(after, complete, average)
+            super().finish(after, complete, average if self.ranks.rank == 0 else None)
 
 
 class ReplicaWriter(ShardWriter):
@@ -119,15 +119,6 @@ class ReplicaWriter(ShardWriter):
         """Append a step. `flush` is given the end of its segment."""
         kept = before if self.wants_state() else None
         super().add(step, None if kept is None else self._cut(kept), None, checksum)
-
-    def finish(
-        self,
-        after: State | None = None,
-        complete: bool = True,
-        average: AverageRecord | None = None,
-    ) -> None:
-        """Write what is open, where every rank came to the end; the first one writes averages."""
-        super().finish(after, complete, average if self.ranks.rank == 0 else None)
 
     def _write_closed(
         self, after: State | None, *, commit: bool = False, in_background: bool = False
