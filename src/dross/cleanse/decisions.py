@@ -90,7 +90,7 @@ class Decisions:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            weakref.finalize(self, self._connection.close)  # for who does not call close
+            weakref.finalize(self, self._connection.close)  # where nobody calls close
             try:
                 self._prepare()
             except BaseException:

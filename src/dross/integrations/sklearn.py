@@ -7,6 +7,7 @@ model[-1].plan_, model[-1].removed_, model[-1].relabelled_
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -48,7 +49,7 @@ def _wrapped_has(name: str):
     return check
 
 
-class _Cleaning:
+class _Cleaning(ABC):
     """What both estimators share."""
 
     def __init__(
@@ -115,7 +116,7 @@ class _Cleaning:
             fitted = self._fit_estimator(X, y, sample_weight, left)
         self.estimator_ = fitted
         for name in _COPIED:
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
             if hasattr(fitted, name):
                 setattr(self, name, getattr(fitted, name))
         return self
@@ -176,19 +177,21 @@ class _Cleaning:
 
     # --- what depends on the task ---
 
+    @abstractmethod
     def _default(self) -> Any:
-        raise NotImplementedError
+        """The estimator that is used where none is given."""
 
     def _learn_labels(self, y: np.ndarray) -> np.ndarray:
         """Labels as dross takes them, after noting which ones there are."""
         return self._name_labels(y)
 
+    @abstractmethod
     def _name_labels(self, y: Any) -> np.ndarray:
-        raise NotImplementedError
+        """Labels as dross takes them."""
 
+    @abstractmethod
     def _read(self, label: str) -> Any:
         """A label of dross as y has it."""
-        raise NotImplementedError
 
     # --- what the fitted estimator does ---
 

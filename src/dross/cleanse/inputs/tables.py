@@ -240,11 +240,11 @@ def read_table(
         return Source("text", label, content, labels, names, notes)
     copies = int(frame.duplicated().sum())
     if copies > 0:
-        is_kept = (
+        copied = (
             "row is an exact copy of an earlier row. It is kept; look at it",
             "rows are exact copies of an earlier row. They are kept; look at them",
         )
-        notes.append(f"{say_count(copies, *is_kept)} on the page.")
+        notes.append(f"{say_count(copies, *copied)} on the page.")
     return Source("table", label, frame.drop(columns=[label]), labels, names, notes)
 
 
