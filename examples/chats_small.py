@@ -191,7 +191,7 @@ def main() -> None:
     for place in places[:3]:
         print(f"    {rows[place]['prompt']} -> {rows[place]['response']}")
     if project.recommended is None:
-        print("To change nothing is recommended:", project.about["suggested"]["reason"])
+        print("Recommended: change nothing.", project.about["recommendation"]["reason"])
         return
     print("Recommended:", project.recommended.what)
     verdict = dross.judge(given.out, seeds=given.seeds)

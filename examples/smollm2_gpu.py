@@ -54,14 +54,14 @@ def main() -> None:
     project = dross.clean_chats(chats, model, out=given.out, overwrite=True, say=print, **options)
     table = project.instances.sort_values("harm_rank")
     places = table["source"].str.removeprefix("line ").astype(int).to_numpy() - 1
-    learnt = [bool(mistakes[place]) for place in places]
-    worst = learnt[: sum(learnt)]
+    learned = [bool(mistakes[place]) for place in places]
+    worst = learned[: sum(learned)]
     print(
-        f"{sum(worst)} of the {len(worst)} most harmful of {len(learnt)} training examples have a "
-        f"wrong answer ({sum(learnt) / len(learnt):.0%} of all have)."
+        f"{sum(worst)} of the {len(worst)} most harmful of {len(learned)} training examples have a "
+        f"wrong answer ({sum(learned) / len(learned):.0%} of all have)."
     )
-    print("Recommended:", project.recommended or project.about["suggested"]["reason"])
-    remove = None if project.recommended is not None else sum(learnt)
+    print("Recommended:", project.recommended or project.about["recommendation"]["reason"])
+    remove = None if project.recommended is not None else sum(learned)
     verdict = dross.judge(given.out, remove=remove, seeds=seeds)
     print(f"{verdict.verdict.capitalize()}. {verdict.sentence}")
     done = dross.export(given.out, inputs / "cleaned.jsonl", remove=remove, overwrite=True)

@@ -134,7 +134,7 @@ def test_the_demo_tells_its_story(demo):
 
 def test_info_describes_a_recorded_run(demo):
     folder, _ = demo
-    tape = folder / "runs" / "round-1" / "run-0"
+    tape = folder / "runs" / "run-0"
     result = CliRunner().invoke(cli.app, ["info", str(tape)], catch_exceptions=False)
     with pytest.raises(errors.BadInput, match=r"Pass one of its recorded runs: .*run-0"):
         CliRunner().invoke(cli.app, ["info", str(folder)], catch_exceptions=False)

@@ -1,94 +1,109 @@
-"""One set with some of its labels wrong, cut into three parts."""
+"""One set with some of its labels wrong, as one user has it."""
 
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
-import judges
 import noise
 import numpy as np
 import sets
-import torch
-
-from dross.cleanse.learning.recipe import Pair, Recipe, default_batch_size
-from dross.cleanse.learning.train_many import search_rate
 
 TRAIN, VALIDATION, TEST = 2000, 700, 2000
+CHECKED = 100
+RIGHT, NOISY, PERSON, ONE_FILE = "validation right", "validation noisy", "checked", "one file"
+SITUATIONS = (RIGHT, NOISY, PERSON, ONE_FILE)
 
 
+@dataclass
 class Case:
-    """What a user has, and what only the benchmark knows: the true labels."""
+    """What a user has, and what only the benchmark knows: `truth`, and the labels of `test`."""
 
-    def __init__(self, name: str, kind: str, noisy_validation: bool, seed: int):
-        whole = sets.load(name)
-        order = np.random.default_rng([seed, 7]).permutation(len(whole.y))
-        order = order[: TRAIN + VALIDATION + TEST]
-        count = len(order)
-        train, validation = min(TRAIN, count // 2), min(VALIDATION, count // 6)
-        self.data = whole.take(order)
-        self.train = np.arange(train)
-        self.validation = np.arange(train, train + validation)
-        self.test = np.arange(train + validation, count)
-        self.labels = noise.wrong_labels(self.data, kind, seed)
-        right = self.test if noisy_validation else np.concatenate([self.validation, self.test])
-        self.labels[right] = self.data.y[right]
-        self.wrong = np.flatnonzero(self.labels[self.train] != self.data.y[self.train])
-        self.x, self.seed = judges.encode(self.data, self.train), seed
+    name: str
+    noise: str
+    situation: str
+    seed: int
+    data: sets.DataSet
+    train: np.ndarray  # places
+    validation: np.ndarray  # empty with one file
+    test: np.ndarray
+    given: np.ndarray  # labels as the user has them, [N]
+    unchecked: np.ndarray  # the same before a person looked at some of them, [N]
+    checked: np.ndarray  # bool [N]: a person has looked at the label
+    labels: str  # annotated or observed
+    kept: dict = field(default_factory=dict)  # what methods share, such as cross-validated models
+
+    @property
+    def x(self) -> np.ndarray:
+        """The inputs of all rows."""
+        return self.data.x
+
+    @property
+    def truth(self) -> np.ndarray:
+        """The right labels of all rows."""
+        return self.data.y
 
     @property
     def is_regression(self) -> bool:
         """Whether labels are numbers."""
         return self.data.task == "regression"
 
-    def given(self, ids: np.ndarray):
-        """The inputs and labels that a user has of some instances."""
-        return self.data.take(ids).x, self.labels[ids]
+    @property
+    def classes(self) -> int:
+        """How many there are; 0 where labels are numbers."""
+        return 0 if self.is_regression else int(self.truth.max()) + 1
 
-    @cached_property
-    def class_names(self) -> np.ndarray:
-        """Of all labels, sorted."""
-        return np.unique(self.data.y.astype(str))
+    @property
+    def wrong(self) -> np.ndarray:
+        """The places of the training rows with wrong labels."""
+        return self.train[self.given[self.train] != self.truth[self.train]]
 
-    def classes_of(self, ids: np.ndarray, labels: np.ndarray | None = None) -> np.ndarray:
-        """The given labels of some instances as int64."""
-        labels = self.labels if labels is None else labels
-        return np.searchsorted(self.class_names, labels[ids].astype(str))
 
-    @cached_property
-    def _scale(self) -> tuple[float, float]:
-        y = self.labels[self.train].astype(float)
-        return float(y.mean()), float(y.std())
+@cache
+def _load(path: Path) -> sets.DataSet:
+    return sets.load(path)
 
-    def targets(self, ids: np.ndarray, labels: np.ndarray | None = None) -> torch.Tensor:
-        """Labels as the network learns them."""
-        if not self.is_regression:
-            return torch.from_numpy(self.classes_of(ids, labels))
-        y = (self.labels if labels is None else labels)[ids].astype(float)
-        mean, deviation = self._scale
-        return torch.from_numpy((y - mean) / deviation).float()[:, None]
 
-    def inputs(self, ids: np.ndarray) -> torch.Tensor:
-        """Inputs as the network learns them, [N, features]."""
-        x = self.x[ids]
-        return torch.from_numpy(np.asarray(x.todense() if hasattr(x, "todense") else x)).float()
+def situations_of(kind: str) -> tuple[str, ...]:
+    """With no noise, validation labels are right, or there is no validation file."""
+    return (RIGHT, ONE_FILE) if kind == noise.NONE else SITUATIONS
 
-    @cached_property
-    def network(self) -> tuple[Recipe, Pair]:
-        """A recipe that dross' own search finds on what was given, and the training part."""
-        data = self.inputs(self.train), self.targets(self.train)
-        outputs = 1 if self.is_regression else len(self.class_names)
-        loss = "squared_error" if self.is_regression else "cross_entropy"
-        kind = "linear" if self.data.kind == "text" else "mlp"
-        size = default_batch_size(len(self.train))
-        recipe = Recipe(kind, tuple(data[0].shape[1:]), outputs, loss, batch_size=size)
-        validation = self.inputs(self.validation), self.targets(self.validation)
-        return search_rate(recipe, *data, validation, seed=self.seed).recipe, data
 
-    def network_error(self, kept: np.ndarray, labels: np.ndarray, seeds: int = 3) -> float:
-        """The mean test error of networks that learnt `labels` of the instances `kept`."""
-        from dross.cleanse.learning.train_many import ModelSpec, train_many
-
-        recipe, (x, _) = self.network
-        specs = [ModelSpec(1000 + seed, kept, recipe.rate) for seed in range(seeds)]
-        trained = train_many(recipe, x, self.targets(self.train, labels), specs)
-        truth = self.targets(self.test, self.data.y)
-        errors = recipe.errors(trained.outputs(self.inputs(self.test)), truth)
-        return float(errors.mean()) * (self._scale[1] if self.is_regression else 1.0)
+def make_case(path: Path, kind: str, situation: str, seed: int) -> Case:
+    """The case of a set, a kind of noise, what the user has, and a seed."""
+    data = _load(path)
+    order = np.random.default_rng([seed, 7]).permutation(len(data.y))[: TRAIN + VALIDATION + TEST]
+    train, validation = min(TRAIN, len(order) // 2), min(VALIDATION, len(order) // 6)
+    parts = np.split(order, [train, train + validation])
+    given = noise.wrong_labels(data, kind, seed)
+    given[parts[2]] = data.y[parts[2]]
+    checked = np.zeros(len(data.y), dtype=bool)
+    if situation == RIGHT:
+        given[parts[1]] = data.y[parts[1]]
+    if situation == ONE_FILE:
+        parts = [np.concatenate(parts[:2]), parts[1][:0], parts[2]]
+    unchecked = given.copy()
+    if situation == PERSON:
+        rows = np.concatenate(parts[:2])
+        chosen = np.random.default_rng([seed, 8]).choice(
+            rows, min(CHECKED, len(rows)), replace=False
+        )
+        checked[chosen] = True
+        given[chosen] = data.y[chosen]
+    # data as they come get what dross assumes of them; one file of damaged labels is annotated
+    labels = "observed" if data.kind == "table" else "annotated"
+    if situation == ONE_FILE and kind != noise.NONE:
+        labels = "annotated"
+    return Case(
+        name=data.name,
+        noise=kind,
+        situation=situation,
+        seed=seed,
+        data=data,
+        train=parts[0],
+        validation=parts[1],
+        test=parts[2],
+        given=given,
+        unchecked=unchecked,
+        checked=checked,
+        labels=labels,
+    )

@@ -1,56 +1,113 @@
-"""The user's own models: what an ordinary scikit-learn model gains from a cleaned copy."""
+"""The user's models: what an ordinary scikit-learn model gains from a cleaned copy.
+
+Two are of kinds that the guard of dross trains as well (linear, trees), two of kinds that it never
+trains (network, bayes for classes; network, neighbours for numbers).
+"""
 
 import numpy as np
-import pandas as pd
-from sets import DataSet
-from sklearn.compose import make_column_transformer
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-)
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from cases import Case
+
+JUDGES = ("linear", "trees", "network", "bayes")
+NEVER_TRAINED = ("network", "bayes")  # by the guard
+_LEAST = 1e-3  # probability; for everyone alike
+_BINS = 15
+_MANY = 4  # classes, from which on a forest is used: boosting would take minutes
 
 
-def encode(data: DataSet, train: np.ndarray):
-    """The inputs of all instances as a matrix; what is fitted is fitted on `train`."""
-    if data.kind == "images":
-        return data.x.reshape(len(data.x), -1).astype(np.float32) / 255
-    if data.kind == "text":
-        texts = data.x["text"]
-        vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=2, max_features=20_000)
-        return vectorizer.fit(texts.iloc[train]).transform(texts)
-    numbers = [name for name in data.x if pd.api.types.is_numeric_dtype(data.x[name])]
-    others = [name for name in data.x if name not in numbers]
-    transformer = make_column_transformer(
-        (StandardScaler(), numbers),
-        (OneHotEncoder(handle_unknown="ignore", min_frequency=5, sparse_output=False), others),
-    )
-    columns = data.x.assign(**{name: data.x[name].astype(str) for name in others})
-    return transformer.fit(columns.iloc[train]).transform(columns).astype(np.float32)
+def classifiers(classes: int) -> dict:
+    """Four kinds of classifiers by name."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import GaussianNB
+    from sklearn.neural_network import MLPClassifier
+
+    trees = HistGradientBoostingClassifier(random_state=0)
+    if classes >= _MANY:
+        trees = RandomForestClassifier(100, random_state=0)
+    return {
+        "linear": LogisticRegression(max_iter=300),
+        "trees": trees,
+        "network": MLPClassifier(hidden_layer_sizes=(64,), max_iter=40, random_state=0),
+        "bayes": GaussianNB(var_smoothing=1e-2),
+    }
 
 
-_WIDE = 200  # columns, from which on a forest is used: boosting would take minutes
+def regressors() -> dict:
+    """Four kinds of regressors by name."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.linear_model import Ridge
+    from sklearn.neighbors import KNeighborsRegressor
+    from sklearn.neural_network import MLPRegressor
+
+    return {
+        "linear": Ridge(),
+        "trees": HistGradientBoostingRegressor(random_state=0),
+        "network": MLPRegressor(hidden_layer_sizes=(64,), max_iter=60, random_state=0),
+        "neighbours": KNeighborsRegressor(15),
+    }
 
 
-def models(data: DataSet, columns: int) -> dict:
-    """Two models that somebody would use for such data, encoded in so many columns."""
-    if data.task == "regression":
-        return {"linear": Ridge(), "trees": HistGradientBoostingRegressor(random_state=0)}
-    linear = LogisticRegression(max_iter=300)
-    if columns > _WIDE:
-        return {"linear": linear, "trees": RandomForestClassifier(100, random_state=0)}
-    return {"linear": linear, "trees": HistGradientBoostingClassifier(random_state=0)}
+def make(case: Case) -> dict:
+    """The user's models for a case."""
+    return regressors() if case.is_regression else classifiers(case.classes)
 
 
-def error(model, x, y, kept, labels, test) -> float:
-    """The test error of a model that learnt `labels` [N] of the instances `kept`."""
+def predict(model, x: np.ndarray, classes: int) -> np.ndarray:
+    """Probabilities of all classes, [n, classes]; 0 for a class that was not learned."""
+    found = np.zeros((len(x), classes))
+    found[:, model.classes_] = model.predict_proba(x)
+    return found
+
+
+def measure_classes(p: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Error, log loss and expected calibration error on right labels."""
+    p = np.clip(np.nan_to_num(p), _LEAST, None)
+    p = p / p.sum(1, keepdims=True)
+    right, sure = p.argmax(1) == y, p.max(1)
+    place = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(place, right - sure, _BINS)
+    return {
+        "error": float(1 - right.mean()),
+        "log loss": float(-np.log(p[np.arange(len(y)), y]).mean()),
+        "ece": float(np.abs(gaps).sum() / len(y)),
+    }
+
+
+def judge(case: Case, kept: np.ndarray, labels: np.ndarray, weights=None) -> dict[str, dict]:
+    """{model: {measure: value}} of models that learn `labels` [N] of the rows `kept`."""
+    measures = {}
+    for name, model in make(case).items():
+        measures[name] = judge_model(case, model, kept, labels, weights)
+    return measures
+
+
+def judge_model(case: Case, model, kept, labels, weights=None) -> dict[str, float]:
+    """The measures of one model. weights: of the rows `kept`, where the model takes them."""
+    x, y, truth = case.x[kept], labels[kept], case.truth[case.test]
+    if case.is_regression:
+        return _judge_regressor(case, model, x, y, truth)
+    if len(np.unique(y)) < 2:
+        p = np.tile(np.bincount(y, minlength=case.classes) / len(y), (len(truth), 1))
+        return measure_classes(p, truth)
+    options = {"sample_weight": weights} if weights is not None else {}
+    fitted = model.fit(x, y, **options)
+    return measure_classes(predict(fitted, case.x[case.test], case.classes), truth)
+
+
+def _judge_regressor(case: Case, model, x, y, truth) -> dict[str, float]:
+    """Absolute error, and the log score of a normal distribution with the cross-validated scale.
+
+    Calibration: how far the share within the central 80 % is from 80 %.
+    """
     from sklearn.base import clone
+    from sklearn.model_selection import cross_val_predict
 
-    fitted = clone(model).fit(x[kept], labels[kept])
-    predicted = fitted.predict(x[test])
-    if y.dtype.kind == "f":
-        return float(np.abs(predicted - y[test]).mean())
-    return float((predicted != y[test]).mean())
+    residual = y - cross_val_predict(clone(model), x, y, cv=5)
+    scale = max(float(np.sqrt((residual**2).mean())), 1e-3)
+    z = np.abs(truth - model.fit(x, y).predict(case.x[case.test])) / scale
+    surprise = np.minimum(0.5 * z**2, 50) + np.log(scale) + 0.5 * np.log(2 * np.pi)
+    return {
+        "error": float((z * scale).mean()),
+        "log loss": float(surprise.mean()),
+        "ece": float(abs((z < 1.2816).mean() - 0.8)),
+    }

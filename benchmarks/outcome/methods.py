@@ -1,185 +1,176 @@
-"""What each tool would do with a training part: what to remove, and what to relabel as what.
+"""What each tool would do with a training part: what to remove, and what to relabel as what."""
 
-cleanlab is used as its documentation advises: `find_label_issues` with cross-validated
-probabilities, of a logistic regression and of the network that dross would train, and
-`CleanLearning`, which finds the issues by itself. What they find is removed.
-"""
-
-import json
-import os
+import importlib
 import runpy
-import shutil
-import subprocess
 import sys
-import tempfile
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
-from cases import Case
+import rivals
+from cases import NOISY, RIGHT, Case
 
-import dross
+ROOT = Path(__file__).parents[2]
 
-Found = tuple[np.ndarray | list[int], dict[int, str]]  # removed, {relabelled: label}
+
+@dataclass
+class Found:
+    """What a tool would do, in places of the set."""
+
+    removed: np.ndarray | list[int]
+    relabelled: dict[int, float] = field(default_factory=dict)
+    note: str = ""  # shown beside the results
+
+
+@dataclass(frozen=True)
+class Method:
+    """A tool."""
+
+    clean: Callable[[Case], Found | None]  # None: it cannot say anything here
+    uses_validation: bool = False  # otherwise one run serves right and noisy validation labels
 
 
 def do_nothing(case: Case) -> Found:
     """Train on what was given."""
-    return [], {}
+    return Found([])
 
 
 def remove_wrong(case: Case) -> Found:
     """Remove exactly the wrong ones: what is possible."""
-    return case.wrong, {}
+    return Found(case.wrong)
 
 
-def remove_random(case: Case) -> Found:
-    """Remove as many as are wrong, at random."""
-    rng = np.random.default_rng(case.seed)
-    return rng.choice(len(case.train), len(case.wrong), replace=False), {}
+@cache
+def _dross():
+    """The two modules of dross that decide, from this tree.
+
+    The packages around them are not run: they need more than numpy, scikit-learn and torch.
+    """
+    for name in [name for name in sys.modules if name.split(".")[0] == "dross"]:
+        del sys.modules[name]
+    for name in ("dross", "dross.cleanse"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
+        sys.modules[name] = package
+    label_noise = importlib.import_module("dross.cleanse.label_noise")
+    return label_noise, importlib.import_module("dross.cleanse.plans")
 
 
-def remove_by_loss(case: Case) -> Found:
-    """Remove those with the highest loss in training: as many as are wrong, which nobody knows."""
-    recipe, (x, y) = case.network
-    from dross.cleanse.learning.train_many import ModelSpec, train_many
-
-    trained = train_many(recipe, x, y, [ModelSpec(case.seed, np.arange(len(y)), recipe.rate)])
-    losses = recipe.losses(trained.outputs(x), y)[0]
-    return torch.argsort(losses, descending=True)[: len(case.wrong)].numpy(), {}
-
-
-def use_cleanlab(case: Case) -> Found | None:
-    """`find_label_issues` with the cross-validated probabilities of a logistic regression."""
-    if case.is_regression:
-        return None
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_predict
-
-    model, x = LogisticRegression(max_iter=300), case.x[case.train]
-    y = case.classes_of(case.train)
-    return _issues(y, cross_val_predict(model, x, y, cv=5, method="predict_proba"))
-
-
-def use_cleanlab_network(case: Case) -> Found | None:
-    """`find_label_issues` with the cross-validated probabilities of dross' own network."""
-    if case.is_regression:
-        return None
-    from dross.cleanse.learning.score import cross_fit
-
-    recipe, data = case.network
-    found = cross_fit(recipe, data, data[0][:1], repeats=1, seed=case.seed, progress=False)
-    return _issues(data[1].numpy(), torch.softmax(found.outputs[0], -1).numpy())
-
-
-def use_clean_learning(case: Case) -> Found | None:
-    """`CleanLearning`, for numbers that of regression, with a linear model."""
-    from sklearn.linear_model import LogisticRegression, Ridge
-
-    x = case.x[case.train]
-    if case.is_regression:
-        from cleanlab.regression.learn import CleanLearning as OfNumbers
-
-        found = OfNumbers(Ridge(), seed=case.seed)
-        issues = found.find_label_issues(x, case.labels[case.train].astype(float))
-        return np.flatnonzero(issues["is_label_issue"]), {}
-    from cleanlab.classification import CleanLearning
-
-    one_process = {"n_jobs": 1}  # cases run side by side
-    model = LogisticRegression(max_iter=300)
-    found = CleanLearning(model, seed=case.seed, find_label_issues_kwargs=one_process)
-    issues = found.find_label_issues(x, case.classes_of(case.train))
-    return np.flatnonzero(issues["is_label_issue"]), {}
-
-
-def _issues(y: np.ndarray, chances: np.ndarray) -> Found:
-    from cleanlab.filter import find_label_issues
-
-    return np.flatnonzero(find_label_issues(y, chances, n_jobs=1)), {}
+def estimate(case: Case):
+    """The rows as dross sees them, their places, and the noise model; kept with the case."""
+    label_noise, _ = _dross()
+    if "dross" not in case.kept:
+        places = np.concatenate([case.train, case.validation])
+        rows = label_noise.Rows.of(
+            case.x[places],
+            case.given[places],
+            case.classes,
+            given=case.unchecked[places],
+            validation=np.arange(len(places)) >= len(case.train),
+            checked=case.checked[places],
+        )
+        prior = label_noise.PRIORS[case.labels]
+        noise = label_noise.estimate_label_noise(rows, prior, seed=case.seed)
+        case.kept["dross"] = rows, places, noise
+    return case.kept["dross"]
 
 
 def use_dross(case: Case) -> Found:
-    """The recommended plan of `dross.clean`."""
-    x, y = case.given(case.train)
-    options = {"text": "text"} if case.data.kind == "text" else {}
-    folder = Path(tempfile.mkdtemp(prefix="dross-outcome-"))
-    try:
-        project = dross.clean(
-            x,
-            y,
-            validation=case.given(case.validation),
-            test=case.given(case.test),
-            task=case.data.task,
-            out=folder / "run",
-            seed=case.seed,
-            device=os.environ.get("DROSS_OUTCOME_DEVICE", "cpu"),
-            progress=False,
-            **options,
-        )
-        places = [int(source.split()[-1]) for source in project.instances["source"]]
-        plan = project.recommended
-        if plan is None:
-            return [], {}
-        relabelled = {places[id]: label for id, label in plan.relabelled.items()}
-        return [places[id] for id in plan.removed], relabelled
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """The recommended plan."""
+    _, plans = _dross()
+    rows, places, noise = estimate(case)
+    weights = None
+    if rows.checked.any():
+        weights = np.where(rows.checked, len(rows) / rows.checked.sum(), np.nan)
+    found = plans.recommend(
+        rows,
+        noise,
+        case.labels,
+        check_weights=weights,
+        seed=case.seed,
+    )
+    if found.recommended is None:
+        return Found([], note=found.state)
+    plan = next(plan for plan in found.plans if plan.name == found.recommended)
+    return _edited(plan.edits, places, plan.name)
 
 
-_BEFORE = """
-import json, sys, dross
-folder, options = sys.argv[1], json.loads(sys.argv[2])
-project = dross.clean(folder + "/train.csv", "label", validation=folder + "/validation.csv",
-                      test=folder + "/test.csv", out=folder + "/run", progress=False, **options)
-harm = project.instances.sort_values("harm_rank")["source"].tolist()
-json.dump(harm[: project.about["suggested"]["m"]], open(folder + "/found.json", "w"))
-"""
+def use_dross_without_guard(case: Case) -> Found:
+    """Everything that is wrong with more than 50 %: for the record."""
+    _, plans = _dross()
+    rows, places, noise = estimate(case)
+    return _edited(plans.RULES["wrong-50"](noise, rows), places, "wrong-50")
 
 
-def use_dross_before(case: Case) -> Found | None:
-    """What an earlier version recommended, in the tree DROSS_BEFORE; tables and texts only."""
-    tree = os.environ.get("DROSS_BEFORE")
-    if tree is None or case.data.kind == "images":
-        return None
-    folder = Path(tempfile.mkdtemp(prefix="dross-outcome-"))
-    try:
-        for name in ("train", "validation", "test"):
-            x, y = case.given(getattr(case, name))
-            x.assign(label=y).to_csv(folder / f"{name}.csv", index=False)
-        options = {"seed": case.seed, "task": case.data.task}
-        options |= {"text": "text"} if case.data.kind == "text" else {}
-        environment = os.environ | {"PYTHONPATH": f"{tree}/src"}
-        command = [sys.executable, "-W", "ignore", "-c", _BEFORE, str(folder), json.dumps(options)]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        found = json.loads((folder / "found.json").read_text())
-        return [int(source.rsplit(" ", 1)[-1]) - 2 for source in found], {}  # line 2 is the first
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _edited(edits, places: np.ndarray, note: str) -> Found:
+    relabelled = dict(zip(places[edits.relabelled].tolist(), edits.labels.tolist(), strict=True))
+    return Found(places[edits.removed], relabelled, note)
 
 
-METHODS = {
-    "nothing": do_nothing,
-    "exactly the wrong ones": remove_wrong,
-    "random": remove_random,
-    "training loss": remove_by_loss,
-    "cleanlab, logistic regression": use_cleanlab,
-    "cleanlab, the same network": use_cleanlab_network,
-    "CleanLearning": use_clean_learning,
-    "dross before": use_dross_before,
-    "dross": use_dross,
+def _rival(find: Callable[[Case], np.ndarray | None], of_numbers: bool) -> Callable:
+    """A rival that removes what it finds; it is for numbers or for classes."""
+
+    def clean(case: Case) -> Found | None:
+        if case.is_regression != of_numbers:
+            return None
+        removed = find(case)
+        return None if removed is None else Found(removed)
+
+    return clean
+
+
+def use_clean_learning(case: Case) -> Found | None:
+    """CleanLearning around each of the user's models: run.py asks for them one by one."""
+    return None if case.is_regression else Found([], note="by model")
+
+
+def use_data_oob(case: Case) -> Found:
+    """Data-OOB, of classes and of numbers."""
+    return Found(rivals.data_oob(case))
+
+
+NOTHING, BEST, DROSS = "nothing", "exactly the wrong ones", "dross"
+CLEAN_LEARNING = "CleanLearning"
+METHODS: dict[str, Method] = {
+    NOTHING: Method(do_nothing),
+    BEST: Method(remove_wrong),
+    DROSS: Method(use_dross, uses_validation=True),
+    "dross without guard": Method(use_dross_without_guard, uses_validation=True),
+    "cleanlab, linear": Method(_rival(rivals.confident_linear, of_numbers=False)),
+    "cleanlab, trees": Method(_rival(rivals.confident_trees, of_numbers=False)),
+    "cleanlab, ensemble": Method(_rival(rivals.confident_ensemble, of_numbers=False)),
+    "cleanlab, ensemble with validation": Method(
+        _rival(rivals.confident_with_validation, of_numbers=False),
+        uses_validation=True,
+    ),
+    "Datalab, neighbours": Method(_rival(rivals.datalab, of_numbers=False)),
+    CLEAN_LEARNING: Method(use_clean_learning),
+    "AUM": Method(_rival(rivals.area_under_margin, of_numbers=False)),
+    "Data-OOB": Method(use_data_oob),
+    "large residuals": Method(_rival(rivals.large_residuals, of_numbers=True)),
+    "CleanLearning, numbers": Method(_rival(rivals.clean_learning_of_numbers, of_numbers=True)),
 }
 
 
-def discover() -> dict:
+def discover() -> dict[str, Method]:
     """The tools of the folder tools/, a file for each: its function `clean` is called."""
     found = {}
     for path in sorted((Path(__file__).parent / "tools").glob("*.py")):
 
         def clean(case: Case, path: Path = path) -> Found | None:
-            return runpy.run_path(str(path))["clean"](case)
+            result = runpy.run_path(str(path))["clean"](case)
+            return None if result is None else Found(*result)
 
-        found[path.stem.replace("_", " ")] = clean
+        found[path.stem.replace("_", " ")] = Method(clean, uses_validation=True)
     return found
 
 
 METHODS |= discover()
+
+
+def is_shared(method: str, situation: str) -> bool:
+    """Whether the result with right validation labels holds for noisy ones, too."""
+    return not METHODS[method].uses_validation and situation in (RIGHT, NOISY)

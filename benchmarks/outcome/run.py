@@ -1,132 +1,191 @@
 """What a person gains: clean data with wrong labels, train an ordinary model, test on right labels.
 
-    python benchmarks/outcome/fetch.py FOLDER && export DROSS_OUTCOME_DATA=FOLDER
-    pip install cleanlab==2.9.0 '.[pictures,text]'
-    python benchmarks/outcome/run.py [--quick] [--held-out] [--sets NAMES] [--seeds 3] [--jobs 2]
+    python benchmarks/outcome/fetch.py && python benchmarks/outcome/sets.py dev held_out
+    python benchmarks/outcome/run.py [--held-out] [--sets NAMES] [--seeds 3] [--jobs 2] ...
 
-For every set, kind of noise, state of the validation labels (right, or as wrong as the others) and
-seed: each method says what to remove and what to relabel in the training part; dross' own network
-and two scikit-learn models learn the result and are tested on right labels. The figure is the share
-of the possible gain, that of removing exactly the wrong labels. Results are kept line by line; the
-same command goes on. Tune nothing on the held-out sets: they are for the end. To compare with an
-earlier version, DROSS_BEFORE names its source tree.
+For every set, kind of noise, situation (validation labels right, or as wrong as the others; noisy
+ones of which a person checked 100 rows; one file without a validation part) and seed: each method
+says what to remove and what to relabel in the training part; four scikit-learn models learn the
+result and are tested on right labels: error, log loss and calibration. Needs numpy, scipy,
+scikit-learn and torch. Results are kept line by line; the same command goes on. Tune nothing on the
+held-out sets: they are for the end.
 """
 
 import argparse
-import itertools
+import inspect
 import json
 import multiprocessing
 import os
 import time
+import traceback
 import warnings
 from pathlib import Path
 
 import judges
 import noise
 import numpy as np
+import rivals
 import sets
 import summary
-from cases import Case
-from methods import METHODS
-
-QUICK = {"sets": ("digits", "spambase"), "noise": ("none", "uniform 20")}
+from cases import NOISY, RIGHT, SITUATIONS, Case, make_case, situations_of
+from methods import CLEAN_LEARNING, METHODS, is_shared
 
 
-def measure(case: Case, method: str) -> dict | None:
-    """The test errors of the judging models on what a method leaves, and its time."""
+def measure(case: Case, method: str) -> dict:
+    """The measures of the judging models on what a method leaves, what it did and its time."""
     started = time.monotonic()
-    found = METHODS[method](case)
+    found = METHODS[method].clean(case)
     if found is None:
-        return None
-    removed, relabelled = found
+        return {"measures": None}
+    if method == CLEAN_LEARNING:
+        return _measure_clean_learning(case, started)
     seconds = time.monotonic() - started
-    labels = case.labels.copy()
-    for id, label in relabelled.items():
-        labels[id] = float(label) if case.is_regression else label
-    kept = np.setdiff1d(case.train, np.asarray(removed, dtype=int))
-    learnt = labels.astype(float if case.is_regression else str)
-    truth = case.data.y if case.is_regression else case.data.y.astype(str)
-    errors = {
-        name: judges.error(model, case.x, truth, kept, learnt, case.test)
-        for name, model in judges.models(case.data, case.x.shape[1]).items()
+    # nobody removes what a person has just confirmed
+    removed = np.array([i for i in found.removed if not case.checked[i]], dtype=int)
+    relabelled = {i: label for i, label in found.relabelled.items() if not case.checked[i]}
+    labels = case.given.copy()
+    for i, label in relabelled.items():
+        labels[i] = label
+    kept = np.setdiff1d(case.train, removed)
+    key = kept.tobytes() + labels[kept].tobytes()
+    if key not in case.kept:
+        case.kept[key] = judges.judge(case, kept, labels)
+    touched = np.union1d(removed, np.array(list(relabelled), dtype=int))
+    return {
+        "measures": case.kept[key],
+        "seconds": round(seconds, 2),
+        "rows": len(case.train),
+        "removed": len(removed),
+        "relabelled": len(relabelled),
+        "wrong": len(case.wrong),
+        "found": len(np.intersect1d(touched, case.wrong)),
+        "note": found.note,
     }
-    errors["network"] = case.network_error(kept, labels)
-    touched = np.union1d(np.asarray(removed, dtype=int), np.array(list(relabelled), dtype=int))
-    counts = {"removed": len(removed), "relabelled": len(relabelled), "wrong": len(case.wrong)}
-    counts["found"] = len(np.intersect1d(touched, case.wrong))
-    return {"errors": errors, "seconds": round(seconds, 1), **counts}
 
 
-def list_cases(names, kinds, seeds: int):
-    """(set, noise, whether the validation labels are noisy, seed)."""
-    for seed, name in itertools.product(range(seeds), names):
-        for kind in noise.kinds_of(sets.load(name)):
-            if kinds is None or kind in kinds:
-                for noisy in (False, True)[: 1 + (kind != "none")]:
-                    yield name, kind, noisy, seed
+def _measure_clean_learning(case: Case, started: float) -> dict:
+    """CleanLearning finds other issues for each model, and weights the classes that are left."""
+    measures, sizes, hits, seconds = {}, [], [], 0.0
+    for name, model in judges.make(case).items():
+        started = time.monotonic()
+        removed, of_class = rivals.clean_learning(case, name)
+        seconds += time.monotonic() - started
+        kept = np.setdiff1d(case.train, removed[~case.checked[removed]])
+        takes = "sample_weight" in inspect.signature(model.fit).parameters
+        weights = of_class[case.given[kept]] if takes else None
+        measures[name] = judges.judge_model(case, model, kept, case.given, weights)
+        sizes.append(len(removed))
+        hits.append(len(np.intersect1d(removed, case.wrong)))
+    return {
+        "measures": measures,
+        "seconds": round(seconds / len(measures), 2),
+        "rows": len(case.train),
+        "removed": int(np.mean(sizes)),
+        "relabelled": 0,
+        "wrong": len(case.wrong),
+        "found": int(np.mean(hits)),
+        "note": "by model",
+    }
 
 
-def run_case(work: tuple[tuple, list[str]]) -> list[dict]:
-    """The results of the methods that are missing for a case."""
+def run_unit(work: tuple) -> list[dict]:
+    """The results of the methods that are missing for some situations of a set, noise and seed."""
+    path, kind, seed, missing, deadline = work
+    warnings.filterwarnings("ignore")
     import torch
 
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    about, methods = work
-    case, lines = Case(*about), []
-    for method in methods:
-        found = measure(case, method)
-        lines.append({"case": about, "method": method, **(found or {"errors": None})})
+    lines, shared = [], {}
+    for situation, methods in missing.items():
+        case = make_case(path, kind, situation, seed)
+        for method in methods:
+            if time.time() > deadline:
+                return lines
+            about = {"case": [case.name, kind, situation, seed], "method": method}
+            result = shared.get(method) if is_shared(method, situation) else None
+            if result is None:
+                try:
+                    result = measure(case, method)
+                except Exception:  # one tool that fails is a result; the others go on
+                    result = {"measures": None, "failed": traceback.format_exc()[-2000:]}
+            if is_shared(method, situation):
+                shared[method] = result
+            lines.append(about | {"task": case.data.task} | result)
     return lines
+
+
+def list_units(paths: list[Path], options: argparse.Namespace, done: set, deadline: float):
+    """(file, noise, seed, {situation: missing methods}, deadline)."""
+    units = []
+    for seed in range(options.seeds):
+        for path in paths:
+            for kind in noise.kinds_of(sets.load(path)):
+                if options.noise and kind not in options.noise:
+                    continue
+                wanted = [s for s in situations_of(kind) if s in options.cases]
+                # right and noisy validation labels share what does not look at them
+                both = [s for s in wanted if s in (RIGHT, NOISY)]
+                for group in (both, *([s] for s in wanted if s not in both)):
+                    missing = {}
+                    for situation in group:
+                        about = (path.stem, kind, situation, seed)
+                        methods = [m for m in options.methods if (*about, m) not in done]
+                        if methods:
+                            missing[situation] = methods
+                    if missing:
+                        units.append((path, kind, seed, missing, deadline))
+    # in a fixed random order within a seed, so that a run that is cut off has some of everything
+    order = np.random.default_rng(0).permutation(len(units))
+    return [units[i] for i in sorted(order, key=lambda i: units[i][2])]
 
 
 def main() -> None:
     """Run what is missing, and print what is there."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two sets, two kinds of noise, 1 seed")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--held-out", action="store_true", help="the sets that count, at the end")
     parser.add_argument("--sets", nargs="+", help="some sets only")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="some methods only")
+    parser.add_argument("--noise", nargs="+", help="some kinds only")
+    parser.add_argument("--cases", nargs="+", default=SITUATIONS, choices=SITUATIONS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="cases at once")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="then stop; go on later"
-    )
-    parser.add_argument("--device", default="cpu", help="where dross trains")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--minutes", type=float, default=1e6, help="then stop; go on later")
     parser.add_argument("--out", type=Path, default=Path("runs/outcome.jsonl"))
-    parser.add_argument(
-        "--add", type=Path, help="write the rows of --methods into outcome.csv there"
-    )
+    parser.add_argument("--add", type=Path, help="write the rows into outcome.csv there")
+    parser.add_argument("--quiet", action="store_true", help="print no tables")
     options = parser.parse_args()
-    names = options.sets or (sets.HELD_OUT if options.held_out else sets.DEVELOP)
-    kinds, seeds, started = None, options.seeds, time.monotonic()
-    if options.quick:
-        names, kinds, seeds = options.sets or QUICK["sets"], QUICK["noise"], 1
+    folder = sets.FOLDER / ("held_out" if options.held_out else "dev")
+    paths = sorted(folder.glob("*.npz"))
+    if options.sets:
+        paths = [path for path in paths if path.stem in options.sets]
+    if not paths:
+        raise SystemExit(f"{folder} has no such sets: run fetch.py and sets.py first.")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = summary.read(options.out)
     done = {(*line["case"], line["method"]) for line in lines}
-    missing = []
-    for about in list_cases(names, kinds, seeds):
-        methods = [method for method in options.methods if (*about, method) not in done]
-        if methods:
-            missing.append((about, methods))
+    deadline = time.time() + 60 * options.minutes
+    units = list_units(paths, options, done, deadline)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # cases run side by side
-    os.environ["DROSS_OUTCOME_DEVICE"] = options.device
+        os.environ[name] = "1"  # units run side by side
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=8) as pool, options.out.open("a") as file:
-        for found in pool.imap_unordered(run_case, missing):
+    with context.Pool(options.jobs) as pool, options.out.open("a") as file:
+        for number, found in enumerate(pool.imap_unordered(run_unit, units), start=1):
             for line in found:
                 file.write(json.dumps(line) + "\n")
+                if "failed" in line:
+                    print(*line["case"], line["method"], "failed:", line["failed"].splitlines()[-1])
             file.flush()
             lines += found
-            print(*found[0]["case"], flush=True)
-            if time.monotonic() - started > 60 * options.minutes:
-                pool.terminate()
-                break
+            if found and number % 20 == 0:
+                print(f"{number} of {len(units)} units", flush=True)
+        pool.close()
+        pool.join()
+    names = {path.stem for path in paths}
+    lines = [line for line in lines if line["case"][0] in names]
     if options.add is not None:
         summary.add_rows(lines, options.methods, options.add / "outcome.csv")
-    summary.show([line for line in lines if line["case"][0] in names])
+    if not options.quiet:
+        summary.show(lines)
 
 
 if __name__ == "__main__":

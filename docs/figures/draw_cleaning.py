@@ -29,8 +29,8 @@ def draw_harm(result: DemoResult) -> None:
         panel.scatter(1e4 * rows["score"][kind], rows["wrong"][kind], **style)
     panel.axvline(0, color=charts.GREY, linewidth=0.7)
     panel.axhline(0.5, color=charts.GREY, linewidth=0.7)
-    panel.set_xlabel("score: change of the expected validation error without it, in 0.01 %")
-    panel.set_ylabel("chance that its label is wrong")
+    panel.set_xlabel("score: change of the expected held-out error without it, in 0.01 points")
+    panel.set_ylabel("probability that its label is wrong")
     panel.legend(loc="center right")
     charts.save_svg(charts.as_svg(figure), HERE / "harm.svg")
     wrong, harmful = (rows["wrong"] > 0.5).to_numpy(), (rows["score"] < 0).to_numpy()
@@ -42,23 +42,23 @@ def draw_harm(result: DemoResult) -> None:
 
 
 def draw_verdict(result: DemoResult) -> None:
-    """The loss of the three models of every seed, and the differences with their interval."""
+    """The log loss of the three models of every seed, and the changes with their interval."""
     verdict = result.verdict
     assert verdict is not None
-    loss = verdict.metrics["loss"]
+    loss = verdict.metrics["log loss"]
     figure, (left, right) = charts.panels(2, 2, width=7.2, height=2.8)
-    names = ("everything kept", "after the plan", "as many at random")
+    names = ("before", "after the plan", "random edits")
     values = np.array([loss.before, loss.after, loss.random])
     for seed in values.T:
         left.plot(range(3), seed, color=charts.GREY, linewidth=0.6, zorder=0)
     for place, colour in enumerate((charts.GREY, charts.BLUE, charts.ORANGE)):
         left.scatter([place] * values.shape[1], values[place], s=10, color=colour)
     left.set_xticks(range(3), names, fontsize=7)
-    left.set_ylabel("test loss")
+    left.set_ylabel("log loss on the test rows")
     left.set_title("one line for each seed")
     rows = {
         "after the plan": (values[1] - values[0], loss.interval, charts.BLUE),
-        "as many at random": (values[2] - values[0], loss.random_interval, charts.ORANGE),
+        "random edits": (values[2] - values[0], loss.random_interval, charts.ORANGE),
     }
     for place, (differences, (low, high), colour) in enumerate(rows.values()):
         right.plot([low, high], [place] * 2, color=colour, linewidth=2.5, alpha=0.5)
@@ -66,7 +66,7 @@ def draw_verdict(result: DemoResult) -> None:
     right.axvline(0, color="black", linewidth=0.7)
     right.set_yticks(range(2), list(rows), fontsize=7)
     right.set_ylim(-0.6, 1.6)
-    right.set_xlabel("difference of the test loss; bars: 95 % interval")
+    right.set_xlabel("change of the log loss; bars: 95 % interval")
     right.set_title(f"the verdict: {verdict.verdict}")
     charts.save_svg(charts.as_svg(figure), HERE / "verdict.svg")
     print(verdict.sentence)

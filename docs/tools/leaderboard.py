@@ -75,37 +75,32 @@ def table1() -> str:
 
 
 def tools_table() -> str:
-    """Every tool of outcome.csv: the share of the possible gain, by validation labels and noise."""
+    """Every tool of outcome.csv: the share of the possible gain in each situation, and the harm."""
     sys.path.insert(0, str(ROOT / "benchmarks" / "outcome"))
     try:
         import summary
     finally:
         sys.path.pop(0)
-    cases: dict[tuple, dict[str, dict]] = defaultdict(dict)
-    for row in read_rows("outcome.csv"):
-        case = (row["set"], row["noise"], row["validation"] == "noisy", row["seed"])
-        result = cases[case].setdefault(row["method"], {"errors": {}, "seconds": row["seconds"]})
-        result["errors"][row["judge"]] = float(row["error"])
-    kinds = [kind for kind in dict.fromkeys(case[1] for case in cases) if kind != "none"]
-    head = ["tool", "right", "noisy", *(f"{kind}: right" for kind in kinds)]
-    head += [*(f"{kind}: noisy" for kind in kinds), "clean data made worse"]
+    cases = summary.by_case(summary.lines_of(read_rows("outcome.csv")))
+    damaged = summary.select(cases)
+    situations = [each for each in summary.SITUATIONS if summary.select(cases, each)]
+    head = ["tool", *(f"{each}: {measure}" for each in situations for measure in summary.MEASURES)]
+    head += ["error worse", "log loss worse", "as they come: log loss worse"]
     lines = []
     for method in summary.list_methods(cases):
-        cells = [method + (" (told how many)" if method in summary.TOLD else "")]
-        for noisy in (False, True):
-            cells.append(_share(summary, cases, method, noisy, kinds))
-        for noisy in (False, True):
-            cells += [_share(summary, cases, method, noisy, [kind]) for kind in kinds]
-        worse, of = summary.worse_on_clean(cases, method)
-        lines.append([*cells, f"{worse} of {of}"])
-    lines.sort(key=lambda cells: -float(cells[1] or "-9"))
+        cells = [method]
+        for situation in situations:
+            chosen = summary.select(cases, situation)
+            for measure in summary.MEASURES:
+                found = summary.share(chosen, method, measure)
+                cells.append("" if found is None else f"{found[0]:.2f}")
+        error, loss, of = summary.made_worse(damaged, method)
+        cells += [f"{error} of {of}", f"{loss} of {of}"] if of else ["", ""]
+        clean = summary.as_they_come(cases, method)
+        cells.append("" if clean is None else f"{clean['loss worse']} of {clean['pairs']}")
+        lines.append(cells)
+    lines.sort(key=lambda cells: -float(cells[2] or "-9"))
     return make_table("Cleaning tools", head, lines)
-
-
-def _share(summary, cases: dict, method: str, noisy: bool, kinds: Sequence[str]) -> str:
-    chosen = {case: found for case, found in cases.items() if case[2] == noisy and case[1] in kinds}
-    value = summary.share(chosen, method)
-    return "" if value is None else f"{value:.2f}"
 
 
 def make_table(caption: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -1,12 +1,12 @@
-"""Clean pictures.
+"""Clean images.
 
-Folders of pictures, one folder for each class. Here they are 900 small digits, 5 % of them in the
+Folders of images, one folder for each class. Here they are 900 small digits, 5 % of them in the
 wrong folder; photographs go the same way.
 """
 
 # %% The folders
-# `train/3/0017.png` is a picture of class 3. Validation and test pictures have folders of their
-# own here; without them dross splits `train`.
+# `train/3/0017.png` is an image of class 3. Validation and test images have folders of their own
+# here. Without them every image of `train` is judged by models that did not learn it.
 from pathlib import Path
 
 import dross
@@ -15,12 +15,12 @@ from dross.demo import load_flipped_digits, write_pictures
 digits = load_flipped_digits()
 folders = write_pictures(digits, Path("digits"))
 print({name: len(list(folder.rglob("*.png"))) for name, folder in folders.items()})
-print(digits.flipped.sum(), "training pictures are in the wrong folder")
+print(digits.flipped.sum(), "training images are in the wrong folder")
 
 # %% Clean
 # On the command line: `dross clean digits/train --validation digits/validation --test
-# digits/test`. These pictures are 8 by 8 pixels, so pixels are learnt. Larger ones are looked at
-# by a pretrained model, if `dross[pictures]` is installed.
+# digits/test`. These images are 8 by 8 pixels, so models learn pixels. For larger ones a pretrained
+# model computes features, if `dross[pictures]` is installed. Labels of images count as annotated.
 parts = {"validation": str(folders["validation"]), "test": str(folders["test"])}
 project = dross.clean(folders["train"], out="runs/digits", progress=False, **parts)
 print(project.recommended)
@@ -36,17 +36,17 @@ print(
 )
 
 # %% Why this one?
-# `dross review runs/digits` shows the pictures. The same facts in Python: whom it hurts, and what
-# it resembles.
+# `dross review runs/digits` shows the images. The same facts in Python: its score, how likely its
+# label is wrong, and what it resembles.
 worst = int(table["score"].idxmin())
 print(table.loc[worst, ["source", "label", "prediction", "score", "wrong", "action"]].to_string())
-print("similar training pictures:", table.loc[project.why(worst)["similar"], "source"].tolist())
+print("similar training images:", table.loc[project.why(worst)["similar"], "source"].tolist())
 
 # %% Does it help?
 verdict = dross.judge("runs/digits", quick=True, progress=False)
 print(verdict.sentence)
 
 # %% The cleaned copy
-# A folder of pictures again; relabelled ones are in their new class.
+# A folder of images again; relabelled ones are in the folder of their new class.
 done = dross.export("runs/digits", "cleaned")
-print(done.written, "pictures,", done.removed, "removed,", done.relabelled, "relabelled")
+print(done.written, "images,", done.removed, "removed,", done.relabelled, "relabelled")

@@ -33,7 +33,7 @@ print(reviews[0], "->", stars[0])
 # %% Clean
 # On the command line: `dross clean reviews.csv --text review --label stars --backbone none`. With
 # `dross[text]` installed, and without `--backbone none`, static embeddings are tried as well, and
-# the better is taken.
+# the best is taken. Labels of texts count as annotated.
 project = dross.clean(
     "reviews.csv", "stars", text="review", backbone="none", out="runs/reviews", progress=False
 )
@@ -42,15 +42,15 @@ print(project.recommended)
 # %% What was found
 table = project.instances
 touched = table[table["action"] != "keep"]
-rows = [int(source.split()[-1]) - 2 for source in touched["source"]]
-print(f"The plan touches {len(rows)} reviews; {wrong[rows].sum()} of them have a wrong label.")
+hits = wrong[touched.index].sum()
+print(f"The plan touches {len(touched)} reviews; {hits} of them have a wrong label.")
 sure = touched.sort_values("confidence", ascending=False).index[:3]
 for id in sure:
     row, text = table.loc[id], project.content["text"][id]
     print(f"{row['label']} -> {row['prediction']}: {text}")
 
 # %% Telling words
-# Where words are learnt, the reasons name them.
+# Where models learn words, the reasons name them.
 for word, weight in project.why(int(table["score"].idxmin()))["words"][:5]:
     print(f"{word:10} {weight:+.2f}")
 

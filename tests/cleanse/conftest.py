@@ -11,22 +11,20 @@ import dross
 from cleanse.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
 from cleanse.made_labels import QUICK as QUICK_LABELS
 from cleanse.made_labels import make_part
-from dross.cleanse.opinions import other_models
 from dross.support.png import encode_png
+from quick_cleaning import quick_cleaning
 
-_FEW_TREES = 20
+_THOROUGH = ("test_label_noise", "test_plans")  # they are about what is made quick here
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Trees are most of what a small project costs; tests in this folder grow fewer of them."""
-    if Path(__file__).parent not in item.path.parents:  # xdist asks this hook about all tests
+    """Clean quickly; session fixtures are made inside of the first test that asks for them."""
+    here = Path(__file__).parent in item.path.parents  # xdist asks this hook about all tests
+    if not here or item.path.stem.startswith(_THOROUGH):
         return (yield)
-    usual, other_models._TREES = other_models._TREES, _FEW_TREES
-    try:
+    with quick_cleaning():
         return (yield)
-    finally:
-        other_models._TREES = usual
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ import pandas
 import pytest
 from torch import nn
 
-from dross.cleanse.plans.candidates import Plan
-from dross.cleanse.plans.trials import Competition, Trial
+from dross.cleanse.plans import Edits, Figure, PlanResult, Recommendation
 from dross.cleanse.project import Project
 from dross.datasets import load
 from dross.errors import DataUnavailable
@@ -122,14 +121,14 @@ def made_model():
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
 
 
-def recommend_most_harmful(count: int):
-    """Instead of `compete`: the removal of the `count` most harmful wins."""
+def recommend_removing(count: int):
+    """Instead of `plans.recommend`: the removal of the first `count` rows is recommended."""
 
-    def competing(recipe, data, validation, scored, answers, **options):
-        first = np.argsort(scored.scores, kind="stable")[:count]
-        plan = Plan("harmful", first, np.zeros(0, dtype=np.int64))
-        tried = [{"kind": "harmful", "size": count, "change": -0.1, "error": 0.01, "seeds": 1}]
-        changes = [0.0] * len(validation[1])
-        return Competition([Trial(plan, -0.1, 0.01, 1)], tried, plan, "it won", changes)
+    def recommending(rows, noise, labels, **options):
+        none = np.zeros(0, dtype=np.int64)
+        edits = Edits(np.arange(count), none, none)
+        figure = Figure(before=0.2, after=0.1, change=-0.1, interval=(-0.12, -0.08))
+        plan = PlanResult("remove-50", edits, {"error": figure, "log loss": figure}, True)
+        return Recommendation([plan], plan.name, "recommended", "It won.", none, np.zeros(0))
 
-    return competing
+    return recommending

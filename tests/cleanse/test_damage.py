@@ -12,7 +12,7 @@ import dross
 from cleanse.made_inputs import QUICK, interrupted, other_parts, set_in_json
 from cleanse.test_untouched import contents
 from dross.cleanse.pipeline import clean as pipeline
-from dross.cleanse.pipeline import rounds, write_project
+from dross.cleanse.pipeline import write_project
 from dross.cleanse.project import DIGESTED, Project
 from dross.errors import BadInput, DrossError, TapeDamaged, TapeMismatch
 from support.test_atomic_files import leave_temporary_files
@@ -55,8 +55,8 @@ def test_no_flipped_bit_goes_unnoticed(little, name):
     assert project.about["digests"].keys() == set(DIGESTED)
 
 
-RUN_SCORES = "runs/round-1/run-0-scores.safetensors"
-BEFORE_THE_END = ("plans-1.json", "search.json", RUN_SCORES)
+RUN_SCORES = "runs/run-0-scores.safetensors"
+BEFORE_THE_END = ("checks.json", "search.json", RUN_SCORES)
 
 
 @pytest.mark.parametrize("name", [*DIGESTED, "project.json", *BEFORE_THE_END])
@@ -105,17 +105,28 @@ def test_what_is_missing_is_made_again(little, name):
     assert "there already" in said[-1]
 
 
-def test_a_project_of_an_earlier_version_is_still_whole(little):
-    for name in ("begun.json", "project.json"):
-        path = little / name
-        about = json.loads(path.read_text())
-        new = ("sealed", "sha256", "digests", "input_files", "made_by")
-        old = {key: about[key] for key in about if key not in new}
-        path.write_text(json.dumps(old | ({"made_by": "dross"} if name == "project.json" else {})))
+def test_a_project_of_an_earlier_version_is_made_anew_and_keeps_its_decisions(little):
+    """It has suggestions of another kind, and digests of other files."""
+    Project.open(little).decisions.record({3: ("remove", None)})
+    expected = use_everything(little)[1:]
+    path = little / "project.json"
+    about = json.loads(path.read_text())
+    new = ("sealed", "sha256", "digests", "recommendation", "noise", "labels", "checked_labels")
+    old = {key: about[key] for key in about if key not in new}
+    path.write_text(json.dumps(old | {"suggested": {"m": 0, "what": "", "reason": ""}}))
+    with pytest.raises(TapeDamaged, match="Run dross clean again; your decisions are kept"):
+        Project.open(little)
     said = []
     clean(little, say=said.append)
-    assert "there already" in said[-1]
-    assert dross.export(little, little.parent / "copy.csv", remove=3).removed == 3
+    assert not any("there already" in line for line in said)
+    assert use_everything(little)[1:] == expected
+    assert Project.open(little).decisions.current() == {3: ("remove", None)}
+    set_in_json(little / "begun.json", options__rounds=1)
+    set_in_json(path, options__rounds=1)
+    with pytest.raises(BadInput, match="other settings"):
+        clean(little)
+    clean(little, overwrite=True)
+    assert list(little.glob("decisions-*.sqlite"))  # set aside, not deleted
 
 
 def test_project_json_that_lacks_something(little):
@@ -169,8 +180,8 @@ def test_results_of_another_request_are_not_reported(little, monkeypatch):
     """Without the lock (another host, say) somebody else's results might be there at the end."""
     run = pipeline.write_project
 
-    def replaced(*given):
-        project = run(*given)
+    def replaced(*given, **options):
+        project = run(*given, **options)
         set_in_json(project.folder / "project.json", options__runs=7)
         return Project.open(project.folder)
 
@@ -179,24 +190,11 @@ def test_results_of_another_request_are_not_reported(little, monkeypatch):
         clean(little, out=little.parent / "out")
 
 
-def test_plans_that_are_damaged_compete_again(little, monkeypatch):
-    (little / "project.json").unlink()
-    set_in_json(little / "plans-1.json", reason="so it was found")  # sealed, as if it were found
-    assert clean(little).about["suggested"]["reason"] == "so it was found"
-    (little / "project.json").unlink()
-    path = little / "plans-1.json"
-    path.write_text(path.read_text().replace("so it was found", "so it was not"))
-    tried, real = [], rounds.compete
-    monkeypatch.setattr(rounds, "compete", lambda *a, **k: tried.append(1) or real(*a, **k))
-    assert "so it was" not in clean(little).about["suggested"]["reason"]
-    assert tried == [1]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="kill -9 is another thing there")
 @pytest.mark.parametrize("command", ["clean", "judge", "export"])
 def test_what_a_killed_process_left_half_written_is_deleted(little, command):
     copy = little.parent / "copy.csv"
-    run = little / "runs" / "round-1" / "run-0"
+    run = little / "runs" / "run-0"
     within = [little / "report.html", run / "retrace-00ab.safetensors", run / "manifest.json"]
     beside = [copy, copy.with_name("copy.csv-decisions.csv")]
     leave_temporary_files(*(beside if command == "export" else within))

@@ -8,17 +8,17 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleanse.made_inputs import QUICK, enrichment, recommend_most_harmful, small_table
+from cleanse.made_inputs import QUICK, enrichment, recommend_removing, small_table
 from dross import cli
 from dross.cleanse.export import _place_pictures
 from dross.cleanse.inputs.table_copy import RowEdits, copy_table
-from dross.cleanse.pipeline import rounds
+from dross.cleanse.pipeline import examine
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import BadInput, TapeMismatch
 
 
 def test_pictures_in_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))  # for many cnn it takes long
+    monkeypatch.setattr(examine, "recommend", recommend_removing(5))  # it takes long
     digits = load_flipped_digits()
     first = {part: 500 if part == "train" else 120 for part in ("train", "validation", "test")}
     fewer = {part: tuple(t[:n] for t in getattr(digits, part)) for part, n in first.items()}
@@ -64,13 +64,13 @@ def people(tmp_path, monkeypatch):
 
 def test_the_commands(people):
     said, run = people
-    assert said.exit_code == 0 and "Expected: about" in said.output
+    assert said.exit_code == 0 and "Expected from here: about" in said.output
     assert "dross review runs/people" in said.output
     assert "'size2' is ignored: always '1.0'" in said.output
     assert "Categories: colour" in said.output
     assert all(len(line) <= 80 for line in said.output.splitlines())
     judged = run("judge runs/people --remove 5 --seeds 3")
-    assert judged.exit_code == 0 and "on the test part" in judged.output
+    assert judged.exit_code == 0 and "held out in turn" in judged.output
     exported = run("export runs/people cleaned.csv --remove 5")
     assert exported.exit_code == 0 and "5 removed" in exported.output
     cleaned, original = pandas.read_csv("cleaned.csv"), pandas.read_csv("people.csv")
@@ -84,8 +84,8 @@ def test_the_commands(people):
 def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
     with pytest.raises(BadInput, match="the input itself"):
         dross.export("runs/people", "people.csv", remove=5, overwrite=True)
-    if dross.Project.open("runs/people").about["suggested"]["m"] == 0:
-        with pytest.raises(BadInput, match="nothing is recommended"):
+    if dross.Project.open("runs/people").recommended is None:
+        with pytest.raises(BadInput, match="no change is recommended"):
             dross.export("runs/people", "other.csv")
     with pytest.raises(BadInput, match="end its name with"):
         dross.export("runs/people", "other.xlsx", remove=5)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -19,7 +20,7 @@ from dross.cleanse.inputs.own_features import standardize
 from dross.cleanse.inputs.prepared import data_digest
 from dross.cleanse.learning.reasons import find_reasons
 from dross.cleanse.learning.recipe import Recipe
-from dross.cleanse.learning.score import record_run
+from dross.cleanse.learning.score import RunPart, record_run
 from dross.cleanse.pipeline.candidates import Encoder, choose_backbone, list_candidates
 from dross.cleanse.pipeline.job import Job, Options
 from dross.cleanse.pipeline.search import find_recipe
@@ -73,7 +74,7 @@ def photos(tmp_path_factory):
 def test_pictures_are_learnt_by_the_features_of_a_pretrained_model(photos):
     folder, said = photos
     project = dross.Project.open(folder / "run")
-    choice = next(line for line in said if line.startswith("Loss on the validation part"))
+    choice = next(line for line in said if line.startswith("Held-out loss"))
     assert "mlp on features of efficientnet-lite0" in choice and "mlp on pixels" in choice
     assert choice in project.about["notes"]
     assert project.about["encoding"]["backbone"] == "efficientnet-lite0"
@@ -340,7 +341,7 @@ def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
     rings = write_rings(tmp_path / "rings.csv", 240)
     project = dross.clean(rings, "kind", out=tmp_path / "run", say=said.append, **options)
     assert project.about["recipe"]["model"] == "mlp"
-    (choice,) = [line for line in said if line.startswith("Loss on the validation part: linear")]
+    (choice,) = [line for line in said if line.startswith("Held-out loss: linear")]
     assert choice.endswith("Taken: mlp.") and choice in project.about["notes"]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 12))
@@ -385,7 +386,7 @@ def test_tfidf_embeddings_and_both_are_tried_and_the_best_is_taken(tmp_path):
     reviews, said = write_reviews(tmp_path / "r.csv"), []
     given = {"text": "text", "say": said.append, "out": tmp_path / "run"}
     project = dross.clean(reviews, "kind", **given, **PATIENT)
-    (choice,) = [line for line in said if line.startswith("Loss on the validation part")]
+    (choice,) = [line for line in said if line.startswith("Held-out loss")]
     for tried in ("on tf-idf ", "on features of wordllama ", "on tf-idf and features of wordllama"):
         assert f"linear {tried}" in choice
     assert "Taken: linear on" in choice
@@ -409,7 +410,9 @@ def test_a_text_that_is_learnt_by_its_embedding_shows_only_words_as_reasons(tmp_
     assert torch.equal(again.x["test"], data.x["test"])
     recipe = Recipe("linear", data.shape, 2, epochs=2)
     run = record_run(recipe, data.pair("train"), 0, tmp_path / "tape", seed=0, progress=False)
-    why = find_reasons(data, run, recipe, None, np.arange(3))
+    part = RunPart(np.arange(len(data.y["train"])), np.arange(5), "train")
+    nothing = SimpleNamespace(verification=SimpleNamespace(instances=np.zeros(0, dtype=int)))
+    why = find_reasons(data, run, recipe, part, nothing, np.arange(3))
     said = [word for word, _ in why["0"].get("words", [])]
     assert bool(said) == (inputs == "both") and set(said) <= set(
         job.prepared.encoder.words.tolist()
@@ -437,8 +440,9 @@ def test_a_backbone_for_other_data_is_refused(tmp_path):
     for name, message in refused.items():
         with pytest.raises(BadInput, match=message):
             candidates(Request(reviews.data, "kind", text="text", backbone=name))
+    table = small_table(tmp_path / "t.csv", 60)
     with pytest.raises(BadInput, match="looks at texts"):
-        candidates(Request(reviews.data, "kind", backbone="wordllama"))
+        candidates(Request(str(table), "kind", backbone="wordllama"))
 
 
 # --- devices ---

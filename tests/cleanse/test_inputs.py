@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleanse.inputs import load, source
+from dross.cleanse.inputs import load
 from dross.errors import BadInput
 
 
@@ -45,21 +45,21 @@ def test_what_is_inferred_from_awkward_tables(tmp_path):
     told = " ".join(prepared.notes)
     assert "not UTF-8" in told and "separated by ';'" in told
     assert "3 rows are exact copies" in told and "count as missing" in told
-    assert all(torch.isfinite(x).all() and x.abs().max() <= 8 for x in prepared.x.values())
+    x = prepared.x["train"]
+    assert torch.isfinite(x).all() and x.abs().max() <= 8
     sizes = {part: len(ids) for part, ids in prepared.parts.items()}
-    assert sum(sizes.values()) == rows + 3
-    assert not set(prepared.parts["train"]) & set(prepared.parts["test"])
-    for part in source.PARTS:
-        share = (prepared.part(part).labels == "a").mean()
-        assert share == pytest.approx(1 / 3, abs=0.05)
+    assert sizes == {"train": rows + 3, "validation": 0, "test": 0}  # every row is examined
+    assert prepared.parts["train"].tolist() == list(range(rows + 3))
+    assert prepared.x["test"].shape == (0, *prepared.shape)
 
 
-def test_a_class_too_rare_for_every_part_is_used_for_training(tmp_path):
+def test_a_class_too_rare_to_be_examined_is_named(tmp_path):
     labels = ["a"] * 60 + ["b"] * 60 + ["once"]
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     pandas.DataFrame({"x": np.arange(121) % 13, "kind": labels}).to_csv(path, index=False)
     prepared = load.prepare(load.Request(str(path), "kind"))
-    assert "once" in prepared.part("train").labels and "Too rare" in " ".join(prepared.notes)
+    assert "once" in prepared.part("train").labels
+    assert "fewer than 5 instances, too few to examine their labels: once" in str(prepared.notes)
     pandas.DataFrame({"x": [1, 2] * 30, "kind": ["a", "zebra"] * 30}).to_csv(test, index=False)
     with pytest.raises(BadInput, match="zebra"):
         load.prepare(load.Request(str(path), "kind", test=str(test)))

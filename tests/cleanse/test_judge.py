@@ -1,223 +1,302 @@
-"""Cleaned and judged, end to end: what should help helps, and what should not does not."""
+"""What the verdict measures, on arrays: folds, edits, noise, and what is improved or worse."""
 
-import json
 import re
-from dataclasses import replace
 
 import numpy as np
-import pandas
 import pytest
-from sklearn.datasets import load_diabetes, load_digits
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.naive_bayes import GaussianNB
 
-import dross
-from cleanse.made_inputs import (
-    QUICK,
-    edit_json,
-    enrichment,
-    load_or_skip,
-    other_parts,
-    recommend_most_harmful,
-    set_in_json,
-    small_table,
-    write_parts,
-)
-from dross.cleanse import edits, report
-from dross.cleanse.confidence.suggestions import suggestion_confidence
-from dross.cleanse.judging import train_seeds
-from dross.cleanse.pipeline import rounds, search
-from dross.cleanse.project import Project
+from cleanse.made_judgements import flip, judge_arrays, know_noise, overlapping
+from dross.cleanse import judge, plans
 from dross.errors import BadInput
-from dross.support.file_digests import digest_file
 
 
-def test_a_table_with_flipped_labels_is_improved(cancer):
-    folder, project, bad = cancer
-    assert enrichment(project, bad) > 3 and enrichment(project, bad, "mislabel_rank") > 4
-    assert project.about["suggested"]["m"] > 0 and project.about["verification"]["tau"] > 0.5
-    verdict = dross.judge(folder / "run", progress=False)
-    assert verdict.verdict == "improved" and verdict.metrics["loss"].difference < 0
-    assert len(verdict.per_class) == 2
-    removed = dross.judge(folder / "run", plan="confused", seeds=2, progress=False)
-    assert set(removed.recorded) == {"all", "last"} and removed.removed > 0
-    assert "improved" in verdict._repr_html_() and "improved" in repr(verdict)
-    relabelled = dross.judge(folder / "run", relabel=20, quick=True, progress=False)
-    assert relabelled.relabelled == 20 and relabelled.metrics["loss"].difference < 0
-    report = (folder / "run" / "report.html").read_text()
-    assert re.search(r"without it about [\d.]+\u00a0% fewer mistakes", report)
-    assert re.search(r"recommended:</span>\s*(relabel to|remove)", report) and "% sure)" in report
-    assert "Most harmful" in report and report.count("<svg") == 4 and "<script" not in report
-    assert len(project.verdicts()) == 3
-    assert "make" not in report or "dross clean" in report
-    scores = pandas.read_csv(folder / "run" / "scores.csv")
-    assert len(scores) == len(bad) and set(project.instances.columns) <= set(scores.columns)
+@pytest.fixture
+def no_noise(monkeypatch):
+    """The label noise is hardly any, and takes no time to estimate."""
+    known = lambda rows, prior, **options: know_noise(rows, 1e-6)
+    monkeypatch.setattr(judge, "estimate_label_noise", known)
 
 
-def test_each_suggestion_has_a_confidence_of_its_own(cancer):
-    folder, project, bad = cancer
-    sure = project.instances["confidence"]
-    assert sure.between(0, 1).all() and sure[bad].mean() > 0.6 > 0.1 > sure[~bad].mean()
-    assert -1 <= project.about["run_agreement"] <= 1
-    table = pandas.read_parquet(folder / "run" / "instances.parquet")
-    again = suggestion_confidence(table, project.about["runs"])
-    assert np.array_equal(table["confidence"], again)  # as for earlier versions
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    return x[order] / 16, y[order].astype(np.int64)
 
 
-def forget_what_is_new(text):
-    about = json.loads(text)
-    about["search"] = {"0.1": [0.6, 0.5, 0.45], "0.05": [0.7, 0.6, 0.5]}
-    del about["recipe"]["decay"], about["searched_epochs"], about["measure"], about["measure_scale"]
-    return json.dumps(about)
+class Spy(GaussianNB):
+    """Writes down which rows it is fitted on, and which it is asked about."""
+
+    fitted: list = []  # noqa: RUF012
+    asked: list = []  # noqa: RUF012
+
+    def fit(self, x, y):
+        Spy.fitted.append((x[:, 0].astype(int).tolist(), y))
+        return super().fit(x, y)
+
+    def predict(self, x):
+        Spy.asked.append(x[:, 0].astype(int).tolist())
+        return super().predict(x)
 
 
-def test_a_project_of_an_earlier_version_is_judged_as_it_was_trained(tmp_path, monkeypatch):
-    """Its rates did not decay, its search looked at every epoch, and it does not say so."""
-    base = search._base_recipe
-    with monkeypatch.context() as patched:
-        patched.setattr(search, "_base_recipe", lambda *of: replace(base(*of), decay=False))
-        dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
-    edit_json(tmp_path / "run" / "project.json", forget_what_is_new)
-    project, trained = Project.open(tmp_path / "run"), []
-    train = train_seeds.train_many
-
-    def watched(recipe, *given, **options):
-        trained.append(recipe)
-        return train(recipe, *given, **options)
-
-    monkeypatch.setattr(train_seeds, "train_many", watched)
-    verdict = dross.judge(project.folder, remove=3, seeds=3, progress=False)
-    assert trained and not any(recipe.decay for recipe in trained)
-    assert set(verdict.recorded) == {"all", "last"}  # its tape is replayed, at the rate that it has
-    report = (project.folder / "report.html").read_text()
-    assert "<!-- epoch -->" in report and "without it the validation loss falls by" in report
+def numbered(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose first feature is their number."""
+    x, y, _ = overlapping(count)
+    return np.column_stack([np.arange(count), x]), y
 
 
-def test_an_instance_in_both_lists_is_relabelled_and_not_removed(cancer):
-    _, project, _ = cancer
-    both = edits.choose_edits(project, 20, 20, False)
-    assert "20 most harmful removed" in both.what
-    assert "in both lists only relabelled" in both.what  # flipped labels are in both
-    assert len(both.relabelled) == 20 > len(both.removed)
-    assert not set(both.removed) & set(both.relabelled)
+# --- what is held out -----------------------------------------------------------------------------
 
 
-def test_a_judgement_that_was_stopped_goes_on_in_other_processes(cancer, monkeypatch):
-    run = cancer[0] / "run"
-    ask = lambda **options: dross.judge(
-        run, remove=15, relabel=5, seeds=6, quick=True, progress=False, **options
+def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypatch):
+    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))  # not resampled
+    Spy.fitted, Spy.asked = [], []
+    x, y = numbered(60)
+    held = []
+
+    def edit_without(rows, held_out, rule, labels):
+        held.append(np.flatnonzero(held_out).tolist())
+        assert rule == "wrong-50" and labels == "observed"
+        inside = np.flatnonzero(~held_out)
+        return plans.Edits(inside[:3], inside[3:5], 1 - rows.y[inside[3:5]]), know_noise(rows, 0.1)
+
+    monkeypatch.setattr(plans, "edits_without", edit_without)
+    judgement = judge_arrays(
+        x, y, rule="wrong-50", removed=[0], labels="observed", seeds=3, assignments=2, model=Spy()
     )
-    whole, before = ask(), len(Project.open(run).verdicts())
-    calls, train = [], train_seeds.train_many
-
-    def stopped(*given, **options):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return train(*given, **options)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(train_seeds, "train_many", stopped)
-        ask()
-    (waiting,) = (run / "judging").glob("*/piece-*")
-    assert waiting.name == "piece-000000.safetensors"
-    assert len(Project.open(run).verdicts()) == before
-    again = ask(n_jobs=2)  # the second piece, in a worker
-    assert again.metrics == whole.metrics and again.per_class == whole.per_class
-    assert not (run / "judging").exists() and not (run / "judging.json").exists()
+    values, rates = judgement.measure()
+    assert values["error"].shape == (3, 3, 60) and rates.shape == (60,)
+    assert len(held) == 10  # five folds, twice: nothing is decided on labels that were seen
+    for start in (0, 5):
+        assert sorted(np.concatenate(held[start : start + 5])) == list(range(60))
+    assert held[:5] != held[5:]
+    assert len(Spy.fitted) == 3 * 3 * 5 == judgement.models
+    for (rows, _), asked in zip(Spy.fitted, Spy.asked, strict=True):
+        assert not set(rows) & set(asked) and asked in held
+    for k in range(0, 45, 3):  # before, after, control
+        (before, given), (after, changed), (control, _) = Spy.fitted[k : k + 3]
+        assert len(before) == 48 and after == before[3:]
+        assert len(control) == 45 and control != after and set(control) < set(before)
+        assert (np.array(changed)[:2] != np.array(given)[3:5]).all()
+        assert (np.array(changed)[2:] == np.array(given)[5:]).all()
 
 
-def test_random_removal_from_clean_data_is_not_an_improvement(tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))  # others are removed below
-    data = load_digits()
-    frame = pandas.DataFrame(data.data[:900]).add_prefix("p").assign(digit=data.target[:900])
-    frame.to_csv(tmp_path / "digits.csv", index=False)
-    options = QUICK | {"task": "classification", "model": "linear", "runs": 1, "verified": 1}
-    project = dross.clean(tmp_path / "digits.csv", "digit", out=tmp_path / "run", **options)
-    chance = np.random.default_rng(3).choice(len(project.instances), 30, replace=False)
-    project.decisions.record({int(k): ("remove", None) for k in chance})
-    verdict = dross.judge(tmp_path / "run", decisions=True, progress=False)
-    assert verdict.verdict != "improved" and verdict.removed == 30
+def test_a_fixed_list_is_applied_to_the_rows_outside_of_the_fold(no_noise, monkeypatch):
+    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))
+    Spy.fitted, Spy.asked = [], []
+    x, y = numbered(50)
+    judgement = judge_arrays(x, y, removed=range(20), seeds=2, model=Spy())
+    judgement.measure()
+    for k in range(0, 30, 3):
+        before, after, control = (set(rows) for rows, _ in Spy.fitted[k : k + 3])
+        asked = set(Spy.asked[k])
+        assert before == set(range(50)) - asked and after == before - set(range(20))
+        assert len(control) == len(after)
 
 
-def test_two_newsgroups_as_text(tmp_path):
-    news = load_or_skip("20news")
-    texts, labels = news.train
-    pair = [news.classes.index(name) for name in ("rec.sport.hockey", "sci.space")]
-    chosen = [k for k in range(len(labels)) if labels[k] in pair][::3]
-    frame = pandas.DataFrame(
-        {"post": [texts[k] for k in chosen], "group": [news.classes[labels[k]] for k in chosen]}
+def test_copies_are_held_out_together(no_noise):
+    x, y = numbered(40)
+    groups = np.arange(40) // 2
+    judgement = judge_arrays(x, y, removed=[0], groups=groups, seeds=2)
+    for piece in judgement._pieces:
+        assert (piece.fold[::2] == piece.fold[1::2]).all()
+
+
+def test_the_test_rows_are_never_learned(no_noise, monkeypatch):
+    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))
+    Spy.fitted, Spy.asked = [], []
+    x, y = numbered(70)
+    judgement = judge_arrays(x[:50], y[:50], (x[50:], y[50:]), removed=[3, 4], seeds=2, model=Spy())
+    verdict = judgement.run()
+    assert not verdict.nested and verdict.rows == 20
+    assert all(asked == list(range(50, 70)) for asked in Spy.asked)
+    assert [len(rows) for rows, _ in Spy.fitted] == [50, 48, 48] * 2
+    assert "separate test file" not in verdict.settle
+
+
+def test_random_edits_are_as_many_and_the_same_in_every_fold():
+    edits = plans.Edits(np.arange(10), np.arange(10, 15), np.ones(5, dtype=np.int64))
+    learned = np.arange(5, 100)
+    usual = np.arange(95) % 7
+    one = judge.draw_control(0, learned, 100, edits, usual)
+    assert len(one.removed) == 5 and len(one.relabelled) == 5  # as many as here
+    assert len(set(one.removed) | set(one.relabelled)) == 10
+    assert np.isin([*one.removed, *one.relabelled], learned).all()
+    assert (one.labels == usual[one.relabelled - 5]).all()
+    again = judge.draw_control(0, learned, 100, edits, usual)
+    other = judge.draw_control(1, learned, 100, edits, usual)
+    assert (one.removed == again.removed).all() and (one.removed != other.removed).any()
+    everywhere = judge.draw_control(0, np.arange(100), 100, edits, np.arange(100))
+    inside = [id for id in everywhere.removed if id >= 5]
+    assert set(inside[:5]) <= set(one.removed)
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+def test_the_log_loss_is_that_of_noisy_labels():
+    """Slow and obvious: P(label) = sum over true classes of p(true) P(label | true)."""
+    rng = np.random.default_rng(0)
+    rows = judge_arrays(rng.normal(size=(30, 3)), rng.integers(0, 3, 30)).rows
+    noise = know_noise(rows, 0.2)
+    p = rng.dirichlet(np.ones(3), 30)
+    rates = noise.flip_rates(rng.normal(size=(30, 3)), rows.validation, rows.checked)
+    assert rates == pytest.approx(0.2)
+    found = judge.measure_classes(p, p.argmax(1), rows.y, noise, rates)
+    for k in range(30):
+        chance = sum(p[k, t] * (0.8 if t == rows.y[k] else 0.1) for t in range(3))
+        assert found["log loss"][k] == pytest.approx(-np.log(chance))
+        assert found["plain log loss"][k] == pytest.approx(-np.log(p[k, rows.y[k]]))
+        brier = sum((p[k, t] - (t == rows.y[k])) ** 2 for t in range(3))
+        assert found["plain Brier score"][k] == pytest.approx(brier)
+        assert found["error"][k] == (p[k].argmax() != rows.y[k])
+    assert set(judge.measure_classes(None, rows.y, rows.y, noise, rates)) == {"error"}
+
+
+def test_labels_that_a_person_has_checked_are_right(no_noise, monkeypatch):
+    monkeypatch.setattr(judge, "estimate_label_noise", lambda rows, *_, **__: know_noise(rows, 0.3))
+    x, y = numbered(40)
+    checked = np.arange(40) < 10
+    _, rates = judge_arrays(x, y, removed=[30], seeds=2, checked=checked).measure()
+    assert rates[:10] == pytest.approx(0) and rates[10:] == pytest.approx(0.3)
+
+
+def test_numbers_are_measured_in_their_units(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 2))
+    right = 400 + 60 * x[:, 0] + 30 * x[:, 1] + rng.normal(0, 10, 240)
+    y = right.copy()
+    wrong = rng.choice(180, 18, replace=False)
+    y[wrong] += 300
+    test = (x[180:], right[180:])
+    judgement = judge_arrays(x[:180], y[:180], test, removed=wrong, model=LinearRegression())
+    verdict = judgement.run()
+    assert verdict.verdict == "improved" and verdict.resampled and verdict.per_class == []
+    assert set(verdict.metrics) == {"absolute error", "squared error"}
+    after = verdict.metrics["absolute error"].after
+    assert 7 < np.mean(after) < 9.5  # a deviation of 10 gives 8
+    assert set(verdict.plain) == {"squared error"}
+    mended = {int(id): str(right[id]) for id in wrong}
+    relabelled = judge_arrays(x[:180], y[:180], test, relabelled=mended, model=LinearRegression())
+    assert relabelled.run().verdict == "improved"
+    for label in ("1_000", "nan", "1e999"):  # float() would read them
+        with pytest.raises(BadInput, match="which is not a number to learn"):
+            _ = judge_arrays(x[:180], y[:180], relabelled={3: label}).fixed
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_correct_cleaning_of_data_that_are_noisy_everywhere_is_not_worse(digits, tested):
+    """The models then disagree with the wrong test labels more surely than before."""
+    x, right = digits
+    y, bad = flip(right, 0.15, 10)
+    count = 600
+    relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad[:count])}
+    test = (x[count:1000], y[count:1000]) if tested else None
+    verdict = judge_arrays(x[:count], y[:count], test, relabelled=relabelled).run()
+    assert verdict.verdict == "improved" and 0.1 < verdict.noise < 0.22
+    assert verdict.metrics["log loss"].difference < -0.03
+    changes = [each["log loss"].difference for each in (verdict.metrics, verdict.plain)]
+    assert changes[0] < changes[1]  # the latter is as if wrong labels were right
+    assert verdict.nested != tested
+    assert re.search(r"about 1\d % of these labels are wrong", verdict.sentence)
+
+
+def test_right_test_labels_are_recognized(digits):
+    x, right = digits
+    y, bad = flip(right[:600], 0.15, 10)
+    relabelled = {int(id): str(right[id]) for id in np.flatnonzero(bad)}
+    verdict = judge_arrays(x[:600], y, (x[600:900], right[600:900]), relabelled=relabelled).run()
+    assert verdict.verdict == "improved" and verdict.noise < 0.02
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_an_overconfident_cleaning_is_worse(tested):
+    """Without the rows that are against the odds the error stays, and the models are too sure."""
+    x, y, p = overlapping(1600)
+    count = 1000
+    against = np.where(y == 1, p, 1 - p)[:count] < 0.3
+    test = (x[count:], y[count:]) if tested else None
+    judgement = judge_arrays(
+        x[:count], y[:count], test, removed=np.flatnonzero(against), labels="observed"
     )
-    bad = write_parts(frame, "group", tmp_path, 0.1)
-    project = dross.clean(
-        tmp_path / "train.csv",
-        "group",
-        text="post",
-        out=tmp_path / "run",
-        runs=1,
-        verified=1,
-        progress=False,
-        **other_parts(tmp_path),
+    verdict = judgement.run()
+    assert verdict.verdict == "worse" and "got worse" in verdict.sentence
+    assert verdict.metrics["log loss"].interval[0] > 0
+    assert abs(verdict.metrics["error"].difference) < 0.02
+    assert ("A separate test file" in verdict.settle) != tested
+
+
+def test_overlap_that_is_taken_for_noise_does_not_make_an_overconfident_cleaning_better(
+    monkeypatch,
+):
+    """Passed through noise that is not there, sure predictions look right."""
+    monkeypatch.setattr(judge, "estimate_label_noise", lambda rows, *_, **__: know_noise(rows, 0.2))
+    x, y, p = overlapping(3000)
+    against = np.where(y == 1, p, 1 - p)[:1000] < 0.4
+    judgement = judge_arrays(
+        x[:1000], y[:1000], (x[1000:], y[1000:]), removed=np.flatnonzero(against)
     )
-    assert project.about["kind"] == "text" and enrichment(project, bad, "mislabel_rank") > 5
-    verdict = dross.judge(tmp_path / "run", relabel=int(0.8 * bad.sum()), progress=False)
-    assert verdict.verdict == "improved"
-    likeliest = int(project.instances["mislabel_rank"].replace(-1, 10**6).idxmin())
-    words = project.why(likeliest)["words"]
-    assert words and isinstance(words[0][0], str)
+    verdict = judgement.run()
+    assert verdict.metrics["log loss"].difference < -0.01  # it seems better
+    assert verdict.plain["log loss"].difference > 0.05
+    assert verdict.verdict == "worse"
 
 
-def test_a_sample_of_adult(tmp_path):
-    adult = load_or_skip("adult")
-    columns, labels = adult.train
-    frame = pandas.DataFrame(columns).assign(income=np.array(adult.classes)[labels])
-    bad = write_parts(frame.sample(1500, random_state=0), "income", tmp_path, 0.15)
-    project = dross.clean(
-        tmp_path / "train.csv",
-        "income",
-        out=tmp_path / "run",
-        runs=2,
-        verified=2,
-        progress=False,
-        **other_parts(tmp_path),
+def test_random_removal_is_not_an_improvement(digits, no_noise):
+    x, y = digits
+    removed = np.random.default_rng(3).choice(600, 40, replace=False)
+    verdict = judge_arrays(x[:600], y[:600], removed=removed).run()
+    assert verdict.verdict == "inconclusive" and verdict.removed == 40
+    assert (
+        "instances would show it (there are 600)" in verdict.settle or "less than" in verdict.settle
     )
-    assert enrichment(project, bad) > 1.5
-    verdict = dross.judge(tmp_path / "run", remove=int(0.6 * bad.sum()), progress=False)
-    assert verdict.verdict == "improved"
 
 
-def test_a_number_to_predict(tmp_path, monkeypatch):
-    frame = load_diabetes(as_frame=True).frame
-    frame.to_parquet(tmp_path / "diabetes.parquet")
-    project = dross.clean(tmp_path / "diabetes.parquet", "target", out=tmp_path / "run", **QUICK)
-    assert project.about["task"] == "regression" and project.classes == []
-    verdict = dross.judge(tmp_path / "run", remove=10, quick=True, progress=False)
-    assert 1000 < np.mean(verdict.metrics["loss"].before) < 9000  # squared units of the target
-    assert 30 < np.mean(verdict.metrics["absolute error"].before) < 90  # its own units
-    drawn = []
-    monkeypatch.setattr(report.charts, "as_svg", lambda figure: drawn.append(figure) or "")
-    report._draw_verdict(verdict.to_json())
-    names = [panel.get_ylabel() for panel in drawn[0].axes]
-    assert names == ["test absolute error", "test loss"]
-    project.decisions.record({3: ("relabel", "120")})
-    assert dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False).relabelled == 1
-    for label in ("1_000", "\u0661", "nan", "1e39", "1e999"):  # float() would read them
-        project.decisions.record({3: ("relabel", label)})
-        with pytest.raises(BadInput, match="which is not a number of these data"):
-            dross.judge(tmp_path / "run", decisions=True, quick=True, progress=False)
-    project.decisions.record({3: ("keep", None)})
-    path = tmp_path / "run" / "instances.parquet"
-    changed = project.instances.copy()
-    changed.loc[5, "prediction"], changed["mislabel_rank"] = "1_000", -1
-    changed.loc[5, "mislabel_rank"] = 0
-    changed.to_parquet(path)
-    digests = project.about["digests"] | {path.name: digest_file(path)}
-    set_in_json(tmp_path / "run" / "project.json", digests=digests)
-    with pytest.raises(BadInput, match="relabelled as '1_000', which is not a number to learn"):
-        dross.judge(tmp_path / "run", relabel=1, quick=True, progress=False)
+def test_a_class_that_vanishes_by_the_edits(no_noise):
+    rng = np.random.default_rng(0)
+    y = np.arange(3).repeat([90, 90, 20])
+    x = np.column_stack([y + rng.normal(0, 0.3, 200), rng.normal(size=200)])
+    for model in (None, GaussianNB()):
+        verdict = judge_arrays(x, y, removed=np.flatnonzero(y == 2), seeds=3, model=model).run()
+        assert "no training instance of '2' is left" in verdict.settle
+        assert "the 20 test instances of it count as wrong" in verdict.settle
+        assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
+    relabelled = {int(id): "0" for id in np.flatnonzero(y)}
+    with pytest.raises(BadInput, match=r"Only one class .* GaussianNB cannot learn it"):
+        judge_arrays(x, y, relabelled=relabelled, model=GaussianNB()).run()
+    with pytest.raises(BadInput, match="relabelled as 'x', which is not one of the classes"):
+        judge_arrays(x, y, relabelled={3: "x"}).run()
 
 
-def test_to_relabel_where_no_label_is_doubted_is_refused(little):
-    project = Project.open(little)
-    project.instances["mislabel_rank"] = -1
-    with pytest.raises(BadInput, match="relabel=5: no label is probably wrong"):
-        edits.choose_edits(project, None, 5, False)
-    assert len(edits.choose_edits(project, 3, 5, False)) == 3
+# --- estimators -----------------------------------------------------------------------------------
+
+
+def test_the_three_fits_of_a_resampled_seed_have_the_same_sample(no_noise):
+    y = np.arange(60) % 3
+    one, other = judge.draw_sample(y, 60, 5), judge.draw_sample(y, 60, 6)
+    assert (one == judge.draw_sample(y, 60, 5)).all() and (one != other).any()
+    assert np.bincount(y[one]).tolist() == [20, 20, 20] and len(set(one)) < 60
+    x, y = numbered(60)
+    verdict = judge_arrays(x, y, removed=[0], seeds=3, model=LogisticRegression()).run()
+    assert verdict.resampled and "3 bootstrap samples" in verdict.sentence
+    assert len(set(verdict.metrics["log loss"].before)) == 3
+
+
+def test_numbers_of_classes_have_no_gaps_and_come_back():
+    """Some estimators insist on labels 0, 1, 2, ...; a class that was not learned stays at 0."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(90, 2)).astype(np.float32)
+    y = np.arange(90) % 3
+    x[:, 0] += 5 * y
+    estimators = judge_arrays(x, y, removed=[0], model=GaussianNB())._estimators
+    kept = y != 1
+    found, predicted = estimators.fit_and_predict(x[kept], torch.from_numpy(y[kept]), 0, x)
+    assert set(predicted.tolist()) == {0, 2} and found.shape == (90, 3)
+    assert (found[:, 1] == 0).all() and (predicted == y)[kept].mean() > 0.95

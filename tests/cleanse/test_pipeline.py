@@ -7,15 +7,8 @@ import pandas
 import pytest
 
 import dross
-from cleanse.made_inputs import (
-    QUICK,
-    interrupted,
-    recommend_most_harmful,
-    set_in_json,
-    small_table,
-)
-from dross.cleanse.pipeline import clean as pipeline
-from dross.cleanse.pipeline import rounds
+from cleanse.made_inputs import QUICK, interrupted, set_in_json, small_table
+from dross.cleanse.pipeline import examine
 from dross.cleanse.project import Project
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
 
@@ -59,9 +52,9 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     quick = QUICK | {"model": "linear", "verified": 1}
     clean = lambda **options: dross.clean(path, "kind", out=out, **quick | options)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(rounds, "compete", interrupted)
+        patched.setattr(examine, "verify", interrupted)
         clean()
-    manifest = out / "runs" / "round-1" / "run-1" / "manifest.json"
+    manifest = out / "runs" / "run-1" / "manifest.json"
     tape = json.loads(manifest.read_text())
     with pytest.raises(TapeDamaged, match="has not finished"):
         Project.open(out)
@@ -85,19 +78,8 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
         dross.clean(path, "kind", out=tmp_path / "mine", overwrite=True, **QUICK)
 
 
-def test_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(7))
-    path = small_table(tmp_path / "t.csv")
-    project = dross.clean(path, "kind", out=tmp_path / "run", rounds=2, **QUICK)
-    assert project.about["suggested"]["m"] == 14
-    assert len(project.instances) == project.about["counts"]["train"]
-    first = project.instances.sort_values("harm_rank")
-    assert (first["round"].head(7) == 1).all() and (first["round"].tail(len(first) - 7) == 2).all()
-    assert sorted(project.instances["harm_rank"]) == list(range(len(first)))
-
-
 def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
-    real, tried = rounds.score, []
+    real, tried = examine.score, []
 
     def diverging(recipe, *args, **kwargs):
         tried.append(recipe.rate)
@@ -105,32 +87,12 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
             raise dross.errors.NotFinite("the loss of instance 3 is not finite", step=7)
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(rounds, "score", diverging)
+    monkeypatch.setattr(examine, "score", diverging)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(rounds, "compete", interrupted)
+        patched.setattr(examine, "verify", interrupted)
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", **QUICK)
     assert tried == [0.05, 0.05 / 3, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
-
-
-def test_a_rate_that_a_later_round_lowered_is_not_used_by_the_first(tmp_path, monkeypatch):
-    real, tried = rounds.score, []
-
-    def diverging(recipe, data, *args, **kwargs):
-        tried.append(recipe.rate)
-        if len(tried) == 2:
-            raise dross.errors.NotFinite("the loss of instance 3 is not finite", step=7)
-        return real(recipe, data, *args, **kwargs)
-
-    options = QUICK | {"rounds": 2, "out": tmp_path / "run"}
-    monkeypatch.setattr(rounds, "score", diverging)
-    monkeypatch.setattr(rounds, "compete", recommend_most_harmful(5))
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(pipeline, "explain_suggestions", interrupted)
-        dross.clean(small_table(tmp_path / "t.csv"), "kind", **options)
-    assert tried == [0.05, 0.05, 0.05 / 3]
-    project = dross.clean(tmp_path / "t.csv", "kind", **options)
-    assert tried[3:] == [0.05, 0.05 / 3] and project.about["recipe"]["rate"] == 0.05 / 3
 
 
 def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
@@ -199,7 +161,7 @@ WRONG = {
     "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
     "too many runs": (TWO_CLASSES, {"runs": 10**6}, "runs must be at most 1,000, not 1000000"),
-    "too many rounds": (TWO_CLASSES, {"rounds": 10**6}, "rounds must be at most 1,000"),
+    "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
     "half a run": (TWO_CLASSES, {"runs": 1.5}, "runs must be at least 1 and whole"),
     "no label given": (TWO_CLASSES, {"label": None}, "label=.NAME"),
 }

@@ -179,15 +179,15 @@ def test_overwriting_deletes_only_what_dross_wrote(little):
     (little / "verdicts").mkdir()
     (little / "verdicts" / "20260101-000000-00.json").write_text("{}")
     elsewhere = little.parent / "elsewhere"
-    shutil.copytree(little / "runs" / "round-1", elsewhere / "round-2")
-    (little / "runs" / "round-2").symlink_to(elsewhere / "round-2")
+    shutil.copytree(little / "runs" / "run-0", elsewhere / "run-7")
+    (little / "runs" / "run-7").symlink_to(elsewhere / "run-7")
     kept = contents(elsewhere)
     Project.open(little).decisions.record({3: ("keep", None)})
     path = small_table(little.parent / "new.csv")
     dross.clean(path, "kind", out=little, overwrite=True, **QUICK | {"runs": 1, "verified": 2})
     assert {name: (little / name).read_text() for name in mine} == mine
     assert contents(elsewhere) == kept
-    assert not list((little / "verdicts").glob("*")) and len(Project.open(little).instances) == 90
+    assert not list((little / "verdicts").glob("*")) and len(Project.open(little).instances) == 150
     (aside,) = little.glob("decisions-*.sqlite")
     assert dross.cleanse.decisions.Decisions(aside).current() == {3: ("keep", None)}
 

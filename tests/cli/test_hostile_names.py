@@ -19,6 +19,14 @@ from dross.cli.output import PlainConsole
 from dross.errors import DrossError, StorageFailed
 from dross.influence.scores import Scores
 from dross.support.progress import progress_bar
+from quick_cleaning import quick_cleaning
+
+
+@pytest.fixture(autouse=True)
+def _clean_quickly():
+    with quick_cleaning():
+        yield
+
 
 QUICK = ["--runs", "1", "--epochs", "2", "--rate", "0.1", "--verified", "2"]
 ODD_NAMES = ["rate [/s]", "weight [kg]", "[bold]x", ":warning:", "cost $a_b$"]

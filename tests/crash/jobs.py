@@ -20,11 +20,21 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import dross
 from dross.cleanse.project_files import read_json
 from dross.errors import DrossError
+from quick_cleaning import quick_cleaning
 
-FOUND = ("scores.csv", "instances.parquet", "validation.parquet", "content.parquet", "why.json")
+FOUND = (
+    "scores.csv",
+    "instances.parquet",
+    "validation.parquet",
+    "content.parquet",
+    "labels.parquet",
+    "why.json",
+)
 REFUSED = 3  # how a process ends that a DrossError ended
 OPTIONS = {
     "columns": {"note": "ignore"},
@@ -88,7 +98,8 @@ def write_table(folder: Path) -> None:
 
 def clean(folder: Path) -> None:
     """Clean the table."""
-    dross.clean(folder / "table.csv", "kind", out=folder / "run", **OPTIONS)
+    with quick_cleaning():
+        dross.clean(folder / "table.csv", "kind", out=folder / "run", **OPTIONS)
 
 
 def clean_first(folder: Path) -> None:
@@ -99,7 +110,8 @@ def clean_first(folder: Path) -> None:
 
 def judge(folder: Path) -> None:
     """Judge the removal of ten."""
-    dross.judge(folder / "run", remove=10, seeds=3, quick=True, progress=False)
+    with quick_cleaning():
+        dross.judge(folder / "run", remove=10, seeds=3, quick=True, progress=False)
 
 
 def read_verdict(folder: Path) -> bytes:

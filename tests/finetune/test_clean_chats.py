@@ -31,8 +31,8 @@ def test_the_command_says_what_it_does(made):
     said = " ".join(printed.split())
     for part in ("36 for train, 12 for validation, 12 for test", "Prompts are in 'prompt'"):
         assert part in said
-    assert "One fine-tuning takes about" in said and "Tried 6 plans" in said
-    assert "Recommended:" in said and f"dross judge {folder}" in said
+    assert "One fine-tuning takes about" in said and "plans for what to leave out" in said
+    assert "Recommended:" in said and f"dross review {folder}" in said
     lines = [line for line in printed.splitlines() if str(folder) not in line]
     assert all(len(line) <= 80 for line in lines)
     assert "what comes after" in (folder / "report.html").read_text()
@@ -45,9 +45,9 @@ def test_the_effects_of_tokens_add_up_to_the_scores(made):
     for id in (0, 17, 35):
         texts, effects = tokens.loc[id, "texts"], np.array(tokens.loc[id, "effects"], float)
         assert "".join(texts).split()[0] == "<user>" and len(texts) == len(effects)
-        learnt = [text.strip() for text, effect in zip(texts, effects) if effect == effect]
+        learned = [text.strip() for text, effect in zip(texts, effects) if effect == effect]
         said = project.content.loc[id, "text"].split("assistant: ")[1].split()
-        assert learnt == [*said, "<end>"]
+        assert learned == [*said, "<end>"]
         assert np.nansum(effects) == pytest.approx(table.loc[id, "score"], abs=1e-12)
     assert set(table["origin"]) == {"a", "b", "c"} and (table["score"] != 0).all()
 
@@ -64,7 +64,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     folder, chats, _ = made
     judged = run("judge", folder, "--remove", 5, "--seeds", 2)
     said = " ".join(judged.output.split())
-    assert "over 2 fresh seeds" in said and "the test loss went from" in said
+    assert "(2 passes with fresh seeds)" in said and "with 5 removed: loss " in said
     verdict = Project.open(folder).verdicts()[-1]
     assert set(verdict["metrics"]) == {"loss", "error"} and verdict["removed"] == 5
     assert not (folder / "judging").exists() and not (folder / "judging.json").exists()
@@ -107,7 +107,7 @@ def test_adapters_of_the_last_layer_on_messages_in_parquet(model, tmp_path):
     assert project.instances["source"].str.startswith("row ").all()
     done = dross.export(folder, tmp_path / "cleaned.parquet", remove=3)
     assert done.written == 47 == len(pandas.read_parquet(tmp_path / "cleaned.parquet"))
-    names = json.loads((folder / "runs/round-1/run-0/manifest.json").read_text())["layout"]["names"]
+    names = json.loads((folder / "runs/run-0/manifest.json").read_text())["layout"]["names"]
     assert names and all("lora" in name and "layers.1." in name for name in names)
 
 

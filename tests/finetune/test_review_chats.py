@@ -21,7 +21,7 @@ def test_the_api_sends_tokens_with_their_effects_and_filters_by_source(project):
     with client_of(project) as page:
         about = page.get("/api/project").json()
         assert about["layout"] == "chats" and about["origins"] == ["a", "b", "c"]
-        assert about["token_scale"] > 0 and about["unit"] == "\u00a0%"
+        assert about["token_scale"] > 0 and about["unit"] == "\u00a0points"
         ids = page.get("/api/list?tab=all&origin=b").json()["ids"]
         assert set(project.instances.loc[ids, "origin"]) == {"b"} and len(ids) < 36
         (item,) = page.get(f"/api/items?ids={ids[0]}").json()["items"]
@@ -53,7 +53,7 @@ def test_tokens_are_coloured_with_a_legend_and_a_tooltip(browser, project):  # n
         better = page.eval_on_selector(".helps-4", colour)
         assert worse != better and "rgba(0, 0, 0, 0)" not in (worse, better)
         title = page.locator(".harms-4").first.get_attribute("title")
-        assert title.startswith("\u2212") and "%" in title and "harms" in title
+        assert title.startswith("\u2212") and "points" in title and "harms" in title
         assert page.is_visible("#why .token-legend") and "<user>" in page.text_content("#why-body")
         assert (
             page.is_hidden("[data-do=relabel]")

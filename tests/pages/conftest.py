@@ -3,12 +3,13 @@
 import fsspec
 import pytest
 
-from dross.cleanse.opinions import other_models
+from quick_cleaning import quick_cleaning
 
 
 @pytest.fixture(autouse=True)
-def _few_trees(monkeypatch):
-    monkeypatch.setattr(other_models, "_TREES", 20)  # most of what a small project costs
+def _clean_quickly():
+    with quick_cleaning():
+        yield
 
 
 @pytest.fixture(autouse=True)

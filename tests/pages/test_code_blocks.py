@@ -30,7 +30,7 @@ NOT_RUN = {
     r": dross review": "serves until it is stopped; tests/review runs it",
     r": dross reproduce": "needs large data sets; tests/reproduce runs it on small ones",
     r": dross clean .*--runs 8": "the same command as elsewhere, with twice the runs",
-    r": dross judge .*mymodels:pipeline": "tests/cleanse/judging runs code of the user's own",
+    r": dross judge .*mymodels:pipeline": "tests/cleanse/test_judge_project.py runs a user's own",
     r"command-line.md: dross clean": "examples of data that are not here; run with people.csv",
     r"command-line.md: dross judge": "minutes; docs/how-to runs the same on a smaller model",
     r": (\w+=\S+ )*python (benchmarks|experiments|-m benchmarks)": "hours, or a GPU; the page has "
@@ -139,7 +139,7 @@ def test_three_commands_lead_from_nothing_to_a_verdict(reader):
     assert install[:2] == ["pip", "install"]
     assert reader.give("README.md", clean) and reader.give("README.md", judge)
     (verdict,) = (reader.folder / "runs" / "people" / "verdicts").glob("*.json")
-    assert re.search(r'"verdict": "(improved|worse|cannot tell)"', verdict.read_text())
+    assert re.search(r'"verdict": "(improved|worse|inconclusive)"', verdict.read_text())
     table = (reader.folder / "runs" / "people" / "scores.csv").read_text().splitlines()[0]
     formats = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
     described = formats[formats.index("### Columns of scores.csv") : formats.index("## Scores\n")]

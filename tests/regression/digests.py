@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dross
 import zoo
+from quick_cleaning import quick_cleaning
 
 LIST = Path(__file__).with_name("digests.json")
 KEEP = {
@@ -158,7 +159,8 @@ def clean_case(write: Callable[[Path], dict[str, Any]], **options: Any) -> Case:
 
     def compute(folder: Path) -> dict[str, np.ndarray]:
         given = write(folder)
-        dross.clean(out=folder / "run", **given, **(QUICK | options))
+        with quick_cleaning():
+            dross.clean(out=folder / "run", **given, **(QUICK | options))
         raw = (folder / "run" / "scores.csv").read_bytes()
         return {"scores.csv": np.frombuffer(raw, dtype=np.uint8)}
 
@@ -170,6 +172,15 @@ def _cancer(folder: Path) -> dict[str, Any]:
     frame = data.data.assign(diagnosis=np.array(["malignant", "benign"])[data.target]).iloc[:200]
     frame.to_csv(folder / "cancer.csv", index=False)
     return {"data": folder / "cancer.csv", "label": "diagnosis"}
+
+
+def _wrong_cancer(folder: Path) -> dict[str, Any]:
+    given = _cancer(folder)
+    frame = pandas.read_csv(given["data"])
+    wrong = np.random.default_rng(0).random(len(frame)) < 0.15
+    other = frame["diagnosis"].map({"malignant": "benign", "benign": "malignant"})
+    frame.assign(diagnosis=frame["diagnosis"].mask(wrong, other)).to_csv(given["data"], index=False)
+    return given
 
 
 def _diabetes(folder: Path) -> dict[str, Any]:
@@ -208,6 +219,7 @@ def cases() -> dict[str, Case]:
     every["recorder, adamw"] = recorder_case("adamw", dropout=False)
     every["recorder, momentum, dropout"] = recorder_case("momentum", dropout=True)
     every["clean a table"] = clean_case(_cancer)
+    every["clean a table with wrong labels"] = clean_case(_wrong_cancer, labels="annotated")
     every["clean a regression"] = clean_case(_diabetes)
     every["clean pictures"] = clean_case(_pictures, epochs=3)
     return every

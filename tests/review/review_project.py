@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
+from dross.cleanse.copies.found import join_content, no_copies
 from dross.cleanse.project import Project
 
 HOSTILE = [
@@ -22,6 +23,12 @@ HOSTILE = [
     "🦊👩‍👩‍👧 zero\u200bwidth",
     '=HYPERLINK("http://example.com")',
 ]
+NOTHING = {
+    "state": "no gain",
+    "reason": "No plan makes models better beyond chance.",
+    "recommended": None,
+    "plans": [],
+}
 _WORDS = (
     "the film was slow but warm and the end surprised everyone who had hoped for more than "
     "a chase through rain an actor carries it alone with a voice that fills empty rooms while "
@@ -38,7 +45,7 @@ def make_project(
     task: str = "classification",
     planned: bool = False,
 ) -> Project:
-    """planned: a plan is recommended that relabels and removes; else as earlier versions wrote."""
+    """planned: a plan is recommended that relabels and removes; else nothing is."""
     rng = np.random.default_rng(7)
     folder.mkdir(parents=True)
     names = {
@@ -57,7 +64,10 @@ def make_project(
     validation = _content(kind, held, rng, hostile)
     labels = rng.choice(classes, held) if classes else rng.normal(50, 9, held).round(1).astype(str)
     sources = [f"row {n + i}" for i in range(held)]
-    _write(folder, "validation", validation.assign(**{" source": sources, " label": labels}))
+    validation = validation.assign(**{" source": sources, " label": labels})
+    _write(folder, "validation", validation)
+    _write(folder, "labels", make_labels(validation, classes, 0))
+    _write(folder, "copies", join_content(no_copies()))
     if kind == "images":
         _draw(folder / "pictures", instances, labels)
     most_harmful = np.argsort(instances["harm_rank"])[:200].tolist()
@@ -75,7 +85,11 @@ def make_project(
         "classes": classes,
         "runs": 4,
         "counts": {"train": n, "validation": held, "test": held},
-        "suggested": {"m": max(4, n // 20), "reason": "The validation loss falls up to here."},
+        "request": {"data": "people.csv", "label": "income", "columns": {}, "seed": 0},
+        "options": {"runs": 4, "verified": 16},
+        "labels": "observed",
+        "digests": {},
+        "recommendation": NOTHING,
     } | planning
     _json(folder / "project.json", about)
     return Project.open(folder)
@@ -85,33 +99,60 @@ def _plan(instances: pd.DataFrame) -> dict:
     """Relabel half of the suspects and remove the others: in the table, and for project.json."""
     suspects = instances.index[instances["mislabel_rank"] >= 0]
     relabelled, removed = suspects[::2].tolist(), suspects[1::2].tolist()
-    instances["action"] = "keep"
     instances.loc[relabelled, "action"], instances.loc[removed, "action"] = "relabel", "remove"
-    figures = {"seeds": 10, "error": 0.002}
-    name, size = f"relabel-or-remove-{len(suspects)}", len(suspects)
-    best = {"name": name, "kind": "relabel-or-remove", "removed": removed, "change": -0.0113}
-    other = {"name": f"harmful-{size}", "kind": "harmful", "relabelled": [], "change": 0.004}
-    best |= {"relabelled": relabelled, "by_kind": {"a linear model": -0.0123, "trees": 0.0321}}
-    other |= {"removed": suspects.tolist(), "by_kind": {"a linear model": 0.0, "trees": 0.0044}}
-    finalists = [best, other]
-    tried = [
-        {"kind": kind, "size": size // part, "change": change / part} | figures
-        for kind, change in (("relabel-or-remove", -0.0113), ("harmful", 0.004))
-        for part in (1, 2)
-    ]
-    reason = "of 45 plans it did best: 1.13 % fewer mistakes (standard error 0.20)"
-    what = f"relabel {len(relabelled)} and remove {len(removed)} that are probably mislabelled"
+    touched = [*relabelled, *removed]
+    instances.loc[touched, "wrong"] = np.linspace(0.6, 0.99, len(touched))
+    instances.loc[touched, "confidence"] = instances.loc[touched, "wrong"]
+    new = [[id, str(instances.at[id, "prediction"])] for id in relabelled]
+    best = {"name": "wrong-50", "removed": removed, "relabelled": new}
+    best["what"] = f"relabel {len(relabelled)} and remove {len(removed)}"
+    other = {"name": "wrong-90", "removed": suspects.tolist(), "relabelled": []}
+    other["what"] = f"remove {len(suspects)}"
+    best["figures"] = _figures(-0.0113)
+    other["figures"] = _figures(0.004)
     return {
-        "measure": "expected_error",
         "run_agreement": 0.2,
-        "suggested": {"m": size, "what": what, "reason": reason},
-        "plans": {
-            "finalists": [plan | figures for plan in finalists],
-            "tried": tried,
-            "recommended": name,
-            "reason": reason,
+        "recommendation": {
+            "state": "recommended",
+            "reason": f"Models get better beyond chance if you {best['what']} rows.",
+            "recommended": "wrong-50",
+            "plans": [best, other],
         },
     }
+
+
+def _figures(change: float) -> dict:
+    measures = {"error": 0.15, "log loss": 0.4, "brier": 0.2}
+    measures |= {f"noise-aware {name}": before for name, before in measures.items()}
+    return {
+        name: {
+            "before": before,
+            "after": before + change,
+            "change": change,
+            "interval": [change - 0.003, change + 0.003],
+        }
+        for name, before in measures.items()
+    }
+
+
+def make_labels(validation: pd.DataFrame, classes: list[str], wanted: int) -> pd.DataFrame:
+    """The labels of the validation part; the first `wanted` of them are to be checked."""
+    labels, count = list(validation[" label"]), len(validation)
+    rank = np.where(np.arange(count) < wanted, np.arange(count), -1)
+    other = lambda label: classes[(classes.index(label) + 1) % len(classes)] if classes else "12.5"
+    return pd.DataFrame(
+        {
+            "source": validation[" source"].to_list(),
+            "label": labels,
+            "wrong": np.where(rank < 0, 0.02, 0.96 - 0.1 * np.maximum(rank, 0)),
+            "prediction": [other(x) if k < wanted else x for k, x in enumerate(labels)],
+            "probability": 0.9 if classes else np.nan,
+            "label_probability": 0.05 if classes else np.nan,
+            "checked": "",
+            "rank": rank,
+        },
+        index=pd.RangeIndex(count, name="id"),
+    )
 
 
 def make_verdict(
@@ -196,15 +237,18 @@ def _instances(
             "score": score,
             "spread": np.abs(rng.normal(0, 4e-5, n)),
             "harmful_in": np.where(score < 0, rng.integers(2, 5, n), rng.integers(0, 3, n)),
+            "learned_in": 4,
             "harm_rank": rank,
             "loss": loss,
             "mislabel_rank": mislabel,
             "prediction": prediction,
             "probability": rng.uniform(0.5, 1, n) if classes else np.nan,
             "label_probability": np.exp(-loss) if classes else np.nan,
-            "agreement": rng.choice([0.75, 1.0], n) if classes else np.nan,
+            "wrong": np.where(mislabel >= 0, 0.8, 0.02),
             "outlier": rng.uniform(0, 1, n),
             "verified": verified,
+            "action": "keep",
+            "confidence": np.nan,
         },
         index=pd.RangeIndex(n, name="id"),
     )

@@ -68,7 +68,7 @@ NONSENSE = [
     {"changes": 3},
     {"changes": {}},
     {"changes": [["remove", None]]},
-    {"changes": [["remove", None, [60]]]},
+    {"changes": [["remove", None, [72]]]},  # 60 instances and 12 labels
     {"changes": [["remove", None, [-1]]]},
     {"changes": [["explode", None, [1]]]},
     {"changes": [["relabel", "no such class", [1]]]},
@@ -123,7 +123,7 @@ def test_the_parameters_of_an_address_are_checked_too(fresh):
     with client_of(fresh) as client:
         for path in (
             *(f"/api/since?revision={bad}" for bad in ("", "x", "-1", "1_0", "%D9%A1", "5", long)),
-            *(f"/api/why?id={bad}" for bad in ("", "60", "1.5", long)),
+            *(f"/api/why?id={bad}" for bad in ("", "72", "1.5", long)),
             *("/api/items?ids=1,x", "/api/list?min=nan", f"/api/project?who={long}"),
         ):
             answer = client.get(path)

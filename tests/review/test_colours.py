@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import dross
-from dross.cleanse.plans import drawing
 from review.colour_vision import SIMULATIONS, contrast, distance, read_palette
 
 ROOT = Path(dross.__file__).parent
@@ -46,13 +45,6 @@ def test_the_page_and_the_report_have_the_same_colours():
     for scheme in ("light", "dark"):
         for name in ("good", "bad", "accent"):
             assert page[scheme][name] == paper[scheme][name]
-
-
-@pytest.mark.parametrize("vision", SIMULATIONS)
-def test_kinds_of_plans_can_be_told_apart_in_the_picture(vision):
-    colours = [colour.replace("black", "#000000") for colour in drawing._KIND_COLOURS]
-    for one, other in combinations(colours, 2):
-        assert distance(one, other, vision) >= FAR_ENOUGH, (one, other)
 
 
 def test_the_simulation_confuses_what_it_should():

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from dross.cleanse.decisions import Decisions
+from dross.cleanse.plans import RULES
 from dross.cleanse.project import Project
+from dross.errors import TapeDamaged
 from review.review_client import client_of, decide
 from review.review_project import make_project
 
@@ -25,18 +27,27 @@ def recommended(project):
 def test_the_page_is_told_what_why_how_sure_and_what_others_would_have_given(planned):
     with client_of(planned) as client:
         plan = client.get("/api/project").json()["plan"]
-        assert plan["what"] == "Recommended: relabel 5 and remove 5 that are probably mislabelled."
-        assert plan["why"].startswith("Of 45 plans it did best: 1.13 % fewer mistakes (standard")
+        assert plan["what"] == "Recommended: relabel 5 and remove 5 of 60 instances."
+        assert plan["why"] == (
+            "Models get better beyond chance on held-out instances: error 15.0 % -> 13.9 % (-1.1 "
+            "points, 95 % interval -1.4 to -0.8); log loss 0.4 -> 0.389 (-0.011, 95 % interval "
+            "-0.014 to -0.0083)."
+        )
         assert "agree poorly" in plan["disagreement"] and plan["count"] == 10
         assert [other["recommended"] for other in plan["others"]] == [True, False]
-        assert plan["others"][0]["change"] == -0.0113
-        assert plan["kinds"] == ["a linear model", "trees"]
-        assert [other["by_kind"] for other in plan["others"]] == [[-0.0123, 0.0321], [0.0, 0.0044]]
+        assert plan["measures"] == ["error", "log loss", "plain log loss"]
+        assert plan["others"][0]["figures"][0] == {
+            "before": "15.0 %",
+            "after": "13.9 %",
+            "change": "-1.1 points",
+            "interval": "-1.4 to -0.8",
+        }
+        assert plan["others"][1]["rule"] == RULES["wrong-90"].words
         picture = client.get(plan["picture"])
         assert picture.headers["content-type"] == "image/svg+xml"
-        assert picture.text.startswith("<svg") and "harmful" in picture.text
-        assert "confused" not in picture.text  # of that kind nothing was tried
+        assert picture.text.startswith("<svg") and "wrong-90" in picture.text
         assert client.get(plan["picture"], headers={"X-Dross-Token": "x"}).status_code == 401
+        assert '<meta name="dross-tab" content="plan">' in client.get("/").text
 
 
 def test_taking_it_over_is_one_step_on_disk_that_is_undone_as_one(planned):
@@ -66,40 +77,34 @@ def test_what_a_person_decided_stays_and_a_request_sent_again_counts_once(planne
 
 def test_a_recommendation_to_change_nothing_is_said_and_cannot_be_taken_over(planned):
     about = json.loads((planned.folder / "project.json").read_text())
-    about["suggested"] = {"m": 0, "what": "", "reason": "none of 45 plans lowered the error"}
-    about["plans"]["recommended"] = None
+    reason = "No plan makes models better beyond chance."
+    about["recommendation"] |= {"recommended": None, "state": "no gain", "reason": reason}
     (planned.folder / "project.json").write_text(json.dumps(about))
     table = planned.instances.assign(action="keep")
     table.to_parquet(planned.folder / "instances.parquet")
     with client_of(Project.open(planned.folder)) as client:
         plan = client.get("/api/project").json()["plan"]
         assert plan["what"] == "Recommended: change nothing." and plan["count"] == 0
-        assert plan["why"] == "None of 45 plans lowered the error."
+        assert plan["why"] == "No plan makes models better beyond chance."
         refused = client.post("/api/plan", json={"revision": 0})
         assert refused.status_code == 400 and "no plan to accept" in refused.json()["error"]
         assert client.get("/api/list", params={"tab": "plan"}).json()["ids"] == []
     assert Project.open(planned.folder).decisions.revision == 0
 
 
-def test_a_project_of_an_earlier_version_has_its_removals_as_the_plan(fresh):
+def test_where_no_plan_was_measured_there_is_no_picture(fresh):
     with client_of(fresh) as client:
         plan = client.get("/api/project").json()["plan"]
-        assert plan["what"] == "Recommended: remove the 4 most harmful."
-        assert plan["picture"] is None and plan["others"] == [] and plan["disagreement"] is None
-        assert plan["kinds"] == []
+        assert plan["picture"] is None and plan["others"] == [] and plan["measures"] == []
         assert client.get("/picture/plans").status_code == 404
-        assert client.post("/api/plan", json={"revision": 0}).json()["taken"] == 4
-    assert {action for action, _ in fresh.decisions.current().values()} == {"remove"}
 
 
 def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):
-    table = planned.instances
-    table.loc[table["action"] == "relabel", "prediction"] = "no such class"
-    table.to_parquet(planned.folder / "instances.parquet")
-    with client_of(Project.open(planned.folder)) as client:
-        refused = client.post("/api/plan", json={"revision": 0})
-        assert refused.status_code == 400 and "not a class" in refused.json()["error"]
-        assert client.get("/api/project").json()["decisions"] == []
+    about = json.loads((planned.folder / "project.json").read_text())
+    about["recommendation"]["plans"][0]["relabelled"][0][1] = "no such class"
+    (planned.folder / "project.json").write_text(json.dumps(about))
+    with pytest.raises(TapeDamaged, match="lacks a valid 'recommendation'"):
+        Project.open(planned.folder)
 
 
 def test_the_list_of_the_plan_begins_with_the_least_sure(planned):

@@ -20,7 +20,7 @@ def with_originals(folder, size=(300, 200)):
         path = folder / "input" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, "red").save(path)
-    about = project.about | {"request": {"data": str(folder / "input")}}
+    about = project.about | {"request": {"data": str(folder / "input"), "columns": {}, "seed": 0}}
     (project.folder / "project.json").write_text(json.dumps(about))
     return Project.open(project.folder)
 

@@ -1,4 +1,4 @@
-"""Validation labels to check first, in a real browser."""
+"""Labels to check first, in a real browser."""
 
 import pytest
 
@@ -11,20 +11,22 @@ from review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from review.doubtful_project import add_doubts
-from review.review_project import make_project, make_verdict, write_verdict
+from review.checks_project import add_checks
+from review.review_project import make_project
 
 
 @pytest.mark.parametrize("kind", ["table", "images", "text"])
 def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
-    project = add_doubts(make_project(tmp_path / "p", kind, 60))
-    with serve_in_thread(project) as server, visit(browser, server) as page:
+    project = add_checks(make_project(tmp_path / "p", kind, 60))
+    with serve_in_thread(project) as server, visit(browser, server, "&tab=harmful") as page:
         assert page.inner_text("[data-do=keep]").startswith("Keep")
-        page.click("text=Validation labels to check first")
+        assert "Check these 5 labels, about 1 minute." in page.inner_text("#plan-checks")
+        assert not page.is_visible("#plan-command")
+        page.click("#check-labels")
         wait_for_text(page, "found", "5 instances")
         page.wait_for_selector("#why-body .reasons")
         assert selected_id(page) == 60
-        assert "models that never saw them" in page.inner_text("#meaning")
+        assert "Press k if the label is right" in page.inner_text("#meaning")
         assert page.inner_text("[data-do=keep]").startswith("Right")
         page.keyboard.press("k")
         page.keyboard.press("x")
@@ -33,7 +35,7 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
         page.keyboard.press("Enter")  # what the models say has the focus
         wait_until_saved(page)
         said = [page.inner_text(f".item[data-id='{id}'] .decision") for id in (60, 61, 62)]
-        wanted = str(project.validation_labels.loc[2, "prediction"])
+        wanted = str(project.label_table.loc[2, "prediction"])
         assert said == ["Right", "Wrong", f"Is really {wanted}"]
         log = project.decisions
         assert log.current() == {} and log.current("validation") == {
@@ -41,7 +43,8 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
             1: ("remove", None),
             2: ("relabel", wanted),
         }
-        assert "3 validation labels checked" in page.inner_text("#progress-text")
+        assert "3 of 5 labels checked" in page.inner_text("#progress-text")
+        assert page.inner_text("#plan-checks").startswith("3 of 5 labels checked.")
         page.keyboard.press("u")
         wait_until_saved(page)
         assert 2 not in log.current("validation") and selected_id(page) == 62
@@ -53,7 +56,10 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
         assert page.inner_text("#bulk-action option[value=remove]") == "wrong"
         page.select_option("#bulk-action", "keep")
         assert page.inner_text("#bulk-confirm") == "Right: 5 instances"
-        page.keyboard.press("Escape")
+        page.click("#bulk-confirm")
+        wait_for_text(page, "plan-checks", "All 5 labels are checked. Now run this command again")
+        assert page.inner_text("#plan-command").startswith("dross clean people.csv --label income")
+        assert not page.is_visible("#check-labels")
         page.click("[data-tab=all]")
         wait_for_text(page, "found", "60 instances")
         assert page.inner_text("[data-do=remove]").startswith("Remove")
@@ -61,11 +67,11 @@ def test_labels_are_checked_with_the_usual_keys(browser, tmp_path, kind):
 
 def test_a_label_can_be_changed_before_its_row_has_come(browser, tmp_path):
     """The key is not lost: the dialog opens when the server has said what the instance is."""
-    project = add_doubts(make_project(tmp_path / "p", "text", 60))
-    with serve_in_thread(project) as server, visit(browser, server) as page:
+    project = add_checks(make_project(tmp_path / "p", "text", 60))
+    with serve_in_thread(project) as server, visit(browser, server, "&tab=harmful") as page:
         held = []
         page.route("**/api/items*", lambda route: held.append(route))
-        page.click("text=Validation labels to check first")
+        page.click("[data-tab=validation]")
         wait_for_text(page, "found", "5 instances")
         page.keyboard.press("r")
         wait_until(page, "document.querySelector('.item[aria-selected=true].loading')")
@@ -76,17 +82,7 @@ def test_a_label_can_be_changed_before_its_row_has_come(browser, tmp_path):
 
 
 def test_trusted_labels_are_said_to_be(browser, tmp_path):
-    project = add_doubts(make_project(tmp_path / "p", "table", 40), doubted=0, trusted=True)
+    project = add_checks(make_project(tmp_path / "p", "table", 40), wanted=0, trusted=True)
     with serve_in_thread(project) as server, visit(browser, server, "&tab=validation") as page:
         wait_for_text(page, "found", "0 instances")
         assert "--trusted-validation" in page.inner_text("#meaning")
-
-
-def test_the_verdict_is_shown_with_and_without_doubted_labels(browser, tmp_path):
-    project = make_project(tmp_path / "p", "table", 40)
-    sentence = "12 of 90 test labels are doubted. Without them it is <b>the same</b>."
-    write_verdict(project, make_verdict() | {"without_doubted": {"sentence": sentence}})
-    with serve_in_thread(project) as server, visit(browser, server) as page:
-        page.keyboard.press("v")
-        page.wait_for_selector(".without-doubted")
-        assert page.inner_text(".without-doubted") == sentence

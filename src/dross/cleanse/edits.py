@@ -8,8 +8,9 @@ from ..errors import BadInput
 from ..support.messages.option_names import name_option
 from .decision_state import TRAIN, Decision, check_belongs
 from .inputs.source import MIN_INSTANCES
-from .plans.known import KnownPlan
+from .plans import RULES
 from .project import Project
+from .recommendation import KnownPlan
 
 BY_DECISIONS = "decisions"
 
@@ -22,6 +23,8 @@ class Edits:
     removed: np.ndarray  # int64 [R]: ids
     relabelled: dict[int, str]  # id -> its new label
     decided: dict[int, Decision] = field(default_factory=dict)  # all that a person decided
+    rule: str | None = None  # the rule that they follow, if any; see RULES
+    ranked: bool = False  # whether they are the top of a list that models have ordered
 
     def __len__(self) -> int:
         return len(self.removed) + len(self.relabelled)
@@ -97,7 +100,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
         what.append(f"{len(relabelled)} most probably mislabelled relabelled")
     if in_both.any():
         what.append(f"{int(in_both.sum())} that are in both lists only relabelled")
-    return Edits(", ".join(what), harmful[~in_both], relabelled)
+    return Edits(", ".join(what), harmful[~in_both], relabelled, ranked=True)
 
 
 def _from_decisions(project: Project) -> Edits:
@@ -117,23 +120,25 @@ def _from_decisions(project: Project) -> Edits:
 def _from_suggestion(project: Project) -> Edits:
     if project.recommended is None:
         raise BadInput(
-            "Nothing has been decided, and nothing is recommended: "
-            f"{project.about['suggested']['reason']}. To remove some anyway, "
+            "Nothing has been decided, and no change is recommended. "
+            f"{project.about['recommendation']['reason']} To remove some anyway, "
             f"pass {name_option('remove', 10)}."
         )
     return _from_plan(project.recommended)
 
 
 def find_plan(project: Project, name: str) -> KnownPlan:
-    """The plan of this name, or the best of this kind."""
+    """The plan of this name; `recommended` is the recommended one."""
     if name == "recommended" and project.recommended is not None:
         return project.recommended
     for plan in project.plans:
-        if name in (plan.name, plan.name.rpartition("-")[0]):
+        if name == plan.name:
             return plan
     known = ", ".join(plan.name for plan in project.plans) or "none"
     raise BadInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
 
 
 def _from_plan(plan: KnownPlan) -> Edits:
-    return Edits(f"the plan {plan.name} ({plan.what})", plan.removed, plan.relabelled)
+    rule = plan.name if plan.name in RULES else None
+    what = f"the plan {plan.name} ({plan.what})"
+    return Edits(what, plan.removed, plan.relabelled, rule=rule)

@@ -5,13 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..support.arguments import fits
 from ..support.messages.option_names import name_option
-from .confidence.agreement import warn_of_disagreement
 from .copies.words import describe_copies
 from .inputs.chats.read import CHATS
 from .inputs.source import Frame
-from .plans.actions import REMOVE
-from .plans.known import find_vanished, read_recommended
+from .recommendation import (
+    REMOVE,
+    KnownPlan,
+    describe_actions,
+    describe_figure,
+    find_vanished,
+    name_figures,
+    read_recommended,
+)
 
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8
@@ -19,44 +26,37 @@ _CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
 _NAMED = 5  # classes in a sentence
 _COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]  # in a notebook
 _ROWS = 10  # there
-TOO_MANY = 0.5  # of held-out labels: then it is not clear who is wrong, they or the models
-
-
-EXPECTED_ERROR = "expected_error"  # `measure` in project.json; earlier versions scored the loss
+_SECONDS_PER_CHECK = 4.5
+_POOR_AGREEMENT = 1 / 3  # see `split_half_agreement`
 
 
 def name_measure(about: dict[str, Any]) -> str:
     """What the scores are changes of, given `Project.about`.
 
-    For classes it is the mean of 1 - p(label), the expected share of mistakes; for chats, the
-    same for the tokens of the answers. For numbers, every validation instance counts from 0, where
-    the prediction is exact, to 1, where it is far off.
+    For classes it is the mean of 1 - p(label); for chats, the same for the tokens of the answers.
+    For numbers, every held-out instance counts from 0, where the prediction is exact, to 1, where
+    it is far off.
     """
-    if about.get("measure") != EXPECTED_ERROR:
-        return "validation loss"
-    return "expected validation error" if is_share(about) else "bounded validation error"
+    return "expected held-out error" if is_share(about) else "bounded held-out error"
 
 
 def is_share(about: dict[str, Any]) -> bool:
-    """Whether the scores are changes of a share of the validation part, to be told in percent."""
-    counted = bool(about["classes"]) or about.get("kind") == CHATS
-    return about.get("measure") == EXPECTED_ERROR and counted
+    """Whether the scores are changes of a share, which are shown in percentage points."""
+    return bool(about["classes"]) or about.get("kind") == CHATS
 
 
 def describe_change(value: float, about: dict[str, Any]) -> str:
-    """A score in words: "about 0.020 % fewer mistakes", or what happens to another measure.
+    """A score in words, such as "the expected held-out error falls by 0.020 points".
 
     Takes a change that is not 0, and `Project.about`.
     """
-    size = describe_amount(value, about)
-    if is_share(about):
-        return f"about {size} {'fewer' if value < 0 else 'more'} mistakes"
-    return f"the {name_measure(about)} {'falls' if value < 0 else 'rises'} by about {size}"
+    moves = "falls" if value < 0 else "rises"
+    return f"the {name_measure(about)} {moves} by {describe_amount(value, about)}"
 
 
 def describe_amount(value: float, about: dict[str, Any]) -> str:
-    """The size of a change without its sign, in percent where it is of a share."""
-    return f"{format_amount(100 * value)}\u00a0%" if is_share(about) else format_amount(value)
+    """The size of a change without its sign, in percentage points where it is of a share."""
+    return f"{format_amount(100 * value)} points" if is_share(about) else format_amount(value)
 
 
 def format_amount(value: float) -> str:
@@ -70,57 +70,114 @@ def format_amount(value: float) -> str:
 
 
 def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
-    """Sentences on what is recommended, what is harmful, what is probably mislabelled, and what
-    is there twice, if anything is.
+    """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
 
-    If the runs agree poorly, or validation labels are doubted, another sentence says so. Takes
+    If the runs agree poorly, or labels should be checked, another sentence says so. Takes
     `Project.about` and `Project.instances`.
     """
     what, why = describe_recommendation(about, instances)
-    found = [f"{what} {why}", _harmful(about, instances)]
-    if (
-        about.get("kind") != CHATS
-    ):  # whose answers are not classes that a model could take for another
-        found.append(_suspected(about, instances))
-    more = [warn_of_disagreement(about), describe_doubts(about), describe_copies(about)]
-    return [*found, *(sentence for sentence in more if sentence)]
+    sentences = [f"{what} {why}", _describe_wrong(about)]
+    sentences += [describe_checked(about), describe_checks(about)]
+    sentences += [_harmful(about, instances), warn_of_disagreement(about), describe_copies(about)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[str, str]:
-    """What is recommended, and why, how sure that is and what to be careful about.
+    """What is recommended, and what that does to models, how sure that is, and what to look at.
 
     Takes `Project.about` and `Project.instances`.
     """
-    suggested = about["suggested"]
-    reason = suggested["reason"]
-    why = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
-    if not suggested["m"]:
-        return "Recommended: change nothing.", why
-    what = suggested.get("what") or f"remove the {suggested['m']:,} most harmful"
-    if not about["classes"]:
-        return f"Recommended: {what}.", why
-    warnings = _warn_of_one_class(instances) + _warn_of_vanished(about, instances)
-    return f"Recommended: {what}.", f"{why}{warnings}"
+    recommendation = about["recommendation"]
+    reason = recommendation["reason"]
+    plan = read_recommended(about)
+    if plan is None:
+        return "Recommended: change nothing.", reason
+    actions, comma, note = plan.what.partition(", ")  # as in "remove 1, as checked by you"
+    what = f"Recommended: {actions} of {about['counts']['train']:,} instances{comma}{note}."
+    figures = describe_figures(plan)
+    if not figures:
+        why = reason
+    elif about.get("kind") == CHATS:
+        why = f"On held-out examples: {figures}. {reason}"
+    else:
+        why = f"Models get better beyond chance on held-out instances: {figures}."
+    warnings = ""
+    if about["classes"]:
+        warnings = _warn_of_one_class(instances) + _warn_of_vanished(plan, about, instances)
+    return what, why + warnings
 
 
-def describe_doubts(about: dict[str, Any]) -> str:
-    """A sentence on doubted validation labels, given `Project.about`; "" if there are none."""
-    labels = about.get("validation_labels", {})  # earlier versions doubted none
-    doubted, count = labels.get("doubted", 0), labels.get("count", 0)
-    if not doubted:
-        return ""
-    share = f"{doubted:,} of {count:,} validation labels"
-    if doubted < TOO_MANY * count:
-        verb, them = ("is", "it") if doubted == 1 else ("are", "them")
-        return (
-            f"{share} {verb} doubted by models that have not learnt {them}; the report and dross "
-            "review list first those on which the recommendation depends most."
+def describe_figures(plan: KnownPlan) -> str:
+    """What a plan does to models, as in "error 15.7 % -> 14.2 % (...)"; "" if not measured."""
+    changes = []
+    for name, figure in name_figures(plan.figures).items():
+        if name.startswith("plain "):
+            continue
+        words = describe_figure(name, figure)
+        changes.append(
+            f"{name} {words['before']} -> {words['after']} ({words['change']}, 95 % interval "
+            f"{words['interval']})"
         )
+    return "; ".join(changes)
+
+
+def _describe_wrong(about: dict[str, Any]) -> str:
+    """How many labels are estimated to be wrong, given `Project.about`."""
+    noise: Any = about.get("noise")
+    if not fits(noise, dict[str, float]):
+        return ""  # chats
+    if about["recommendation"]["state"] == "nothing learned":
+        return ""  # no label can be called wrong
+    expected, likely = round(noise["expected_wrong"]), int(noise["likely_wrong"])
     return (
-        f"Careful: {share} are doubted, and everything here was chosen by them. Either many of "
-        "them are wrong, or the models have learnt little. Check some with dross review and clean "
-        f"again, or give a validation part that was checked: {name_option('validation')}. If they "
-        f"are right, pass {name_option('trusted_validation', True)}."
+        f"Estimated wrong labels: about {expected:,} of {int(noise['rows']):,}; {likely:,} are "
+        "more likely wrong than right."
+    )
+
+
+def describe_checks(about: dict[str, Any]) -> str:
+    """A sentence on labels that a person should check, given `Project.about`; "" if none."""
+    labels = about.get("checked_labels", {})
+    wanted = labels.get("to_check", 0)
+    if not wanted:
+        return ""
+    whose = "validation label" if labels["part"] == "validation" else "label"
+    noun = whose if wanted == 1 else f"{whose}s"
+    minutes = max(1, round(wanted * _SECONDS_PER_CHECK / 60))
+    return (
+        f"Check {wanted:,} {noun} (about {minutes} {'minute' if minutes == 1 else 'minutes'}) with "
+        "dross review, then run the same dross clean command again: it uses what you said."
+    )
+
+
+def describe_checked(about: dict[str, Any]) -> str:
+    """What the labels that a person checked have changed, given `Project.about`; "" if none."""
+    labels = about.get("checked_labels", {})
+    checked, wrong = labels.get("checked", 0), labels.get("wrong", 0)
+    if not checked:
+        return ""
+    noun = "label" if checked == 1 else "labels"
+    were = "was" if wrong == 1 else "were"
+    said = f"You checked {checked:,} {noun}: {wrong:,} {were} wrong."
+    before = labels.get("before")
+    if not before:
+        return said
+    plan = read_recommended(about)
+    now = describe_actions(0, 0) if plan is None else plan.what
+    if now == before["what"]:
+        return f"{said} The recommendation is the same as before: {now}."
+    return f"{said} Recommended before the check: {before['what']}; now: {now}."
+
+
+def warn_of_disagreement(about: dict[str, Any]) -> str | None:
+    """A sentence if the runs of a project agree poorly, given `Project.about`; else None."""
+    agreement = about.get("run_agreement")
+    if not isinstance(agreement, (int, float)) or agreement >= _POOR_AGREEMENT:
+        return None
+    return (
+        f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
+        f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
+        f"A higher {name_option('runs')} of dross clean makes it more stable."
     )
 
 
@@ -131,37 +188,18 @@ def name_some(classes: Sequence[str]) -> str:
 
 
 def _harmful(about: dict[str, Any], instances: Frame) -> str:
-    runs = about["runs"]
-    in_every_run = (instances["harmful_in"] == runs) & (instances["score"] < 0)
-    which = f"every one of {runs} independent runs" if runs > 1 else "the run that was recorded"
-    harm = (
-        "led to more mistakes on the validation part"
-        if is_share(about)
-        else f"made the {name_measure(about)} worse"
-    )
+    learned = instances["learned_in"]
+    always = (instances["harmful_in"] == learned) & (learned > 0)
+    several = int(learned.max()) > 1
+    which = "every run that learned them" if several else "the run that was recorded"
     return (
-        f"Of {len(instances):,} training instances, {int(in_every_run.sum()):,} {harm} in {which}."
+        f"{int(always.sum()):,} of {len(instances):,} training instances raise the "
+        f"{name_measure(about)} in {which}."
     )
 
 
-def _suspected(about: dict[str, Any], instances: Frame) -> str:
-    suspects = int((instances["mislabel_rank"] >= 0).sum())
-    if about["classes"]:
-        return (
-            f"{suspects:,} instances have a label that the models would not give them; "
-            "the report lists the likeliest mistakes first."
-        )
-    return (
-        f"{suspects:,} instances are far from what the models predict for them; "
-        "the report lists them."
-    )
-
-
-def _warn_of_vanished(about: dict[str, Any], instances: Frame) -> str:
+def _warn_of_vanished(plan: KnownPlan, about: dict[str, Any], instances: Frame) -> str:
     """A plan may take the last instances of a class."""
-    plan = read_recommended(about, instances)
-    if plan is None:
-        return ""
     gone = find_vanished(instances["label"], plan.removed, plan.relabelled, about["classes"])
     if not gone:
         return ""

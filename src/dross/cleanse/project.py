@@ -5,7 +5,7 @@ instances.parquet     one row per training instance: its label, its scores, what
 content.parquet       what each training instance looks like: columns, text, or name of a picture
 validation.parquet    the same for the validation instances, with their labels
 copies.parquet        what is in the training part twice, or in another part as well
-doubts.parquet        what models say of the validation labels, and which of them they doubt
+labels.parquet        the labels that a person may check: of the validation file, else of all rows
 tokens.parquet        for chats: the tokens of each example, and the effect of each
 why.json              for the instances that a person looks at first: whom they hurt, what they
                       resemble, what is unusual about them
@@ -16,7 +16,8 @@ verdicts/             what `dross judge` found: one JSON file each
 runs/                 the recorded training runs (tapes)
 report.html, scores.parquet, scores.csv
 
-checked.json          the validation labels that a person had checked when it was scored
+checked.json          the labels that a person had checked when this was made
+checks.json           the labels that were drawn for a check, with their weights
 begun.json            what dross clean was asked for; without project.json it has not finished
 dross.lock            while dross clean works: its process and host
 
@@ -33,17 +34,12 @@ from ..errors import TapeDamaged, TapeMismatch
 from ..support.arguments import fit_together, fits
 from ..support.display.plots import open_axes
 from ..support.messages.installed import TABLES, check_installed
-from .confidence.suggestions import suggestion_confidence
 from .copies.found import FILE as COPIES
-from .copies.found import Copies, no_copies, split_content
+from .copies.found import Copies, split_content
 from .decision_state import TRAIN, Decision
 from .decisions import Decisions
-from .doubts.labels import list_doubted, no_doubts
 from .findings import show_project
 from .inputs.source import PARTS, Frame
-from .plans.actions import KEEP, REMOVE
-from .plans.drawing import draw_competition
-from .plans.known import KnownPlan, read_plans, read_recommended
 from .project_files import (
     ABOUT,
     MEND,
@@ -54,17 +50,18 @@ from .project_files import (
     read_table,
     read_whole,
 )
+from .recommendation import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
 from .registered import copy_cleaned
 
 FORMAT = 1
-DOUBTS = "doubts.parquet"
+LABELS = "labels.parquet"
 TOKENS = "tokens.parquet"
 DIGESTED = (
     "instances.parquet",
     "content.parquet",
     "validation.parquet",
     COPIES,
-    DOUBTS,
+    LABELS,
     "why.json",
 )
 _REASONS = {
@@ -147,26 +144,20 @@ class Project:
 
         Returns:
             A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
-            Columns: source, label, score, spread, harmful_in, harm_rank, loss, training_loss,
-            mislabel_rank, wrong (the chance that the label is wrong; not in earlier versions),
-            prediction, probability, label_probability, agreement, outlier, verified,
-            action: what the recommended plan does with it (keep, remove, or relabel as the
-            prediction), and confidence: how sure that is, from 0 to 1.
+            Columns: source, label, score, spread, harmful_in, learned_in, harm_rank, loss,
+            training_loss, mislabel_rank, wrong (the probability that the label is wrong),
+            prediction, probability, label_probability, outlier, verified, action: what the
+            recommended plan does with it (keep, remove, or relabel as the prediction), and
+            confidence: how sure that is, from 0 to 1.
 
-            A negative score means that the instance makes the expected validation error worse (in
-            projects of earlier versions: the validation loss). Loss, prediction and the like come
-            from models that did not learn the instance; training_loss comes from models that did.
+            A negative score means that the instance makes the expected held-out error worse. Loss,
+            prediction and the like come from models that did not learn the instance; training_loss
+            comes from models that did.
 
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        table = self._table("instances.parquet")
-        if "action" not in table:  # earlier versions suggested to remove the most harmful
-            removed = table["harm_rank"] < self.about["suggested"]["m"]
-            table["action"] = removed.map({True: REMOVE, False: KEEP})
-        if "confidence" not in table:
-            table["confidence"] = suggestion_confidence(table, self.about["runs"])
-        return table
+        return self._table("instances.parquet")
 
     @cached_property
     def recommended(self) -> KnownPlan | None:
@@ -175,20 +166,16 @@ class Project:
         Raises:
             TapeDamaged: a file of the project is not as it was written.
         """
-        return read_recommended(self.about, self.instances)
+        return read_recommended(self.about)
 
     @cached_property
     def plans(self) -> list[KnownPlan]:
-        """The plans of the last stage of the competition, the best first.
-
-        Returns:
-            The plans; an empty list in projects of earlier versions. With several rounds, those of
-            the last one.
+        """The plans that were compared with changing nothing, the best first.
 
         Raises:
             TapeDamaged: a file of the project is not as it was written.
         """
-        return read_plans(self.about, self.instances["prediction"])
+        return read_plans(self.about)
 
     @cached_property
     def content(self) -> Frame:
@@ -228,44 +215,48 @@ class Project:
         """Training instances that occur twice or in another part as well, exactly or nearly.
 
         Returns:
-            The copies in groups; see `Copies`. There are none in projects of earlier versions.
+            The copies in groups; see `Copies`.
 
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        if not self._has(COPIES):
-            return no_copies()
         return split_content(self._table(COPIES), self.about["counts"], self.folder / COPIES)
 
-    @cached_property
-    def doubted_validation(self) -> Frame:
-        """Validation labels to check first: those doubted by models that have not learnt them.
+    @property
+    def labels_to_check(self) -> Frame:
+        """The labels whose check by a person would decide most, the most important first.
 
         Returns:
-            A pandas.DataFrame, indexed by place in the validation part, ordered by how much the
-            recommendation depends on each. Columns: source, label, wrong (the chance that it is),
-            prediction, probability, label_probability, checked, rank, and change: what the
-            recommended plan does to the models' error on it; below 0 the label speaks for the plan.
-            No rows with `trusted_validation=True`, and in projects of earlier versions.
+            A pandas.DataFrame: rows of `label_table` with a `rank`, in its order.
 
         Raises:
             TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        return list_doubted(self.validation_labels)
+        table = self.label_table
+        return table[table["rank"] >= 0].sort_values("rank", kind="stable")
 
     @cached_property
-    def validation_labels(self) -> Frame:
-        """The same for all validation instances, in their order; `rank` is -1 for undoubted labels.
+    def label_table(self) -> Frame:
+        """The labels that a person may check: of the validation file, or else of all rows.
 
-        Those that a person said are wrong had no part in the scores, and no model was asked.
+        Returns:
+            A pandas.DataFrame, indexed by place in that part. Columns: source, label, wrong (the
+            probability that it is), prediction, probability, label_probability, checked (right,
+            wrong, relabelled, or empty), and rank, which is -1 where no check is asked for.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
         """
-        return self._table(DOUBTS) if self._has(DOUBTS) else no_doubts()
+        return self._table(LABELS)
+
+    @property
+    def checks_training(self) -> bool:
+        """Whether the labels to check are those of training instances: no validation file."""
+        return not self.about["counts"]["validation"]
 
     @cached_property
     def _reasons(self) -> dict[str, Any]:
         path = self.folder / "why.json"
-        if not self._has(path.name):
-            return {}
         read_whole(path, self._digests.get(path.name))
         reasons = read_json(path)
         if not isinstance(reasons, dict):
@@ -345,18 +336,20 @@ class Project:
         return show_project(self.folder, self.about, self.instances, self.verdicts())
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Plot what every plan that was tried would have achieved; the recommended one is circled.
+        """Plot how each plan changes the first measure, the error; the recommended one in blue.
 
         Arguments, Returns, Raises: as `Scores.plot`.
         """
-        draw_competition(ax := open_axes(ax), self.about)
+        ax = open_axes(ax)
+        first = list_measures(self.about)[:1]
+        draw_plans([ax] * len(first), self.about, first)
         return ax
 
     def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
         """The data without the removed instances and with the corrected labels, for Python.
 
         Everything is as in the file that `dross.export` writes: decisions made on the page are
-        applied, else the suggestion; validation and test instances that were split off stay in.
+        applied, else the recommended plan; files for validation and test stay as they are.
 
         Arguments:
             remove: instead, leave out the N most harmful instances.
@@ -387,14 +380,10 @@ class Project:
 
     @property
     def _digests(self) -> dict[str, str]:
-        digests = self.about.get("digests", {})  # earlier versions wrote none
+        digests: Any = self.about.get("digests")
         if not fits(digests, dict[str, str]):
             raise explain_lack(self.folder, "digests")
         return digests
-
-    def _has(self, name: str) -> bool:
-        """Whether there is a file that projects of earlier versions lack."""
-        return name in self._digests or (self.folder / name).exists()
 
     def _table(self, name: str) -> Frame:
         return read_table(self.folder / name, self._digests.get(name))

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageFailed, TapeDamaged
-from ..support.arguments import fits
+from ..support.arguments import fit_together, fits
 from ..support.atomic_files import find_stale, write_json
 from ..support.file_digests import break_seal, digest_bytes, seal
-from .inputs.source import Frame, import_pandas
+from .inputs.source import PARTS, Frame, import_pandas
+from .recommendation import is_recommendation
 
 ABOUT = "project.json"
 BEGUN = "begun.json"
@@ -32,16 +33,26 @@ _ALWAYS_THERE = {
     "classes": list[str],
     "counts": dict[str, int],
     "runs": int,
-    "suggested": dict,
+    "recommendation": dict,
     "digest": str,
+    "request": dict,
+    "options": dict,
 }  # of project.json
-_SUGGESTED = {"m": int, "reason": str}
+_CHECKED_LABELS = {
+    "part": str,
+    "count": int,
+    "to_check": int,
+    "checked": int,
+    "wrong": int,
+    "before": dict[str, str] | None,
+    "trusted": bool,
+}  # of its `checked_labels`, which projects of chats do not have
 _TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
 _WRITTEN = re.compile(
     "|".join(
         (
-            r"(begun|project|why|search|judging|checked|(curve|plans)-\d+)\.json",
-            r"(instances|content|validation|copies|doubts|scores|tokens)\.parquet",
+            r"(begun|project|why|search|judging|checked|checks)\.json",
+            r"(instances|content|validation|copies|labels|scores|tokens)\.parquet",
             r"scores\.csv",
             r"report\.html",
             r"given/(data|validation|test)\.(parquet|npy)",
@@ -50,13 +61,13 @@ _WRITTEN = re.compile(
             r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"trials/[0-9a-f]{16}/piece-\d+\.safetensors",
             r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
-            r"runs/round-\d+/run-\d+-scores\.safetensors",
-            rf"runs/round-\d+/run-\d+/{_TAPE}",
+            r"runs/run-\d+-scores\.safetensors",
+            rf"runs/run-\d+/{_TAPE}",
         )
     )
 )
 _FOLDERS = re.compile(
-    r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/round-\d+(/run-\d+)?)?"
+    r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
 )
 _DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
 _TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed
@@ -66,7 +77,7 @@ _TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process t
 
 
 def is_written_by_dross(name: str) -> bool:
-    """Whether a project has a file of this name: "runs/round-1/run-0/manifest.json"."""
+    """Whether a project has a file of this name: "runs/run-0/manifest.json"."""
     return bool(_WRITTEN.fullmatch(name) or _DECISIONS.fullmatch(name) or name == LOCK)
 
 
@@ -202,8 +213,15 @@ def check_about(folder: Path, about: dict[str, Any]) -> None:
     for key, kind in _ALWAYS_THERE.items():
         if not fits(about.get(key), kind):
             raise explain_lack(folder, key)
-    if not all(fits(about["suggested"].get(key), kind) for key, kind in _SUGGESTED.items()):
-        raise explain_lack(folder, "suggested")
+    if not set(PARTS) <= set(about["counts"]):
+        raise explain_lack(folder, "counts")
+    if "checked_labels" in about:
+        checked = about["checked_labels"]
+        whole = fit_together(checked, _CHECKED_LABELS) and set(_CHECKED_LABELS) <= set(checked)
+        if not whole or "what" not in (checked["before"] or {"what": ""}):
+            raise explain_lack(folder, "checked_labels")
+    if not is_recommendation(about["recommendation"], about["counts"], about["classes"]):
+        raise explain_lack(folder, "recommendation")
 
 
 def explain_lack(folder: Path, key: str) -> TapeDamaged:

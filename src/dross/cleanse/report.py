@@ -17,24 +17,36 @@ from ..support.html import render, safe
 from .copies.shown import show_groups
 from .copies.words import describe_copies, describe_natural
 from .display.cells import format_cell, name_label, order_columns
-from .findings import describe_change, describe_doubts, is_share, list_findings, name_measure
+from .findings import describe_change, describe_checks, is_share, list_findings, name_measure
 from .inputs.chats.read import CHATS
 from .inputs.source import Frame
-from .plans import drawing
-from .plans.actions import KEEP
-from .plans.known import tabulate_plans
+from .label_noise import LIKELY
 from .project import Project
+from .project_files import explain_lack
+from .recommendation import KEEP, draw_plans, list_measures, tabulate_plans
 
 _CARDS = 24  # instances in each list
+_PAIRS = 12  # of classes in a table
 _CELLS_PER_CARD = 8
 _LETTERS_PER_CARD = 400
-_REQUEST_FLAGS = ("label", "text", "images", "validation", "test", "task")
+_REQUEST_FLAGS = (
+    "label",
+    "text",
+    "images",
+    "validation",
+    "test",
+    "task",
+    "separator",
+    "features",
+    "backbone",
+)
 _OPTION_FLAGS = {
     "model": "--model",
     "make": "--model",
     "rate": "--rate",
     "epochs": "--epochs",
     "batch_size": "--batch-size",
+    "labels": "--labels",
 }
 
 
@@ -56,18 +68,19 @@ def write_report(project: Project) -> Path:
         in_percent=is_share(about),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, about.get("plans", {}).get("recommended")),
-        curve=safe(draw_competition(about)),
+        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
+        plans_figure=safe(draw_plans_figure(about)),
         scatter=safe(_draw_verification(about["verification"])),
         training=safe(_draw_rate_search(about)),
-        harmful=_cards(project, ranked.head(_CARDS)),
-        helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+        harmful=_cards(project, ranked.head(_CARDS // 2)),
+        helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
+        pairs=_count_pairs(project),
         mislabelled=_cards(project, suspects.head(_CARDS)),
         copies=_describe_copies(project),
-        doubted=_label_cards(project),
-        doubts=describe_doubts(about),
+        to_check=_label_cards(project),
+        checks=describe_checks(about),
         per_class=_count_by_class(project),
-        command=_command_line(about, project.folder),
+        command=write_command(about, project.folder),
         folder=str(project.folder),
     )
     write_bytes(path, page.encode())
@@ -84,8 +97,8 @@ def _render_chats(project: Project) -> str:
         findings=list_findings(about, project.instances),
         verdict=verdicts[-1] if verdicts else None,
         verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
-        plans=tabulate_plans(project.plans, about["plans"]["recommended"]),
-        curve=safe(draw_competition(about)),
+        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
+        plans_figure=safe(draw_plans_figure(about)),
         harmful=_cards(project, ranked.head(_CARDS)),
         helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
         copies=_describe_copies(project),
@@ -119,6 +132,21 @@ def _count_by_class(project: Project) -> list[dict[str, Any]]:
     return rows
 
 
+def _count_pairs(project: Project) -> list[dict[str, Any]]:
+    """How many labels that are likely wrong are given and suggested as what, the most first."""
+    if not project.classes:
+        return []
+    instances = project.instances
+    wrong = instances[
+        (instances["wrong"] > LIKELY) & (instances["prediction"] != instances["label"])
+    ]
+    counts = wrong.groupby(["label", "prediction"]).size().sort_values(ascending=False)
+    return [
+        {"given": given, "suggested": suggested, "count": int(count)}
+        for (given, suggested), count in counts.head(_PAIRS).items()
+    ]
+
+
 def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
     return [_card(project, int(id), row) for id, row in rows.iterrows()]
 
@@ -132,6 +160,7 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
         "prediction": name_label(row["prediction"], project.about),
         "effect": _effect(row["score"], project.about),
         "harmful_in": int(row["harmful_in"]),
+        "learned_in": int(row["learned_in"]),
         "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
         "action": row["action"],
         "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
@@ -141,14 +170,16 @@ def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
 
 
 def _label_cards(project: Project) -> list[dict[str, Any]]:
-    """The validation labels to check first."""
-    first, cards = project.doubted_validation.head(_CARDS // 2), []
-    for id, row in first.iterrows():
-        content = project.validation.loc[id].drop([" source", " label"])
-        card = {**row[["source", "label", "prediction", "change"]]}
+    """The labels to check first."""
+    cards = []
+    part = "train" if project.checks_training else "validation"
+    for id, row in project.labels_to_check.head(_CARDS // 2).iterrows():
+        content = project.content.loc[id] if part == "train" else project.validation.loc[id]
+        content = content.drop([" source", " label"], errors="ignore")
+        card = {**row[["source", "label", "prediction", "wrong"]]}
         card |= {name: name_label(card[name], project.about) for name in ("label", "prediction")}
         card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
-        cards.append(card | _look(content, project.picture("validation", int(id)), {}))
+        cards.append(card | _look(content, project.picture(part, int(id)), {}))
     return cards
 
 
@@ -179,40 +210,79 @@ def _cells(content: Any, weights: list, unusual: dict[str, str]) -> list[dict[st
     ]
 
 
-def _command_line(about: dict, folder: Path) -> str:
-    """The command that makes this project again; data from Python are a file in the folder."""
+def write_command(about: dict[str, Any], folder: Path, *, short: bool = False) -> str:
+    """The command that makes this project again; data from Python are a file in the folder.
+
+    Arguments:
+        about: `Project.about`.
+        folder: Of the project.
+        short: Whether to name files from the current folder on, where they lie in it.
+
+    Raises:
+        TapeDamaged: project.json lacks what was asked for.
+    """
+    try:
+        return _write_command(about, folder, short)
+    except (AttributeError, KeyError, TypeError):
+        raise explain_lack(folder, "request") from None
+
+
+def _write_command(about: dict[str, Any], folder: Path, short: bool) -> str:
     request, options = about["request"], about["options"]
     if request.get("given") is not None:
         kept = [name for name in ("data", "validation", "test") if request[name] is not None]
         request = request | {name: str(folder / request[name]) for name in kept}
-    words = ["dross", "clean", request["data"]]
+    show = _shorten if short else str
+    words = ["dross", "clean", show(request["data"])]
     for name in _REQUEST_FLAGS:
-        if request[name] is not None:
-            words += [f"--{name}", request[name]]
+        if request.get(name) is not None:
+            words += [f"--{name}", show(request[name])]
     for name, kind in request["columns"].items():
         words += ["--column", f"{name}={kind}"]
+    for cell in request.get("na") or []:
+        words += ["--na", cell]
     for name, flag in _OPTION_FLAGS.items():
-        if options[name] is not None:
+        if options.get(name) is not None:
             words += [flag, str(options[name])]
     words += ["--trusted-validation"] if options.get("trusted_validation") else []
-    always = {"runs": options["runs"], "rounds": options["rounds"], "seed": request["seed"]}
-    for name, value in always.items():
-        words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    for name, (value, usual) in _defaults(request, options).items():
+        if not short or value != usual:
+            words += [f"--{name}", str(value)]
+    return shlex.join([*words, "--out", show(str(folder))])
+
+
+def _defaults(request: dict[str, Any], options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options that always have a value: what was given, and the default."""
+    return {
+        "runs": (options["runs"], 4),
+        "verified": (options["verified"], 16),
+        "seed": (request["seed"], 0),
+    }
+
+
+def _shorten(path: str) -> str:
+    """A path from the current folder on, where it lies in it; other words stay."""
+    here = Path.cwd()
+    absolute = Path(path)
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else path
 
 
 # --- figures ---
 
 
 @charts.house_style()
-def draw_competition(about: dict[str, Any]) -> str:
-    """What every plan that was tried would have achieved, as an <svg> element.
+def draw_plans_figure(about: dict[str, Any]) -> str:
+    """How each plan changes each measure, as an <svg> element; "" where none was measured.
 
     Takes `Project.about`.
     """
-    width, height = (5.6, 3.0) if "plans" in about else (5.2, 2.6)
-    figure, (panel,) = charts.panels(1, 1, width=width, height=height)
-    drawing.draw_competition(panel, about)
+    measures = list_measures(about)
+    if not measures:
+        return ""
+    rows = len(about["recommendation"]["plans"])
+    count = len(measures)
+    figure, panels = charts.panels(count, count, width=3.6 * count, height=0.9 + 0.3 * rows)
+    draw_plans(panels, about, measures)
     return charts.as_svg(figure)
 
 
@@ -225,24 +295,23 @@ def _draw_verification(verification: dict) -> str:
 
 @charts.house_style()
 def _draw_rate_search(about: dict) -> str:
-    """The validation loss against the number of epochs, one line per rate."""
+    """The held-out loss against the number of epochs, one line per learning rate."""
     curves: dict[str, list[float]] = about["search"]
-    tried = about.get("searched_epochs")  # in earlier versions: every epoch of one run
+    tried = about["searched_epochs"]
     figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
     colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
     for rate, losses in curves.items():
         is_chosen = np.isclose(float(rate), about["recipe"]["rate"])
         panel.plot(
-            tried or np.arange(1, len(losses) + 1),
+            tried,
             [loss if np.isfinite(loss) else np.nan for loss in losses],
             color=charts.BLUE if is_chosen else colours[rate],
             linewidth=1.4 if is_chosen else 0.8,
-            marker="o" if tried else None,
+            marker="o",
             markersize=3,
-            label=f"rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
+            label=f"learning rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
         )
-    what = "epochs (each run to its end)" if tried else "epoch"
-    panel.set(xlabel=what, ylabel="validation loss")
+    panel.set(xlabel="epochs (each run to its end)", ylabel="held-out loss")
     shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]
     if shown:  # data that are easy to learn reach 0
         lowest, highest = min(shown), max(shown)
@@ -265,7 +334,6 @@ def _draw_verdict(verdict: dict) -> str:
             places = np.full(len(group), place)
             panel.scatter(places, group, s=12, color=colour, alpha=0.8, linewidths=0)
             panel.plot([place - 0.2, place + 0.2], [group.mean()] * 2, color=colour, linewidth=1.6)
-        last = "this\nchange" if verdict["relabelled"] else "this\nremoval"
-        panel.set_xticks(range(3), ["as many\nat random", "everything\nkept", last])
-        panel.set(ylabel="test error, %" if name == "error" else f"test {name}", xlim=(-0.5, 2.5))
+        panel.set_xticks(range(3), ["as many\nrandom edits", "before", "after"])
+        panel.set(ylabel="error, %" if name == "error" else name, xlim=(-0.5, 2.5))
     return charts.as_svg(figure)

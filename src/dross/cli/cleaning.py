@@ -30,8 +30,8 @@ def clean(
     features: option.Features = None,
     backbone: option.Backbone = None,
     model: option.Model = None,
+    labels: option.Labels = None,
     runs: option.Runs = None,
-    rounds: option.Rounds = 1,
     rate: option.Rate = None,
     epochs: option.Epochs = None,
     batch_size: option.BatchSize = None,
@@ -54,15 +54,15 @@ def clean(
 ) -> None:
     """Find the training instances that make a model worse.
 
-    Splits the data into training, validation and test parts, trains and records several runs, and
-    scores every training instance by how much it adds to the validation error. Checks the scores by
-    retraining, tries plans for what to remove or relabel, recommends the best, finds copies, and
-    writes a report. The input is never changed. If it is stopped, run the same command again to go
-    on.
+    Examines the label of every row with models that did not learn it, and scores every row by how
+    much it adds to the error on held-out rows. Compares plans for what to relabel or remove with
+    changing nothing, on rows that had no part in the plan, and recommends one only if it makes
+    models better beyond chance. Finds copies and writes a report. The input is never changed. If it
+    is stopped, run the same command again to continue.
 
-    Validation labels can be wrong, too. The report lists those that the models doubt. Say on the
-    page (dross review) what they really are, and run the same command again: it scores with what
-    you said, and keeps the recorded runs and all decisions.
+    Where wrong labels and overlapping classes look alike in the data, it lists labels to check.
+    Check them on the page (dross review) and run the same command again: it uses what you
+    said, and keeps the recorded runs and all decisions.
 
     Chats in a JSONL or Parquet file (messages, or prompts and responses) fine-tune the language
     model that --model names, and are scored by example and by token.
@@ -142,7 +142,7 @@ def judge(
     seeds: Annotated[int | None, Option(help="Fresh seeds to train with. Default: 10.")] = None,
     quick: Annotated[
         bool,
-        Option("--quick", help="A first look: 6 seeds, and the recorded run is not retrained."),
+        Option("--quick", help="A first look with fewer seeds."),
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
     with_model: option.WithModel = None,
@@ -151,21 +151,21 @@ def judge(
     quiet: option.Quiet = False,
     as_json: option.Json = False,
 ) -> None:
-    """Does it help? Train new models with and without the removed instances and compare them on
-    the test part.
+    """Does it help? Train new models with and without the changes and compare them on instances
+    that had no part in the changes: the test file, or else every part of the data in turn.
 
-    For every seed three models start from the same weights: with everything, without the removed
-    instances, and without as many chosen at random. The verdict is improved, worse, or cannot tell.
-    Without options it judges the decisions made on the page, or else the recommended plan. Data and
-    models from module:function are run only if --trust-code names them.
+    Each time three models start from the same weights: trained on the data as they are, with the
+    changes, and with the same number of random changes. The verdict is improved, worse, or
+    inconclusive. Without options it judges the decisions made on the page, or else the recommended
+    plan. Data and models from module:function are run only if --trust-code names them.
 
     The models are those of dross clean. With --with, your own model decides: any estimator of
     scikit-learn, or a function of yours that returns one. It learns the same numbers, with the
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
+    from ..cleanse.estimators import names_user_code
     from ..cleanse.judge import judge as judge_project
-    from ..cleanse.judging.estimators import names_user_code
 
     own = [with_model] if with_model is not None and names_user_code(with_model) else []
     show = choose_say(quiet, as_json) if quiet or as_json else _print_path

@@ -1,13 +1,14 @@
 """What `--json` prints: the results of `dross clean` and `dross judge` as one object each."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 
 if TYPE_CHECKING:
-    from ..cleanse.plans.known import KnownPlan
     from ..cleanse.project import Project
+    from ..cleanse.recommendation import KnownPlan
     from ..cleanse.verdict import Verdict
 
 
@@ -28,8 +29,10 @@ def project_as_json(project: "Project") -> dict[str, Any]:
         "runs": about["runs"],
         "recommended": None if recommended is None else _plan_as_json(recommended),
         "plans": [_plan_as_json(plan) for plan in project.plans],
+        "state": about["recommendation"]["state"],
+        "reason": about["recommendation"]["reason"],
         "probably_mislabelled": int((project.instances["mislabel_rank"] >= 0).sum()),
-        "doubted_validation_labels": len(project.doubted_validation),
+        "labels_to_check": [int(id) for id in project.labels_to_check.index],
         "findings": list_findings(about, project.instances),
     }
 
@@ -40,8 +43,7 @@ def _plan_as_json(plan: "KnownPlan") -> dict[str, Any]:
         "what": plan.what,
         "removed": [int(id) for id in plan.removed],
         "relabelled": {str(id): label for id, label in plan.relabelled.items()},
-        "change": plan.change,
-        "standard_error": plan.error,
+        "figures": {name: asdict(figure) for name, figure in plan.figures.items()},
     }
 
 

@@ -34,11 +34,14 @@ Label = Annotated[str | None, Option(help="The column to predict.")]
 Text = Annotated[str | None, Option(help="The column that holds a text to learn from.")]
 Images = Annotated[str | None, Option(help="The column that holds the paths of pictures.")]
 Validation = Annotated[
-    str | None, Option(help="Your own validation data; scores are computed on them.")
+    str | None,
+    Option(
+        help="Validation data of your own; they stay as they are. Plans are measured on them, too."
+    ),
 ]
 Test = Annotated[
     str | None,
-    Option(help="Your own test data, for dross judge; dross clean looks for copies in them."),
+    Option(help="Test data of your own, for dross judge; dross clean looks for copies in them."),
 ]
 Task = Annotated[
     str | None, Option(help="classification or regression; otherwise inferred from the label.")
@@ -47,7 +50,7 @@ Column = Annotated[
     list[str] | None,
     Option(
         help="What a column holds: NAME=number, category, date, text or ignore. The last two are "
-        "not learnt. May be repeated."
+        "not learned. May be repeated."
     ),
 ]
 Separator = Annotated[
@@ -110,33 +113,40 @@ Model = Annotated[
     str | None,
     Option(
         help="linear, mlp, cnn, or module:function that builds a torch model. Default: what "
-        "does better on the validation part. For chats: the folder or the name of a language model."
+        "does better on held-out instances. For chats: the folder or the name of a language model."
     ),
 ]
 Runs = Annotated[
     int | None,
     Option(min=1, help="Independent runs to average the scores over. Default: 4; 2 for chats."),
 ]
-Rounds = Annotated[
-    int, Option(min=1, help="2 or more: follow the recommended plan, train and score again.")
+Labels = Annotated[
+    str | None,
+    Option(
+        metavar="KIND",
+        help="annotated: somebody judged each instance, and careful people would nearly always "
+        "agree. observed: labels are what happened, and equal instances can differ. Default: "
+        "annotated for images and texts, observed otherwise.",
+    ),
 ]
-Rate = Annotated[
-    float | None, Option(help="The learning rate; otherwise searched for on the validation part.")
-]
+Rate = Annotated[float | None, Option(help="The learning rate; otherwise searched for.")]
 Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Instances per training step.")]
 Verified = Annotated[
     int,
-    Option(min=1, help="How many suggestions, and as many at random, to check by retraining."),
+    Option(
+        min=1,
+        help="How many of the most harmful instances, and how many others, to check by retraining.",
+    ),
 ]
 TrustedValidation = Annotated[
     bool,
     Option(
         "--trusted-validation",
-        help="Trust all validation labels: none is doubted, none is listed.",
+        help="Trust all labels of --validation: none is listed.",
     ),
 ]
-Seed = Annotated[int, Option(min=0, help="The seed of the split and of everything random.")]
+Seed = Annotated[int, Option(min=0, help="The seed of everything random.")]
 Device = Annotated[
     str | None,
     Option(
@@ -160,7 +170,7 @@ PlanName = Annotated[
     str | None,
     Option(
         "--plan",
-        help="A plan from the report's table instead of the recommended one, such as both-120.",
+        help="A plan from the report's table instead of the recommended one, such as wrong-50.",
     ),
 ]
 TrustCode = Annotated[

@@ -71,12 +71,15 @@ def print_findings(project: "Project") -> None:
     for sentence in list_findings(project.about, project.instances):
         say(sentence)
     folder = project.folder
-    console.print(
-        f"\nRead the report:    {folder / 'report.html'}\n"
-        f"Look and decide:    dross review {folder}\n"
-        f"Does it help?       dross judge {folder}",
-        soft_wrap=True,
-    )
+    asks = project.about.get("checked_labels", {}).get("to_check", 0)
+    steps = [
+        ("Read the report:", folder / "report.html"),
+        ("Check the labels:" if asks else "Look and decide:", f"dross review {folder}"),
+    ]
+    if project.recommended is not None or project.current_decisions():
+        steps.append(("Does it help?", f"dross judge {folder}"))
+    lines = [f"{what:<20}{how}" for what, how in steps]
+    console.print("\n" + "\n".join(lines), soft_wrap=True)
 
 
 def print_verdict(verdict: "Verdict") -> None:
@@ -84,7 +87,7 @@ def print_verdict(verdict: "Verdict") -> None:
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
     console.print(Text.assemble(word, printable(verdict.sentence)))
-    table = Table("on the test part")
+    table = Table("on all rows, held out in turn" if verdict.nested else "on the test rows")
     columns = []
     for name, measure in verdict.metrics.items():
         is_error = name == "error"
@@ -93,28 +96,20 @@ def print_verdict(verdict: "Verdict") -> None:
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
     console.print(table)
-    for sentence in filter(
-        None, (verdict.settle, getattr(verdict.without_doubted, "sentence", ""))
-    ):
-        say(sentence)
+    if verdict.settle:
+        say(verdict.settle)
 
 
 def _verdict_cells(measure: Any, scale: int, digits: int) -> dict[str, str]:
     number = lambda value, sign="": f"{scale * value:{sign}.{digits}f}"
     low, high = measure.interval
     return {
-        "everything kept": number(_mean(measure.before)),
+        "before": number(_mean(measure.before)),
         "after": number(_mean(measure.after)),
-        "difference": number(measure.difference, "+"),
+        "change": number(measure.difference, "+"),
         "95 % interval": f"{number(low, '+')} to {number(high, '+')}",
-        "t-test": _p_value(measure.p_t),
-        "sign flips": _p_value(measure.p_signs),
-        "difference, as many at random": number(measure.random_difference, "+"),
+        "change, as many random edits": number(measure.random_difference, "+"),
     }
-
-
-def _p_value(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
 
 
 def _mean(values: Sequence[float]) -> float:

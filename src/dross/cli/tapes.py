@@ -28,7 +28,7 @@ def info(
 
     folder = Path(tape)
     if not is_url(tape) and not (folder / MANIFEST).exists():
-        inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/*/{MANIFEST}")))
+        inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:
             raise BadInput(
                 f"{tape} is a folder of dross clean. Pass one of its recorded runs: {inside}."

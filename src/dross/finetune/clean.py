@@ -15,9 +15,9 @@ from ..cleanse.inputs.input_files import digest_inputs
 from ..cleanse.inputs.load import Request
 from ..cleanse.inputs.source import PARTS
 from ..cleanse.judge import QUICK_SEEDS
-from ..cleanse.judging.told import report_plan
 from ..cleanse.pipeline.output_folder import check_answer, claimed_folder
 from ..cleanse.project import FORMAT, Project
+from ..cleanse.tracking import report_plan
 from ..errors import BadInput
 from ..execution.devices import choose_device
 from ..influence.scores import WILD_GROWTH, describe_growth
@@ -32,7 +32,7 @@ from .tuner import Tuner
 from .write import write_project
 
 Say = Callable[[str], None]
-RESPONSE = "response"  # what is learnt
+RESPONSE = "response"  # what is learned
 
 
 def clean_chats(
@@ -67,7 +67,7 @@ def clean_chats(
 
     Arguments:
         data: a .jsonl or .parquet file. Each row has `messages` ([{"role", "content"}, ...]), or a
-            prompt and a response. What the assistant says is learnt, and nothing else.
+            prompt and a response. What the assistant says is learned, and nothing else.
         model: the folder of a model, a GGUF file or a folder with one, the folder of an adapter
             of peft, or a name on the hub.
         out: the folder for everything that is found; runs/NAME by default.
@@ -165,7 +165,7 @@ class _Job:
     ) -> Project:
         train, validation = (examples.parts[part].tolist() for part in ("train", "validation"))
         how: dict[str, Any] = {"seed": self.request.seed, "progress": self.progress}
-        tapes = self.folder / "runs" / "round-1"
+        tapes = self.folder / "runs"
         scored = score(tuner, train, validation, tapes, self._store(begun, "scores"), **how)
         self.say(
             f"Fine-tuned {self.options.runs} times and scored {len(train):,} examples and "
@@ -176,7 +176,7 @@ class _Job:
         store = self._store(begun, "plans")
         store.begin()
         found = compete(tuner, train, validation, scored, store, **how)
-        self.say(f"Tried {len(found.tried)} plans for what to leave out.")
+        self.say("Compared plans for what to leave out.")
         seconds = time.monotonic() - started
         project = write_project(self.folder, examples, scored, found, copies, begun, seconds)
         report_plan(project.recommended)

@@ -9,7 +9,7 @@ from ..errors import BadInput, first_line
 from ..support.messages.option_names import name_option
 from .model import Loaded
 
-IGNORED = -100  # the label of a token that is not learnt
+IGNORED = -100  # the label of a token that is not learned
 DEFAULT_TOKENS = 1024  # where the model takes more
 
 
@@ -22,8 +22,8 @@ class Encoded:
     places: list[int]  # of the conversations that are here; the others have nothing left to learn
     notes: list[str]
 
-    def learnt(self, place: int) -> list[int]:
-        """The places of an example's tokens that are learnt; the first token never is."""
+    def learned(self, place: int) -> list[int]:
+        """The places of an example's tokens that are learned; the first token never is."""
         labels = self.examples[place]["labels"]
         return [k for k, label in enumerate(labels) if k and label != IGNORED]
 
@@ -43,8 +43,8 @@ def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) 
     limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
     examples, texts, places, cut = [], [], [], 0
     for place, chat in enumerate(chats):
-        text, learnt = _write(chat, loaded.tokenizer)
-        ids, ends, labels = _tokenize(text, learnt, loaded.tokenizer)
+        text, learned = _write(chat, loaded.tokenizer)
+        ids, ends, labels = _tokenize(text, learned, loaded.tokenizer)
         cut += len(ids) > limit
         if all(label == IGNORED for label in labels[1:limit]):
             continue
@@ -70,22 +70,22 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     """The text of a conversation, and which stretches of it the assistant says."""
     messages = list(chat.messages)
     text = _render(chat, messages, tokenizer, prompt=False)
-    learnt = []
+    learned = []
     for k, message in enumerate(messages):
         if message["role"] == "assistant":
             before = _render(chat, messages[:k], tokenizer, prompt=True) if k else ""
             after = _render(chat, messages[: k + 1], tokenizer, prompt=False)
             if text.startswith(before) and text.startswith(after):
-                learnt.append((len(before), len(after)))
-    if not learnt:  # a template that writes earlier turns differently: the last one is learnt
+                learned.append((len(before), len(after)))
+    if not learned:  # a template that writes earlier turns differently: the last one is learned
         start = text.rfind(chat.response)
         if start < 0:
             raise BadInput(
                 f"{chat.name}: the chat template does not write what the assistant says. Give "
                 f"another: {name_option('template', 'FILE')}."
             )
-        learnt.append((start, len(text)))
-    return text, learnt
+        learned.append((start, len(text)))
+    return text, learned
 
 
 def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, prompt: bool) -> str:
@@ -99,12 +99,12 @@ def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, promp
 
 
 def _tokenize(
-    text: str, learnt: list[tuple[int, int]], tokenizer: Any
+    text: str, learned: list[tuple[int, int]], tokenizer: Any
 ) -> tuple[list[int], list[int], list[int]]:
     """The tokens of a text, where each ends, and their labels."""
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, spans = found["input_ids"], found["offset_mapping"]
-    is_learnt = lambda start, end: any(a <= start < b for a, b in learnt) and start < end
+    is_learnt = lambda start, end: any(a <= start < b for a, b in learned) and start < end
     labels = [id if is_learnt(*span) else IGNORED for id, span in zip(ids, spans)]
     return ids, [end for _, end in spans], labels
 

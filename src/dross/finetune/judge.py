@@ -150,11 +150,11 @@ def _decide(project: Project, edits: Edits, values: np.ndarray) -> Verdict:
         seeds=seeds,
         metrics=metrics,
         per_class=[],
-        recorded={},
         verdict=verdict,
-        sentence=describe_verdict(verdict, metrics, edits, seeds),
+        sentence=describe_verdict(verdict, metrics, edits, seeds, rows=tested),
         settle=" ".join(filter(None, [advice, reuse])),
         model=project.about["options"]["model"],
+        rows=tested,
     )
 
 

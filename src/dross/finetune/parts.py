@@ -14,7 +14,6 @@ from ..cleanse.copies.found import Copies, no_copies
 from ..cleanse.inputs.chats.read import Chat, ChatColumns, read_chats
 from ..cleanse.inputs.prepared import assemble
 from ..cleanse.inputs.source import (
-    DEFAULT_SHARES,
     MIN_INSTANCES,
     PARTS,
     Frame,
@@ -27,6 +26,7 @@ from ..errors import BadInput
 from .encode import Encoded, encode_chats
 from .model import Loaded
 
+_SHARE_HELD_OUT = 0.2  # of the data, for each part that has no file
 _FEWEST_HELD_OUT = 8  # examples in the validation part, and in the test part
 _LETTERS = 80  # of a response, as the label of an example
 Found = tuple[Copies, dict[str, int]]
@@ -34,7 +34,7 @@ Found = tuple[Copies, dict[str, int]]
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples that can be learnt from, and the part that each is in."""
+    """All examples that can be learned from, and the part that each is in."""
 
     chats: list[Chat]
     encoded: Encoded
@@ -159,7 +159,7 @@ def _split(given: dict[str, np.ndarray], copies: Copies, seed: int) -> dict[str,
     for part in PARTS[1:]:
         if part in given:
             continue
-        wanted, drawn = round(DEFAULT_SHARES[part] * len(data)), [np.zeros(0, dtype=np.int64)]
+        wanted, drawn = round(_SHARE_HELD_OUT * len(data)), [np.zeros(0, dtype=np.int64)]
         while sum(map(len, drawn)) < wanted:
             drawn.append(members[start])
             start += 1

@@ -31,7 +31,7 @@ _RUNS = 11  # the stream of seeds of recorded runs
 class ChatScores:
     """What R recorded fine-tunings say about N training examples."""
 
-    tokens: np.ndarray  # float64 [R, 2, tokens]: of every learnt token, for either half
+    tokens: np.ndarray  # float64 [R, 2, tokens]: of every learned token, for either half
     starts: np.ndarray  # int64 [N + 1]: where each example's tokens begin
     weights: np.ndarray  # [2]: the shares of the halves
     halves: np.ndarray  # int64 [V]: which half each validation example is in
@@ -55,7 +55,7 @@ class ChatScores:
         return self.by_run.mean(0)
 
     def token_effects(self) -> list[np.ndarray]:
-        """The scores of each example's learnt tokens, which add up to the example's own."""
+        """The scores of each example's learned tokens, which add up to the example's own."""
         effects = np.einsum("rhn,h->n", self.tokens, self.weights) / len(self.tokens)
         return np.split(effects, self.starts[1:-1])
 
@@ -127,7 +127,7 @@ def _score_run(
 def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:
     """The expected error of either half of a data set: a query of two numbers.
 
-    Every example counts alike, and so does every learnt token of one example.
+    Every example counts alike, and so does every learned token of one example.
 
     Arguments:
         data: A `Collated`, as a recording trainer makes it.

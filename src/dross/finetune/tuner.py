@@ -1,7 +1,7 @@
 """Fine-tune the model on some of the examples, again and again from the same start, and measure it.
 
 Every fine-tuning takes the same number of steps, however many examples are left out: what differs
-is what is learnt, not how long.
+is what is learned, not how long.
 """
 
 import math
@@ -36,7 +36,7 @@ class Tuner:
 
     Arguments:
         loaded: The model. It is changed; every fine-tuning begins with the weights it has now.
-        examples: What is learnt and what is measured, by places.
+        examples: What is learned and what is measured, by places.
         options: How to train.
         count: How many of the examples are the training part: they decide the number of steps.
         device: Where to train.
@@ -89,7 +89,7 @@ class Tuner:
             yield trainer
 
     def measure(self, ids: Sequence[int]) -> np.ndarray:
-        """For each example the mean over its learnt tokens, float64 [2, examples].
+        """For each example the mean over its learned tokens, float64 [2, examples].
 
         The loss, and the error: 1 - p(token).
         """
@@ -187,9 +187,9 @@ def _measure(logits: Tensor, labels: Tensor) -> Tensor:
     """logits [B, T, words] and labels [B, T] as `Tuner.measure` says, [2, B]."""
     flat, targets = logits.flatten(0, 1), labels.flatten()
     losses = F.cross_entropy(flat, targets, reduction="none").view(labels.shape).double()
-    learnt = labels != IGNORED
+    learned = labels != IGNORED
     measures = (losses, 1 - torch.exp(-losses))
-    return torch.stack([(each * learnt).sum(1) / learnt.sum(1) for each in measures])
+    return torch.stack([(each * learned).sum(1) / learned.sum(1) for each in measures])
 
 
 def _count_steps(base: Any, advance: Advance) -> Any:

@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 
 from .._version import __version__
-from ..cleanse.confidence.agreement import compare_halves
-from ..cleanse.confidence.suggestions import suggestion_confidence
 from ..cleanse.copies.found import FILE as COPIES
 from ..cleanse.copies.found import join_content
-from ..cleanse.doubts.labels import no_doubts
-from ..cleanse.findings import EXPECTED_ERROR
 from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.inputs.source import PARTS, Frame, import_pandas
-from ..cleanse.learning.score import rank
+from ..cleanse.learning.score import rank, split_half_agreement
 from ..cleanse.pipeline.write_project import write_tables
-from ..cleanse.plans.actions import KEEP, REMOVE
-from ..cleanse.plans.trials import Competition
-from ..cleanse.project import DIGESTED, DOUBTS, TOKENS, Project
+from ..cleanse.project import DIGESTED, LABELS, TOKENS, Project
+from ..cleanse.recommendation import KEEP, REMOVE
 from ..support.atomic_files import write_bytes, write_json
 from .parts import Examples, Found
+from .plans import ChatRecommendation
 from .score import ChatScores
 
 TASK = "fine-tuning"
@@ -32,7 +28,7 @@ def write_project(
     folder: Path,
     examples: Examples,
     scored: ChatScores,
-    found: Competition,
+    found: ChatRecommendation,
     copies: Found,
     begun: dict[str, Any],
     seconds: float,
@@ -48,7 +44,7 @@ def write_project(
     held[" source"], held[" label"] = examples.names("validation"), examples.labels("validation")
     write_bytes(folder / "validation.parquet", held.to_parquet())
     write_bytes(folder / COPIES, join_content(copies[0]).to_parquet())
-    write_bytes(folder / DOUBTS, no_doubts().to_parquet())
+    write_bytes(folder / LABELS, _no_labels().to_parquet())
     write_json(folder / "why.json", {})
     write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
     about = begun | _describe(folder, examples, scored, found, instances, seconds)
@@ -56,11 +52,10 @@ def write_project(
     return write_tables(folder, instances, about, (*DIGESTED, TOKENS))
 
 
-def _tabulate(examples: Examples, scored: ChatScores, found: Competition) -> Frame:
+def _tabulate(examples: Examples, scored: ChatScores, found: ChatRecommendation) -> Frame:
     """The content of instances.parquet."""
     train, scores, by_run = examples.parts["train"], scored.scores, scored.by_run
     count = len(train)
-    removed = _NONE if found.recommended is None else found.recommended.removed
     missing = np.full(count, np.nan)
     table = import_pandas().DataFrame(
         {
@@ -70,6 +65,7 @@ def _tabulate(examples: Examples, scored: ChatScores, found: Competition) -> Fra
             "score": scores,
             "spread": by_run.std(0),
             "harmful_in": (by_run < 0).sum(0),
+            "learned_in": np.full(count, len(by_run)),
             "harm_rank": rank(scores),
             "loss": scored.base_loss,
             "training_loss": scored.training_loss,
@@ -79,27 +75,33 @@ def _tabulate(examples: Examples, scored: ChatScores, found: Competition) -> Fra
             "prediction": [""] * count,
             "probability": missing,
             "label_probability": missing,
-            "agreement": missing,
             "outlier": missing,
             "verified": missing,
-            "action": np.where(np.isin(np.arange(count), removed), REMOVE, KEEP),
+            "action": np.where(np.isin(np.arange(count), found.removed), REMOVE, KEEP),
+            "confidence": missing,
         }
     )
-    table["confidence"] = suggestion_confidence(table, len(by_run))
     table.index.name = "id"
     return table
 
 
-_NONE = np.zeros(0, dtype=np.int64)
+def _no_labels() -> Frame:
+    """The labels of answers are not checked one by one: a table without rows."""
+    pandas = import_pandas()
+    texts = ("source", "label", "prediction", "checked")
+    numbers = ("wrong", "probability", "label_probability")
+    empty = {name: pandas.Series(dtype=object) for name in texts}
+    empty |= {name: pandas.Series(dtype=float) for name in numbers}
+    return pandas.DataFrame(empty | {"rank": pandas.Series(dtype="int64")})
 
 
 def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
-    """The content of tokens.parquet: texts of all tokens, effects of the learnt ones."""
+    """The content of tokens.parquet: texts of all tokens, effects of the learned ones."""
     rows = []
     for place, effects in zip(examples.parts["train"].tolist(), scored.token_effects()):
         texts = examples.encoded.texts[place]
         each = np.full(len(texts), np.nan)
-        each[examples.encoded.learnt(place)] = effects
+        each[examples.encoded.learned(place)] = effects
         rows.append({"texts": texts, "effects": each.tolist()})
     return import_pandas().DataFrame(rows)
 
@@ -108,15 +110,11 @@ def _describe(
     folder: Path,
     examples: Examples,
     scored: ChatScores,
-    found: Competition,
+    found: ChatRecommendation,
     instances: Frame,
     seconds: float,
 ) -> dict[str, Any]:
     """The content of project.json, beside that of begun.json and the digests of the files."""
-    plans = found.to_json()
-    del plans["on_validation"]
-    chosen = found.recommended
-    what = {} if chosen is None else {"what": chosen.describe()}
     about = {
         "dross": __version__,
         "name": folder.name,
@@ -126,14 +124,10 @@ def _describe(
         "classes": [],
         "counts": {part: len(examples.parts[part]) for part in PARTS},
         "runs": len(scored.by_run),
-        "rounds": 1,
         "notes": examples.notes,
         "origins": sorted(set(instances["origin"]) - {""}),
-        "measure": EXPECTED_ERROR,
-        "run_agreement": compare_halves(scored.by_run),
-        "suggested": {"m": int((instances["action"] != KEEP).sum()), **what}
-        | {"reason": found.reason},
-        "plans": plans,
+        "run_agreement": split_half_agreement(scored.by_run),
+        "recommendation": found.to_json(),
         "seconds": round(seconds, 1),
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }

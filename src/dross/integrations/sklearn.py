@@ -26,14 +26,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_para
 
 from ..cleanse.inputs.source import MIN_INSTANCES
 from ..errors import BadInput, DrossWarning
-from .cleaned_rows import (
-    FEWEST_HELD_OUT,
-    CleanedRows,
-    HowToClean,
-    clean_rows,
-    hold_out,
-    take,
-)
+from .cleaned_rows import CleanedRows, HowToClean, clean_rows, take
 
 _COPIED = ("n_features_in_", "feature_names_in_")  # from the estimator that was fitted
 _SEEDS = 2**31 - 1
@@ -56,11 +49,10 @@ class _Cleaning(ABC):
         self,
         estimator: Any = None,
         *,
-        validation: Any = 0.2,
+        validation: Any = None,
         plan: str | None = None,
         judge: bool | str = False,
         trusted_validation: bool = False,
-        remove_doubted: bool = False,
         min_rows: int = 200,
         out: str | os.PathLike | None = None,
         random_state: Any = 0,
@@ -73,7 +65,6 @@ class _Cleaning(ABC):
         self.plan = plan
         self.judge = judge
         self.trusted_validation = trusted_validation
-        self.remove_doubted = remove_doubted
         self.min_rows = min_rows
         self.out = out
         self.random_state = random_state
@@ -106,7 +97,7 @@ class _Cleaning(ABC):
             X = np.asarray(X)
         cleaned = self._clean(X, self._learn_labels(y))
         self.plan_, self.verdict_ = cleaned.plan, cleaned.verdict
-        self.scores_, self.doubted_ = cleaned.scores, cleaned.doubted
+        self.scores_, self.wrong_ = cleaned.scores, cleaned.wrong
         self.removed_ = cleaned.removed
         self.relabelled_ = {row: self._read(label) for row, label in cleaned.relabelled.items()}
         if len(self.removed_) or self.relabelled_:
@@ -125,7 +116,7 @@ class _Cleaning(ABC):
         return self._default() if self.estimator is None else self.estimator
 
     def _fit_estimator(self, X: Any, y: Any, weights: Any, rows: np.ndarray | None) -> Any:
-        """A copy of the estimator that has learnt these rows; by default all."""
+        """A copy of the estimator that has learned these rows; by default all."""
         estimator: Any = clone(self._unfitted())
         options: dict[str, Any] = {}
         if weights is not None:
@@ -138,19 +129,17 @@ class _Cleaning(ABC):
 
     def _clean(self, X: Any, labels: np.ndarray) -> CleanedRows:
         count, how = len(labels), self._how()
-        held = None if count < self.min_rows else hold_out(X, labels, how)
-        if held is not None:
-            return clean_rows(X, labels, held, how)
+        fewest = max(self.min_rows, MIN_INSTANCES)
+        if count >= fewest:
+            return clean_rows(X, labels, how)
         warnings.warn(
-            f"The {count:,} rows are too few to clean, so {type(self).__name__} has learnt all of "
-            f"them as they are. It cleans if there are at least min_rows={self.min_rows} rows, the "
-            f"validation and the test part have at least {FEWEST_HELD_OUT} each, and at least "
-            f"{MIN_INSTANCES} are left to clean.",
+            f"The {count:,} rows are too few to clean, so {type(self).__name__} has learned all of "
+            f"them as they are. It cleans at least {fewest} rows (min_rows).",
             DrossWarning,
             stacklevel=3,
         )
-        none = np.zeros(0, dtype=np.int64)
-        return CleanedRows(None, np.full(count, np.nan), none, {}, none)
+        unknown = np.full(count, np.nan)
+        return CleanedRows(None, unknown, unknown, np.zeros(0, dtype=np.int64), {})
 
     def _how(self) -> HowToClean:
         if not isinstance(self.judge, bool) and self.judge != "estimator":
@@ -167,7 +156,6 @@ class _Cleaning(ABC):
             judge=bool(self.judge),
             judge_with=clone(self._unfitted()) if self.judge == "estimator" else None,
             trusted_validation=self.trusted_validation,
-            remove_doubted=self.remove_doubted,
             out=self.out,
             seed=int(seed),
             device=self.device,
@@ -241,28 +229,24 @@ class _Cleaning(ABC):
 class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """Any classifier of scikit-learn, fitted on data that dross has cleaned.
 
-    `fit(X, y)` holds a part of the rows out, finds among the others those that make models worse,
-    removes or relabels them as the recommended plan says, and fits the estimator on what is left.
-    The rows that were held out are learnt as they are, too. Where no plan is better than doing
-    nothing, nothing is done.
+    `fit(X, y)` examines the label of every row with models that did not learn it, removes or
+    relabels what the recommended plan says, and fits the estimator on the result. Where no plan is
+    better than changing nothing, beyond chance and on held-out rows, nothing is changed.
 
     Arguments:
         estimator: what learns the cleaned data; LogisticRegression(max_iter=1000) by default.
-        validation: the share of the rows that is held out to find what is harmful, or a pair
-            (X, y) of other data whose labels were checked, which is worth more. It is not learnt.
-        plan: another plan than the recommended one: a kind, such as `harmful`, or a name.
-        judge: whether to retrain with and without the changes on another such part, which is held
-            out for that alone; the answer is `verdict_`. With "estimator" the wrapped
-            estimator is retrained, on the numbers that dross makes of X, instead of dross' model.
+        validation: a pair (X, y) of other data, best with labels that were checked. They help to
+            find wrong labels; the estimator is not fitted on them.
+        plan: another plan than the recommended one, such as `wrong-50`.
+        judge: whether to retrain with and without the changes, on parts of the rows that had no
+            part in them; the answer is `verdict_`. With "estimator" the wrapped estimator is
+            retrained, on the numbers that dross makes of X, instead of dross' model.
         trusted_validation: all labels of the validation part are right.
-        remove_doubted: where a plan is followed, also remove those of the held-out rows whose
-            labels are likely wrong according to models that have not learnt them (`doubted_`). No
-            plan is tried with them, but wrong labels that stay can cost most of what was gained.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
         out: a folder for the project, for `dross review` and the report. It takes one data set:
             leave it out in a cross-validation. What was decided on the page is followed by the next
             fit. By default everything is in a temporary folder.
-        random_state: decides what is held out, and dross' models. None draws a new one each time.
+        random_state: decides the folds and dross' models. None draws a new one each time.
         device: where dross' models are trained: `cpu`, `cuda` or `mps`.
         progress: show progress bars where stderr is a terminal.
         options: further arguments of `dross.clean`, such as {"runs": 2, "model": "linear"}.
@@ -270,11 +254,10 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
     Attributes:
         estimator_: the fitted estimator.
         plan_: the plan, in rows of X; None if nothing is recommended, or there are too few rows.
-        scores_: float64 [N]: the estimated change of the validation error without each row, below
-            0 if it does harm; nan for rows that were held out.
+        scores_: float64 [N]: the estimated change of the expected held-out error without each row,
+            below 0 if it does harm.
+        wrong_: float64 [N]: the probability that each label is wrong.
         removed_: the rows that were removed.
-        doubted_: the rows that were held out and whose labels are likely wrong. They are learnt as
-            they are, unless `remove_doubted`.
         relabelled_: {row: its new label}.
         verdict_: the verdict if `judge` and something was changed, else None.
         classes_: the classes.

@@ -23,7 +23,7 @@ from ..errors import BadInput, TapeDamaged
 from .answers import JSONAnswer
 from .class_balance import class_warnings
 from .judge_process import JudgeProcess
-from .labels.validation import ValidationLabels
+from .label_checks import LabelChecks
 from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
 from .pictures.originals import Originals
@@ -62,7 +62,7 @@ class Api:
         self.body_seconds = body_seconds
         self.decisions = project.decisions
         self.listing = Listing(project)
-        self.validation = ValidationLabels(self.listing)
+        self.checks = LabelChecks(self.listing)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         self.plan = RecommendedPlan(project)
@@ -104,14 +104,14 @@ class Api:
         names = ("name", "kind", "task", "label", "runs", "counts")
         described = {name: about[name] for name in names} | {
             "plan": self.plan.describe(),
-            "measure": "expected share of mistakes" if is_share(about) else name_measure(about),
-            "unit": "\u00a0%" if is_share(about) else "",
+            "measure": name_measure(about),
+            "unit": "\u00a0points" if is_share(about) else "",
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "origins": about.get("origins", []),
             "token_scale": self.listing.tokens.scale if self.listing.layout == CHATS else 0,
             "columns": self.listing.columns,
-            "trusted": about.get("validation_labels", {}).get("trusted", False),
+            "trusted": about.get("checked_labels", {}).get("trusted", False),
             "decisions": self._decision_rows({TRAIN: current, VALIDATION: self._checked()}),
         }
         return described | self._review_state(revision, current, query_text(query, "who"))
@@ -120,7 +120,7 @@ class Api:
         """Return the ids alone, in order. The page keeps them: a list must not move while used."""
         wanted = Filter.from_query(query)
         if wanted.tab == VALIDATION:
-            ids = self.validation.list_numbers(wanted, self._checked())
+            ids = self.checks.list_numbers(wanted, self._checked())
         else:
             ids = self.listing.ids(wanted, self.decisions.current())
         return {"ids": ids[:MAX_LISTED], "total": len(ids)}
@@ -128,14 +128,14 @@ class Api:
     def list_items(self, query: Mapping[str, str]) -> _JSON:
         """Return what the list shows of these instances."""
         ids = [parse_count(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
-        item = lambda id: (self.listing if id < len(self.labels) else self.validation).item(id)
+        item = lambda id: (self.listing if id < len(self.labels) else self.checks).item(id)
         return {"items": [item(id) for id in ids if id < self._count]}
 
     def explain(self, query: Mapping[str, str]) -> _JSON:
         """Return why an instance is in the list."""
         id = query_count(query, "id")
         if len(self.labels) <= id < self._count:
-            return self.validation.explain(id)
+            return self.checks.explain(id)
         return explain_instance(self.listing, id)
 
     def changes_since(self, query: Mapping[str, str]) -> _JSON:
@@ -165,7 +165,7 @@ class Api:
         """Record decisions; the same `once` twice counts once."""
         changes = self._check_changes(request.changes)
         self._check_revision(request.revision)
-        part, changes = self.validation.locate(changes)
+        part, changes = self.checks.locate(changes)
         self.decisions.record(changes, request.who, request.why, request.once or None, part)
         return self._changes_since(request.revision, request.who)
 
@@ -183,7 +183,7 @@ class Api:
 
     def preview(self, request: PreviewRequest) -> _JSON:
         """Return what a bulk decision would do, before it is confirmed."""
-        part, changes = self.validation.locate(self._check_changes(request.changes))
+        part, changes = self.checks.locate(self._check_changes(request.changes))
         current = self.decisions.current(part)
         changed = sum(current[id] != changes[id] for id in changes if id in current)
         warnings = self._warnings(current | changes) if part == TRAIN else []
@@ -226,12 +226,12 @@ class Api:
         event = undo_or_redo(who=request.who, once=request.once or None)
         answer = self._changes_since(request.revision, request.who) | {"event": None}
         if event is not None:
-            first = self.validation.number(event.part, min(event.changes))
+            first = self.checks.number(event.part, min(event.changes))
             answer["event"] = {
                 "kind": event.kind,
                 "count": len(event.changes),
                 "first": first,
-                "source": self.validation.source(first),
+                "source": self.checks.source(first),
             }
         return answer
 
@@ -283,19 +283,19 @@ class Api:
     @property
     def _count(self) -> int:
         """How many instances the page numbers, of both parts."""
-        return len(self.labels) + len(self.validation)
+        return len(self.labels) + len(self.checks)
 
     def _checked(self) -> dict[int, Decision]:
-        """What is decided about validation instances that are there."""
+        """What was said about labels that are there."""
         decided = self.decisions.current(VALIDATION)
-        return {id: said for id, said in decided.items() if id < len(self.validation)}
+        return {id: said for id, said in decided.items() if id < len(self.checks)}
 
     def _decision_rows(self, ids: Mapping[str, Iterable[int]]) -> list[list[Any]]:
         """[[number, action, label], ...] of some ids of each part."""
         current = {TRAIN: self.decisions.current(), VALIDATION: self._checked()}
         undecided = ("undecided", None)
         return [
-            [self.validation.number(part, id), *current[part].get(id, undecided)]
+            [self.checks.number(part, id), *current[part].get(id, undecided)]
             for part, chosen in ids.items()
             for id in chosen
         ]
@@ -307,7 +307,11 @@ class Api:
         progress["suggested"] = len(self.plan.changes)
         progress["suggested_decided"] = len(self.plan.changes.keys() & current.keys())
         progress["suggested_followed"] = self.plan.count_followed(current)
-        progress["checked"] = len(self._checked())
+        checked = self._checked()
+        wanted = self.checks.wanted
+        progress["checked"] = len(checked)
+        progress["to_check"] = len(wanted)
+        progress["to_check_decided"] = len(checked.keys() & wanted)
         return {
             "revision": revision,
             "progress": progress,

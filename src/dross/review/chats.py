@@ -10,7 +10,7 @@ _MAX_EXCERPT = 420  # characters, in the list
 _MAX_TEXT = 20_000  # characters, in the panel
 _STRONG = 98  # the percentile of the effects of tokens that has the strongest colour
 
-Token = tuple[str, float | None]  # its text, and its effect in percent; None: it is not learnt
+Token = tuple[str, float | None]  # its text, and its effect in percent; None: it is not learned
 
 
 class ChatTokens:

@@ -15,8 +15,8 @@ from ..cleanse.display.unusual import UnusualCells
 from ..cleanse.findings import is_share
 from ..cleanse.inputs.chats.read import CHATS
 from ..cleanse.inputs.columns import infer_columns
-from ..cleanse.plans.actions import KEEP
 from ..cleanse.project import Project
+from ..cleanse.recommendation import KEEP
 from ..errors import BadInput
 from ..support.arguments import fits
 from .chats import ChatTokens
@@ -99,7 +99,7 @@ class Listing:
 
     @cached_property
     def percent_of_score(self) -> float:
-        """What a score is multiplied by to be shown: mistakes are shown in percent."""
+        """What a score is multiplied by to be shown: errors are shown in points."""
         return 100.0 if is_share(self.project.about) else 1.0
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
@@ -140,7 +140,9 @@ class Listing:
             "effect": finite_or_none(self.percent_of_score * row["score"]),
             "action": str(row["action"]),
             "confidence": finite_or_none(row["confidence"]),
+            "wrong": finite_or_none(row["wrong"]),
             "harmful_in": int(row["harmful_in"]),
+            "learned_in": int(row["learned_in"]),
             "copy": mark_copy(self.project.copies, id),
         } | self._short_content(id, row)
 
@@ -166,10 +168,7 @@ class Listing:
         return {"cells": cells, "unusual": self.unusual(row, why)}
 
     def unusual(self, content: Mapping[Any, Any], why: Mapping[str, Any]) -> dict[str, str]:
-        """Return what is unusual in a row of a table of any part: {column: in words}.
-
-        Earlier versions judged the cells of a few rows only, by another rule, and wrote it down.
-        """
+        """Return what is unusual in a row of a table of any part: {column: in words}."""
         return why["unusual"] | self._unusual_cells(content)
 
     @cached_property

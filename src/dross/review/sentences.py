@@ -6,9 +6,9 @@ from typing import Any
 
 from ..cleanse.copies.words import describe_group, name_likeness
 from ..cleanse.display.cells import format_cell, name_label, order_columns
-from ..cleanse.findings import describe_amount, describe_change, is_share, name_measure
+from ..cleanse.findings import describe_amount, describe_change, name_measure
 from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.plans.actions import KEEP, RELABEL
+from ..cleanse.recommendation import KEEP, RELABEL
 from ..errors import BadInput
 from .listing import Listing, finite_or_none
 
@@ -70,27 +70,31 @@ def _recommended(row: Any) -> str:
         return "Nothing: the plan does not touch it."
     what = f"Relabel it as {row['prediction']}" if row["action"] == RELABEL else "Remove it"
     if not math.isfinite(row["confidence"]):
-        return f"{what}. It is not known how sure that is."
-    return f"{what}: {format_percent(row['confidence'])} sure about this one alone."
+        return f"{what}."
+    if row["action"] == RELABEL:
+        return f"{what}: that is right with probability {format_percent(row['confidence'])}."
+    return f"{what}: its label is wrong with probability {format_percent(row['confidence'])}."
 
 
 def _effect(score: float, about: dict[str, Any]) -> str:
-    if not math.isfinite(score) or score == 0:
-        measure = "number of mistakes" if is_share(about) else name_measure(about)
-        return f"By the estimate, the {measure} would be the same without it."
+    if not math.isfinite(score):
+        return "Its effect is not known."
+    if score == 0:
+        return f"By the estimate, the {name_measure(about)} would be the same without it."
     meaning = "it makes the model worse" if score < 0 else "it helps the model"
-    where = " on the validation part" if is_share(about) else ""
     bounded = name_measure(about).startswith("bounded")
     explained = " (it is 0 where exact, 1 where far off)" if bounded else ""
-    return f"Without it, {describe_change(score, about)}{where}{explained}: {meaning}."
+    return f"Without it, {describe_change(score, about)}{explained}: {meaning}."
 
 
 def _confidence(row: Any, about: dict[str, Any]) -> str:
-    runs = about["runs"]
+    runs = int(row["learned_in"])
+    if not runs:
+        return "No recorded run learned it, so its effect is not known."
     if runs < 2:
-        return "It was estimated from one training run only; another seed may say otherwise."
+        return "It was estimated from one training run only; another seed may differ."
     times = int(row["harmful_in"])
-    harm = f"It does harm in {times} of {runs} training runs"
+    harm = f"It does harm in {times} of the {runs} training runs that learned it"
     varies = f"from run to run the estimate varies by {describe_amount(row['spread'], about)}"
     if times not in (0, runs):
         return f"{harm}, so the runs disagree and it may be chance; {varies}."
@@ -104,15 +108,16 @@ def _label(row: Any, task: str) -> str:
     label, prediction = row["label"], row["prediction"]
     if task == "regression":
         value, predicted = format_cell(label), format_cell(prediction)
-        return f"Its value is {value}; the models predict {predicted}."
-    percent = lambda name: format_percent(row[name]) if math.isfinite(row[name]) else None
-    sure = f" with {share}" if (share := percent("probability")) else ""
-    often = f"; {share} of the runs agree on that" if (share := percent("agreement")) else ""
+        wrong = f" It is wrong with probability {format_percent(row['wrong'])}."
+        return f"Its value is {value}; models that did not learn it predict {predicted}.{wrong}"
+    wrong = f"The label is wrong with probability {format_percent(row['wrong'])}."
+    sure, own = format_percent(row["probability"]), format_percent(row["label_probability"])
     if label == prediction:
-        return f"Its label is {label}, and the models say so too{sure}{often}."
-    share = percent("label_probability")
-    own = f" They give its own label {share}." if share else ""
-    return f"Its label is {label}, but the models say {prediction}{sure}{often}.{own}"
+        return f"Its label is {label}; models that did not learn it agree ({sure}). {wrong}"
+    return (
+        f"Its label is {label}; models that did not learn it predict {prediction} ({sure}) and "
+        f"give its label {own}. {wrong}"
+    )
 
 
 def _verification(row: Any, about: dict[str, Any]) -> str:
@@ -157,7 +162,8 @@ def _harmed_instance(
     """`verified`: whether the change was found by retraining, or the change that was found."""
     if isinstance(verified, (int, float)) and not isinstance(verified, bool):
         change, verified = verified, True
-    return _summary(listing, "validation", int(id)) | {
+    part = "train" if listing.project.checks_training else "validation"
+    return _summary(listing, part, int(id)) | {
         "change": finite_or_none(change),
         "verified": bool(verified),
     }

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -70,7 +71,8 @@ def create_app(
 
     def page(request: Request) -> Response:
         values = {"token": token, "name": project.about["name"], "key": storage_key}
-        lists = {"copies": len(project.copies) > 0, "doubts": len(api.validation) > 0}
+        lists: dict[str, Any] = {"copies": len(project.copies) > 0, "checks": api.checks.is_shown}
+        lists["first_tab"] = _choose_first_tab(project, api)
         kinds = {"share": is_share(project.about), "regression": api.regression}
         kinds["chats"] = api.listing.layout == CHATS
         html = render("review.html", **values, **kinds, **lists)
@@ -94,6 +96,13 @@ def create_app(
         },
         lifespan=lifespan,
     )
+
+
+def _choose_first_tab(project: Project, api: Api) -> str:
+    """The list that the page opens with: what there is to do."""
+    if len(project.recommended or ()):
+        return "plan"
+    return "validation" if api.checks.wanted else "harmful"
 
 
 def _storage_key(project: Project) -> str:

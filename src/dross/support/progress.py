@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ Advance = Callable[[int], None]
 """Called with how much more is done since the last call."""
 
 _HIDDEN: ContextVar[bool] = ContextVar("hidden", default=False)
+_OVERALL: ContextVar["Overall | None"] = ContextVar("overall", default=None)
 
 
 class Tracker(Protocol):
@@ -145,13 +146,85 @@ def progress_bar(
         unit: What is counted, for the rate.
     """
     report_progress = _report_progress(title, total)
-    with _bar(title, total, show, unit) as move:
+    overall = _OVERALL.get()
+    with _bar(title, total, show and overall is None, unit) as move:
 
         def advance(amount: int) -> None:
             move(amount)
             report_progress(amount)
+            if overall is not None:
+                overall.advance(amount / max(1, total))
 
         yield advance
+
+
+@dataclass
+class Overall:
+    """One bar for a job of several stages: what runs inside of a stage moves it."""
+
+    shares: Mapping[str, float]  # of the whole, by stage, in their order
+    move: Advance
+    steps: int  # of the bar
+    bars: int = 1  # that are expected in the current stage
+    share: float = 0.0  # of the current stage
+    end: float = 0.0  # of the current stage
+    done: float = 0.0
+    shown: int = 0
+
+    def begin(self, stage: str, bars: int = 1) -> None:
+        """Begin a stage; `bars` is how many progress bars run in it."""
+        self._reach(self.end)
+        self.share, self.bars = self.shares[stage], max(1, bars)
+        self.end += self.share
+
+    def advance(self, part: float) -> None:
+        """Move by a part of what one of the stage's bars stands for."""
+        self._reach(min(self.end, self.done + part * self.share / self.bars))
+
+    def finish(self) -> None:
+        """Everything is done."""
+        self._reach(1.0)
+
+    def _reach(self, done: float) -> None:
+        self.done = max(self.done, done)
+        steps = int(self.done * self.steps)
+        if steps > self.shown:
+            self.move(steps - self.shown)
+            self.shown = steps
+
+
+_OVERALL_STEPS = 1000
+
+
+@contextmanager
+def overall_progress(title: str, weights: Mapping[str, float], *, show: bool) -> Iterator[Overall]:
+    """Show one bar for several stages, in place of the bars inside of them.
+
+    Arguments:
+        title: What is being done.
+        weights: How long each stage takes compared with the others, in their order.
+        show: Whether to show it.
+    """
+    total = sum(weights.values())
+    shares = {stage: weight / total for stage, weight in weights.items()}
+    with _bar(title, _OVERALL_STEPS, show, "") as move:
+        overall = Overall(shares, move, _OVERALL_STEPS)
+        before = _OVERALL.set(overall)
+        try:
+            yield overall
+            overall.finish()
+        finally:
+            _OVERALL.reset(before)
+
+
+def show_progress(
+    title: str, items: Sequence[int], *, show: bool = True, unit: str = "steps"
+) -> Iterator[int]:
+    """The items one after the other, with a bar that moves after each."""
+    with progress_bar(title, len(items), show=show, unit=unit) as advance:
+        for item in items:
+            yield item
+            advance(1)
 
 
 @contextmanager
@@ -179,6 +252,7 @@ def _bar(title: str, total: int, show: bool, unit: str) -> Iterator[Advance]:
             MofNCompleteColumn,
             Progress,
             ProgressColumn,
+            TaskProgressColumn,
             TextColumn,
             TimeRemainingColumn,
         )
@@ -191,13 +265,9 @@ def _bar(title: str, total: int, show: bool, unit: str) -> Iterator[Advance]:
         def render(self, task):
             return Text("" if task.speed is None else f"{task.speed:,.0f} {unit}/s")
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeRemainingColumn(),
-    )
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn()]
+    columns += [MofNCompleteColumn(), Rate()] if unit else [TaskProgressColumn()]
+    columns.append(TimeRemainingColumn())
     with Progress(
         *columns, console=Console(stderr=True, markup=False, emoji=False), transient=True
     ) as progress:

@@ -1,6 +1,5 @@
 """Copies through `dross clean`: kept in the project, said in the terminal, shown in the report."""
 
-import json
 import shutil
 
 import numpy as np
@@ -13,7 +12,6 @@ import dross
 from cleanse.made_inputs import QUICK, edit_json, other_parts
 from dross.cleanse.copies.found import FILE
 from dross.cleanse.findings import list_findings
-from dross.cleanse.report import write_report
 from dross.cli import app
 from dross.errors import TapeDamaged
 from dross.support.png import encode_png
@@ -83,23 +81,8 @@ def test_the_report_shows_them_side_by_side(project):
 
 
 def test_the_plans_are_not_touched_by_copies(project):
-    assert "copies" not in project.about["suggested"]
+    assert "copies" not in project.about["recommendation"]
     assert set(project.instances["action"]) <= {"keep", "remove", "relabel"}
-
-
-def test_a_project_of_an_earlier_version_has_none(project):
-    def forget(text: str) -> str:
-        about = json.loads(text)
-        del about["digests"][FILE], about["copies"]
-        return json.dumps(about)
-
-    (project.folder / FILE).unlink()
-    edit_json(project.folder / "project.json", forget)
-    old = dross.Project.open(project.folder)
-    assert len(old.copies) == 0 and old.copies.ids() == [] and old.copies.others(5) == []
-    assert "list Copies" not in " ".join(list_findings(old.about, old.instances))
-    assert '<h2 id="copies">' not in write_report(old).read_text()
-    old.check_files()
 
 
 @pytest.mark.parametrize("spoil", ["missing", "cut", "another table", "an id that is not there"])
@@ -123,15 +106,21 @@ def test_damage_is_named(project, spoil):
 def test_pictures_of_the_test_part_are_kept_if_they_are_copies(tmp_path):
     rng = np.random.default_rng(0)
     for kind in ("cat", "dog"):
-        (tmp_path / "pics" / kind).mkdir(parents=True)
+        for part in ("pics", "test"):
+            (tmp_path / part / kind).mkdir(parents=True)
         for k in range(40):
             pixels = rng.integers(0, 150, (8, 8)) + (100 if kind == "cat" else 0)
-            for copy in range(2):
-                path = tmp_path / "pics" / kind / f"{k:02d}-{copy}.png"
-                path.write_bytes(encode_png(pixels.astype(np.uint8)))
-    project = dross.clean(tmp_path / "pics", out=tmp_path / "run", **FAST | {"model": "mlp"})
+            raw = encode_png(pixels.astype(np.uint8))
+            (tmp_path / "pics" / kind / f"{k:02d}.png").write_bytes(raw)
+            if k % 8 == 0:
+                (tmp_path / "test" / kind / f"{k:02d}-again.png").write_bytes(raw)
+            elif k % 4 == 0:
+                other = encode_png((250 - pixels).clip(0).astype(np.uint8))
+                (tmp_path / "test" / kind / f"{k:02d}-other.png").write_bytes(other)
+    options = FAST | {"model": "mlp", "test": str(tmp_path / "test")}
+    project = dross.clean(tmp_path / "pics", out=tmp_path / "run", **options)
     tested = project.copies.ids("test")
-    assert tested and all(project.picture("test", id) for id in tested)
+    assert len(tested) == 10 and all(project.picture("test", id) for id in tested)
     outside = set(range(project.about["counts"]["test"])) - set(tested)
-    assert all(project.picture("test", id) is None for id in outside)
+    assert outside and all(project.picture("test", id) is None for id in outside)
     assert "data:image/png" in (project.folder / "report.html").read_text()

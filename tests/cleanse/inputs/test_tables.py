@@ -6,7 +6,7 @@ import pytest
 
 from dross.cleanse.inputs import tables
 from dross.cleanse.inputs.load import Request, prepare
-from dross.cleanse.inputs.source import split
+from dross.cleanse.inputs.source import join_parts
 from dross.errors import BadInput
 
 ROWS = 120
@@ -26,23 +26,20 @@ def kinds(*names: str) -> list[str]:
     return [names[k % len(names)] for k in range(ROWS)]
 
 
-def test_labels_that_differ_by_a_nul_are_two_classes_in_disjoint_parts(tmp_path):
+def test_labels_that_differ_by_a_nul_are_two_classes(tmp_path):
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("a", "a\0", "b"))
     prepared = prepare(Request(path, "kind"))
     assert prepared.source.classes == ["a", "a\0", "b"]
-    everyone = np.concatenate(list(prepared.parts.values()))
-    assert sorted(everyone) == list(range(ROWS))
-    for part in prepared.parts.values():
-        labels = prepared.source.labels[part].tolist()
-        assert labels.count("a\0") == pytest.approx(len(part) / 3, abs=1)
+    assert prepared.part("train").labels.tolist() == kinds("a", "a\0", "b")
+    assert np.bincount(prepared.y["train"]).tolist() == [ROWS // 3] * 3
 
 
 def test_an_instance_in_two_parts_is_an_error(tmp_path, monkeypatch):
-    def overlapping(source, seed):
-        parts = split(source, seed)
-        return parts | {"test": np.r_[parts["test"], parts["train"][:1]]}
+    def overlapping(sources):
+        joined, parts = join_parts(sources)
+        return joined, parts | {"test": parts["train"][:50]}
 
-    monkeypatch.setattr("dross.cleanse.inputs.load.split", overlapping)
+    monkeypatch.setattr("dross.cleanse.inputs.load.join_parts", overlapping)
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("a", "b"))
     with pytest.raises(AssertionError, match="in two parts"):
         prepare(Request(path, "kind"))

@@ -1,4 +1,4 @@
-"""From what the user points at to tensors: find out what it is, read it, split it, encode it."""
+"""From what the user points at to tensors: find out what it is, read it, encode it."""
 
 import os
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +17,6 @@ from .images import ImageEncoder, read_folder, read_listing
 from .own_features import read_features, standardize
 from .prepared import PreparedData, assemble
 from .source import (
-    DEFAULT_SHARES,
     MIN_INSTANCES,
     PARTS,
     Encoder,
@@ -26,7 +25,6 @@ from .source import (
     check_learnable,
     join_parts,
     rare_classes,
-    split,
 )
 from .tables import Reading, read_table
 from .texts import TextEncoder
@@ -92,17 +90,17 @@ class Request:
 
 
 def prepare(request: Request) -> PreparedData:
-    """Read, split and encode a data set.
+    """Read and encode a data set.
 
     Categories, medians and scales are those of the training part.
     """
     path = Path(request.data)
     if ":" in request.data and not os.path.exists(path):
         data = prepare_from_python(request.data, request.label or "label")
-        return _learn_own_features(data, np.arange(len(data.source)), request)
+        return _learn_own_features(data, request)
     whole = _read(path, request)
     check_learnable(whole)
-    whole, parts, places = _split(whole, request)
+    whole, parts = _join(whole, request)
     notes = [*whole.notes, *_check_parts(whole, {part: len(ids) for part, ids in parts.items()})]
     train = whole.take(parts["train"]).content
     columns = infer_columns(train, request.columns) if whole.kind == "table" else []
@@ -114,45 +112,43 @@ def prepare(request: Request) -> PreparedData:
     }
     if request.features is not None:  # no encoder is needed, and none may refuse the content
         nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
-        return _learn_own_features(assemble(whole, parts, nothing, **about), places, request)
+        return _learn_own_features(assemble(whole, parts, nothing, **about), request)
     encoder = _fit_encoder(whole.kind, train, columns, request)
     if isinstance(encoder, TableEncoder) and encoder.skewed:
         about["notes"].append(
             f"Highly skewed, and so on a logarithmic scale: {', '.join(encoder.skewed)}."
         )
-    x = {part: encoder(whole.take(ids).content) for part, ids in parts.items()}
+    x = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
+    nothing = x["train"][:0]
+    x = {part: x.get(part, nothing) for part in PARTS}
     return assemble(whole, parts, x, encoder=encoder, **about)
 
 
-def _split(whole: Source, request: Request) -> tuple[Source, dict[str, np.ndarray], np.ndarray]:
-    """Split a source, or join it with parts that have files of their own.
+def _join(whole: Source, request: Request) -> tuple[Source, dict[str, np.ndarray]]:
+    """Join a source with the parts that have files of their own; other parts stay empty.
+
+    Without such files the whole source is the training part: every instance is examined.
 
     Returns:
-        All instances; the ids of each part; and where each was read: 0 is the first of the data,
-        those of the validation and of the test file come after them.
+        All instances, and the ids of each part.
     """
     files = {"validation": request.validation, "test": request.test}
-    given = {part: Path(file) for part, file in files.items() if file is not None}
-    if not given:
-        return whole, split(whole, request.seed), np.arange(len(whole))
-    sources = {part: _read_like(whole, file, request) for part, file in given.items()}
-    shares = {part: 0.0 if part in given else DEFAULT_SHARES[part] for part in PARTS}
-    places, end = split(whole, request.seed, shares), len(whole)
-    for part, source in sources.items():
-        places[part] = np.arange(end, end + len(source))
-        end += len(source)
-    sources |= {part: whole.take(places[part]) for part in PARTS if part not in given}
-    joined, parts = join_parts({part: sources[part] for part in PARTS})
-    return joined, parts, np.concatenate([places[part] for part in PARTS])
+    sources = {"train": whole}
+    for part, file in files.items():
+        if file is not None:
+            sources[part] = _read_like(whole, Path(file), request)
+    joined, parts = join_parts(sources)
+    nothing = np.zeros(0, dtype=np.int64)
+    return joined, {part: parts.get(part, nothing) for part in PARTS}
 
 
-def _learn_own_features(data: PreparedData, places: np.ndarray, request: Request) -> PreparedData:
+def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
     """The same data with the features that the user has brought, if any, as inputs."""
     if request.features is None:
         return data
     left_out = " ".join(note for note in data.source.notes if "left out" in note)
     rows = read_features(Path(request.features), len(data.source), left_out)
-    inputs = standardize(torch.from_numpy(rows[places]), data.parts["train"])
+    inputs = standardize(torch.from_numpy(rows), data.parts["train"])
     x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
     note = f"Models learn the {rows.shape[1]:,} features in {Path(request.features).name}."
     return replace(data, x=x, encoder=None, notes=[*data.notes, note])
@@ -213,16 +209,16 @@ def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
     notes = []
     if rare := rare_classes(source):
         notes.append(
-            f"Too rare to be in every part, and so in training only: {', '.join(rare[:5])} "
-            "(fewer than 5 instances)."
+            f"Classes with fewer than 5 instances, too few to examine their labels: "
+            f"{', '.join(rare[:5])}."
         )
     for part in PARTS:
-        if sizes[part] < MIN_INSTANCES // 5:
+        if 0 < sizes[part] < MIN_INSTANCES // 5:
             raise BadInput(
                 f"The {part} part has only {sizes[part]} instances. Give more data, or a larger "
                 "file for it."
             )
-    if sizes["test"] < _SMALL_TEST_PART:
+    if 0 < sizes["test"] < _SMALL_TEST_PART:
         notes.append(
             f"The test part has {sizes['test']} instances: only a large improvement can be proven "
             "on so few."

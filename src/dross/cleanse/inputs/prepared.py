@@ -43,6 +43,11 @@ class PreparedData:
         """The inputs and the targets of a part."""
         return self.x[part], self.y[part]
 
+    @property
+    def checked_part(self) -> str:
+        """The part whose labels a person checks: the validation part, else the training part."""
+        return "validation" if len(self.parts["validation"]) else "train"
+
     def part(self, part: str) -> Source:
         """The instances of a part as they were read."""
         return self.source.take(self.parts[part])
@@ -98,7 +103,7 @@ def _encode_labels(
         check_size(names or ["a new label"] * len(labels), source.label, scaled)
         return torch.from_numpy(scaled.astype(np.float32))[:, None]
     place = {name: k for k, name in enumerate(source.classes)}
-    return torch.tensor([place[label] for label in labels])
+    return torch.tensor([place[label] for label in labels], dtype=torch.int64)
 
 
 def data_digest(data: PreparedData) -> str:

@@ -1,7 +1,6 @@
 """Instances as they were read, before a model learns from them."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,10 +16,9 @@ Frame = Any  # a pandas.DataFrame
 Series = Any  # a pandas.Series
 
 PARTS = ("train", "validation", "test")
-DEFAULT_SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 ENCODER_VERSION = 2  # a project is opened again with the one that made it
 MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
-_MIN_INSTANCES_OF_A_SPLIT_CLASS = 5  # a smaller class cannot be in every part
+_MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
 
 
 def import_pandas() -> Any:
@@ -82,9 +80,8 @@ def check_learnable(source: Source) -> None:
     """Refuse a source from which nothing can be learnt, and say why."""
     if len(source) < MIN_INSTANCES:
         raise BadInput(
-            f"There are {len(source)} instances with a label. dross splits them into training, "
-            f"validation and test parts and needs at least {MIN_INSTANCES}; a useful verdict "
-            "needs a few hundred."
+            f"There are {len(source)} instances with a label. dross needs at least "
+            f"{MIN_INSTANCES}; a useful verdict needs a few hundred."
         )
     if source.task == "regression":
         check_size(source.names, source.label, source.labels)
@@ -107,50 +104,12 @@ def check_learnable(source: Source) -> None:
         )
 
 
-def split(
-    source: Source, seed: int, shares: dict[str, float] = DEFAULT_SHARES
-) -> dict[str, np.ndarray]:
-    """Split at random into parts that have every class in the same proportion.
-
-    All instances of a class too rare for that are used for training.
-
-    Returns:
-        The sorted ids of each part.
-    """
-    rng = np.random.default_rng(seed)
-    total = sum(shares.values())
-    parts: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
-    for group in _strata(source):
-        group = rng.permutation(group)
-        if source.task == "classification" and len(group) < _MIN_INSTANCES_OF_A_SPLIT_CLASS:
-            parts["train"].append(group)
-            continue
-        sizes = [round(shares[part] / total * len(group)) for part in ("validation", "test")]
-        cut = np.split(group, np.cumsum(sizes))
-        for part, ids in zip(("validation", "test", "train"), cut):
-            parts[part].append(ids)
-    return {
-        part: np.sort(np.concatenate(groups)) if groups else np.zeros(0, dtype=np.int64)
-        for part, groups in parts.items()
-    }
-
-
-def _strata(source: Source) -> Sequence[np.ndarray]:
-    """The ids of each class; for a regression, of each tenth of the sorted labels."""
-    if source.task == "classification":
-        members: dict[str, list[int]] = {name: [] for name in source.classes}
-        for id, label in enumerate(source.labels):  # a comparison by numpy ignores trailing NULs
-            members[label].append(id)
-        return [np.array(ids, dtype=np.int64) for ids in members.values()]
-    return np.array_split(np.argsort(source.labels, kind="stable"), 10)
-
-
 def rare_classes(source: Source) -> list[str]:
-    """The classes that have too few instances to be in every part."""
+    """The classes that have too few instances for their labels to be examined."""
     if source.task != "classification":
         return []
     counts = Counter(source.labels)
-    return sorted(name for name in counts if counts[name] < _MIN_INSTANCES_OF_A_SPLIT_CLASS)
+    return sorted(name for name in counts if counts[name] < _MIN_INSTANCES_OF_A_CLASS)
 
 
 def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:

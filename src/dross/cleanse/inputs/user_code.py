@@ -150,19 +150,20 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
     """Take a data set from a function of the user's own.
 
     Arguments:
-        entry: `module:function`. The function returns {"train": (x, y), "validation": (x, y),
-            "test": (x, y)} as tensors or arrays, and optionally "classes", the names of the
-            classes.
+        entry: `module:function`. The function returns {"train": (x, y)} as tensors or arrays, and
+            optionally "validation" and "test" likewise, and "classes", the names of the classes.
         label: The name of what is learnt.
     """
     returned = import_function(entry, "data")()
-    if not isinstance(returned, dict) or not set(PARTS) <= set(returned):
+    if not isinstance(returned, dict) or "train" not in returned:
         raise BadInput(
-            f"{entry} must return a dict with train, validation and test, each a pair (x, y); "
-            f"it returned {type(returned).__name__}."
+            f"{entry} must return a dict with train, and if you like validation and test, each a "
+            f"pair (x, y); it returned {type(returned).__name__}."
         )
-    x = {part: _as_tensor(returned[part][0]) for part in PARTS}
-    y = {part: _as_tensor(returned[part][1]) for part in PARTS}
+    x = {part: _as_tensor(returned[part][0]) for part in PARTS if part in returned}
+    y = {part: _as_tensor(returned[part][1]) for part in PARTS if part in returned}
+    x = {part: x.get(part, x["train"][:0]) for part in PARTS}
+    y = {part: y.get(part, y["train"][:0]) for part in PARTS}
     labels = np.concatenate([targets.reshape(len(targets)).numpy() for targets in y.values()])
     if y["train"].is_floating_point():
         labels = labels.astype(np.float64)

@@ -16,9 +16,9 @@ from ..inputs.prepared import PreparedData
 from ..inputs.source import Frame
 from ..inputs.texts import TextEncoder
 from .recipe import Recipe
-from .score import RetrainingCheck
+from .score import RetrainingCheck, RunPart
 
-_MAX_HURT = 3  # validation instances
+_MAX_HURT = 3  # held-out instances
 _MAX_SIMILAR = 4  # training instances
 _MAX_WORDS = 10
 _MAX_COLUMNS = 10
@@ -26,15 +26,21 @@ _MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
 
 
 def find_reasons(
-    data: PreparedData, run: Run, recipe: Recipe, check: RetrainingCheck | None, ids: np.ndarray
+    data: PreparedData,
+    run: Run,
+    recipe: Recipe,
+    part: RunPart,
+    check: RetrainingCheck,
+    ids: np.ndarray,
 ) -> dict[str, dict[str, Any]]:
     """What speaks against some training instances.
 
     Arguments:
         data: The data set.
-        run: A recorded run on its training part.
+        run: A recorded run.
         recipe: How it was trained.
-        check: What retraining showed, where it may be used in place of estimates.
+        part: What it learned, and what it held out.
+        check: What retraining showed, which is used in place of estimates.
         ids: The training instances to explain.
 
     Returns:
@@ -43,12 +49,11 @@ def find_reasons(
     reasons: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
     for k, similar in zip(ids, _find_similar(data.x["train"], ids)):
         reasons[int(k)]["similar"] = similar
-    for k, hurt in _estimate_hurt(data, run, recipe, ids).items():
+    for k, hurt in _estimate_hurt(data, run, recipe, part, ids).items():
         reasons[k]["hurts"] = hurt
-    if check is not None:
-        for k, hurt in _measured_hurt(check).items():
-            if k in reasons:
-                reasons[k]["hurts"] = hurt
+    for k, hurt in _measured_hurt(check, part).items():
+        if k in reasons:
+            reasons[k]["hurts"] = hurt
     if data.source.kind == "table":
         content = data.part("train").content
         unusual = UnusualCells(content, data.columns)
@@ -73,10 +78,10 @@ def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
     return [row[:_MAX_SIMILAR] for row in others]
 
 
-def _measured_hurt(check: RetrainingCheck) -> dict[int, list]:
-    """The validation instances whose loss fell the most in a real run without the instance."""
+def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list]:
+    """The held-out instances whose loss fell the most in a real run without the instance."""
     hurt = {}
-    for place, k in enumerate(check.verification.instances.tolist()):
+    for place, k in enumerate(part.learned[check.verification.instances].tolist()):
         change = check.changes[:, place]
         lowest = np.argsort(change)[:_MAX_HURT]
         hurt[k] = [[int(check.asked[v]), float(change[v]), True] for v in lowest if change[v] < 0]
@@ -84,16 +89,17 @@ def _measured_hurt(check: RetrainingCheck) -> dict[int, list]:
 
 
 def _estimate_hurt(
-    data: PreparedData, run: Run, recipe: Recipe, ids: np.ndarray
+    data: PreparedData, run: Run, recipe: Recipe, part: RunPart, ids: np.ndarray
 ) -> dict[int, list]:
-    """The validation instances whose loss the instance raises the most.
+    """The held-out instances whose loss the instance raises the most.
 
     Estimated by the product of their gradients at the trained model, which tells a direction
     without a size. Nothing for models that are too large, or that have buffers.
     """
     objective, state = run.recording.objective, run.recording.state_at(run.steps)
     loss, size = recipe.loss_function, len(state.theta)
-    if size * len(ids) > _MAX_GRADIENT_NUMBERS or state.buffers:
+    ids = ids[np.isin(ids, part.learned)]
+    if size * len(ids) > _MAX_GRADIENT_NUMBERS or state.buffers or not len(ids):
         return {}
 
     def loss_of_one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -103,15 +109,19 @@ def _estimate_hurt(
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")
     chunk = max(1, _MAX_GRADIENT_NUMBERS // 4 // size)
     there = state.theta.device
-    validation = zip(*(tensor.split(chunk) for tensor in data.pair("validation")))
+    held_out = zip(*(tensor.split(chunk) for tensor in part.held_out_pair(data)))
     with objective.evaluating():
         suspects = (tensor[ids].to(there) for tensor in data.pair("train"))
         own = gradients(state.theta, *suspects)  # [K, p]
-        parts = [own @ gradients(state.theta, x.to(there), y.to(there)).T for x, y in validation]
-    products = torch.cat(parts, dim=1)  # [K, validation]
+        parts = [own @ gradients(state.theta, x.to(there), y.to(there)).T for x, y in held_out]
+    products = torch.cat(parts, dim=1)  # [K, held out]
     low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
     return {
-        int(k): [[int(v), None, False] for v, product in zip(places, values) if product < 0]
+        int(k): [
+            [int(part.held_out[v]), None, False]
+            for v, product in zip(places, values)
+            if product < 0
+        ]
         for k, places, values in zip(ids, low.indices.tolist(), low.values.tolist())
     }
 

@@ -1,136 +1,216 @@
-"""Score every training instance by several independent runs, and ask models what they think of it.
+"""Score every training instance by several independent runs.
 
 The scores of one run are partly an accident of that run: other initial weights and another order
 blame other instances. What the runs agree on carries over to the next model. So the score is the
 mean over runs, and its spread tells how much to trust it.
 
-Two questions give two rankings. What *hurts*: the mean score, which estimates the change of the
-expected validation error without the instance. That error, the mean of 1 - exp(-loss / scale), is
-bounded: wrong labels in the validation part do not turn the scores around. What is *mislabelled*:
-the loss of the instance under its own label, among those that the models would label otherwise. The
-second question is asked of models that did not learn the instance (four-fold cross-fitting,
-repeated): a model that has learnt a wrong label by heart sees nothing wrong with it.
+A score estimates how the expected error on held-out instances changes without the instance. That
+error, the mean of 1 - exp(-loss / scale), is bounded: wrong held-out labels do not turn the scores
+around. Where there is a validation part, it is the held-out part of every run. Otherwise every run
+holds out another part of the training data, so that most runs learn each instance.
 """
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...data.dataset import Instances
 from ...data.seeds import mix_seeds
-from ...errors import NotFinite, NotSupported, TapeDamaged
+from ...errors import NotSupported, TapeDamaged
 from ...estimators.outliers import features
-from ...influence.query_makers import expected_error, expected_errors
+from ...influence.query_makers import expected_error
 from ...influence.query_makers import losses as losses_of
 from ...influence.run import Run
 from ...influence.scores import Scores
 from ...influence.verification import Verification, compare
 from ...record.train import train
+from ..inputs.prepared import PreparedData
+from ..label_noise import Rows, assign_folds
 from .recipe import MOMENTUM, Pair, Recipe
-from .train_many import ModelSpec, train_many
 
-_FOLDS = 4
-_MAX_REPEATS = 4  # of the cross-fitting
-_MAX_ASKED = 2000  # validation instances whose own losses are compared
+_FEWEST_FOLDS = 4  # that runs hold out in turn
+_MAX_ASKED = 2000  # held-out instances whose own losses are compared
 _INSTANCES_AT_ONCE = 4096
 _DEVIATIONS = 1.4826  # standard deviations of a normal variable per median absolute value
 _MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are rounding
 
 
 @dataclass(frozen=True)
+class RunPart:
+    """What one recorded run learns, and the instances that its scores are about."""
+
+    learned: np.ndarray  # int64: ids of the training part
+    held_out: np.ndarray  # int64: ids of the part `held_out_part`
+    held_out_part: str  # validation, or train where there is no validation part
+
+    def learned_pair(self, data: PreparedData) -> Pair:
+        """The inputs and targets that the run learns."""
+        x, y = data.pair("train")
+        return x[self.learned], y[self.learned]
+
+    def held_out_pair(self, data: PreparedData) -> Pair:
+        """The inputs and targets of the held-out instances."""
+        x, y = data.pair(self.held_out_part)
+        return x[self.held_out], y[self.held_out]
+
+
+def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[RunPart]:
+    """What each run learns and holds out.
+
+    Arguments:
+        data: The data set.
+        runs: How many runs there are.
+        rows: Of the data, the training instances first; copies are held out together.
+        seed: Decides the folds.
+    """
+    everything = np.arange(len(data.y["train"]))
+    if len(data.parts["validation"]):
+        held_out = np.arange(len(data.y["validation"]))
+        return [RunPart(everything, held_out, "validation") for _ in range(runs)]
+    folds = max(_FEWEST_FOLDS, runs)
+    # the labels as given: a label that a person corrects leaves the recorded runs as they are
+    given = rows if rows.given is None else replace(rows, y=rows.given)
+    fold = assign_folds(given, folds, mix_seeds(seed, 3))
+    return [
+        RunPart(everything[fold != number], everything[fold == number], "train")
+        for number in range(runs)
+    ]
+
+
+@dataclass(frozen=True)
 class InstanceScores:
-    """What R runs, and models that did not learn them, say of N training instances."""
+    """What R runs find about N training instances; nan where a run held the instance out."""
 
-    halves: np.ndarray  # [R, 2, N]: the scores for either half of the validation part
-    weights: np.ndarray  # [2]: the shares of the halves
-    losses: np.ndarray  # [R, N] of the models that learnt the instance
-    outputs: np.ndarray  # [repeats, N, outputs] of models that did not
-    held_out: np.ndarray  # [repeats, N]: their losses
-    on_validation: np.ndarray  # [models, V, outputs]: what the same models say of validation
-    scale: float = 1.0  # of the expected validation error that the scores are about
-
-    @property
-    def by_run(self) -> np.ndarray:
-        """The scores for the whole validation part, [R, N]."""
-        return np.einsum("rhn,h->rn", self.halves, self.weights)
+    by_run: np.ndarray  # [R, N]: the scores
+    losses: np.ndarray  # [R, N]: of the models that learned the instance
+    scale: float = 1.0  # of the expected error that the scores are about
 
     @property
     def scores(self) -> np.ndarray:
         """The mean over runs, [N]. Below 0: the expected error would fall without it."""
-        return self.by_run.mean(0)
+        return mean_over_runs(self.by_run)
 
-    def by_half(self, half: int) -> np.ndarray:
-        """The mean scores for one half of the validation part, [N]."""
-        return self.halves[:, half].mean(0)
+    @property
+    def spread(self) -> np.ndarray:
+        """The standard deviation over runs, [N]; nan where no run learned the instance."""
+        known = np.isfinite(self.by_run).any(0)
+        spread = np.full(self.by_run.shape[1], np.nan)
+        spread[known] = np.nanstd(self.by_run[:, known], axis=0)
+        return spread
+
+    @property
+    def runs(self) -> np.ndarray:
+        """How many runs learned each instance, int64 [N]."""
+        return np.isfinite(self.by_run).sum(0)
+
+
+def mean_over_runs(values: np.ndarray) -> np.ndarray:
+    """The mean of [R, N] over the runs that know an instance; nan where none does."""
+    known = np.isfinite(values).any(0)
+    mean = np.full(values.shape[1], np.nan)
+    mean[known] = np.nanmean(values[:, known], axis=0)
+    return mean
 
 
 def score(
     recipe: Recipe,
-    data: Pair,
-    validation: Pair,
-    runs: int,
+    data: PreparedData,
+    parts: list[RunPart],
     folder: Path,
     *,
+    scale: float,
     seed: int,
     progress: bool,
 ) -> tuple[list[Run], InstanceScores]:
-    """Train and retrace `runs` times.
+    """Train and retrace one run for each part.
 
     Each run's scores are kept in `folder` as soon as they are known, and are not computed again.
+
+    Arguments:
+        recipe: How to train.
+        data: The data set.
+        parts: What each run learns and holds out.
+        folder: Where the tapes and the scores go.
+        scale: Of the expected error; see `error_scale`.
+        seed: Of the runs.
+        progress: Whether to show progress bars.
     """
-    repeats = min(runs, _MAX_REPEATS)
-    asked = cross_fit(recipe, data, validation[0], repeats=repeats, seed=seed, progress=progress)
-    outputs = asked.outputs
-    scale = error_scale(recipe, outputs, data[1])
-    parts = validation_halves(validation, seed)
-    query = expected_errors([(validation[0][part], validation[1][part]) for part in parts], scale)
-    recorded, halves, losses = [], [], []
-    for number in range(runs):
+    count = len(data.y["train"])
+    by_run = np.full((len(parts), count), np.nan)
+    losses = np.full((len(parts), count), np.nan)
+    recorded = []
+    for number, part in enumerate(parts):
+        pair = part.learned_pair(data)
         tape = folder / f"run-{number}"
-        run = record_run(recipe, data, number, tape, seed=seed, progress=progress)
+        run = record_run(recipe, pair, number, tape, seed=seed, progress=progress)
+        query = expected_error(part.held_out_pair(data), scale=scale)
         saved = folder / f"run-{number}-scores.safetensors"
         scores = _read_intact(saved)
-        if scores is None or scores.query != query.name:  # earlier versions asked for the loss
+        if scores is None or scores.query != query.name:
             scores = run.influence(query)
             scores.save(saved)
         recorded.append(run)
-        halves.append(scores.values)
-        losses.append(recipe.loss_function(final_outputs(run, data[0]), data[1]).double().numpy())
-    return recorded, InstanceScores(
-        np.stack(halves),
-        np.array([len(part) for part in parts]) / len(validation[1]),
-        np.stack(losses),
-        outputs.numpy(),
-        recipe.losses(outputs, data[1]).double().numpy(),
-        asked.on_others.numpy(),
-        scale,
-    )
+        by_run[number, part.learned] = scores.values
+        final = recipe.loss_function(final_outputs(run, pair[0]), pair[1])
+        losses[number, part.learned] = final.double().numpy()
+    return recorded, InstanceScores(by_run, losses, scale)
 
 
-def error_scale(recipe: Recipe, outputs: Tensor, y: Tensor) -> float:
-    """The scale of the expected error: 1 for classes, for numbers twice a robust variance.
+def error_scale(errors: np.ndarray) -> float:
+    """The scale of the expected error of numbers: twice a robust variance.
 
-    Arguments:
-        recipe: The model.
-        outputs: Of models that did not learn the instances, [repeats, N, outputs].
-        y: The targets of the instances.
-
-    Raises:
-        NotFinite: Those models diverged.
+    errors: how far off predictions of models are that did not learn the instances, [N].
     """
-    if recipe.loss != "squared_error":
-        return 1.0
-    deviation = robust_deviation(recipe.errors(outputs, y).double().numpy())
-    if not np.isfinite(deviation):
-        raise NotFinite("Models that were trained on parts of the data diverged.")
-    return max(2 * deviation**2, _MIN_SCALE)
+    return max(2 * robust_deviation(errors) ** 2, _MIN_SCALE)
 
 
 def robust_deviation(errors: np.ndarray) -> float:
     """The standard deviation of absolute errors, by their median: a few wild ones do not count."""
-    return _DEVIATIONS * float(np.median(errors))
+    return _DEVIATIONS * float(np.median(np.abs(errors)))
+
+
+def split_half_agreement(by_run: np.ndarray) -> float | None:
+    """How far independent runs agree on the order of harm.
+
+    The runs are cut into halves, each half is averaged, and the two orders are compared by their
+    rank correlation r, which is averaged over all cuts. By the Spearman-Brown formula, the mean of
+    all runs would then have the correlation 2 r / (1 + r) with the mean of as many new runs. Below
+    r = 1/3 that is less than one half: more than half of the order is chance.
+
+    Arguments:
+        by_run: Scores, [R, N]; nan where a run held the instance out.
+
+    Returns:
+        None with one run, fewer than three instances, or a half whose scores are all equal.
+    """
+    runs, count = by_run.shape
+    if runs < 2 or count < 3:
+        return None
+    found = []
+    for half in combinations(range(runs), runs // 2):
+        if 2 * len(half) == runs and 0 not in half:
+            continue  # the same cut as its complement
+        chosen = np.isin(np.arange(runs), half)
+        one = mean_over_runs(by_run[chosen])
+        other = mean_over_runs(by_run[~chosen])
+        known = np.isfinite(one) & np.isfinite(other)
+        found.append(_rank_correlation(one[known], other[known]))
+    return None if np.isnan(found).any() else float(np.mean(found))
+
+
+def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's; nan where one of them is constant or has fewer than three values."""
+    from scipy.stats import rankdata
+
+    if len(first) < 3:
+        return float("nan")
+    a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
+    sizes = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / sizes if sizes else float("nan")
 
 
 def _read_intact(path: Path) -> Scores | None:
@@ -169,12 +249,6 @@ def record_run(
     )
 
 
-def validation_halves(validation: Pair, seed: int) -> list[np.ndarray]:
-    """The ids of two random halves: what one half blames can be tried on the other."""
-    rng = np.random.default_rng(mix_seeds(seed, 3))
-    return np.array_split(rng.permutation(len(validation[1])), 2)
-
-
 def final_outputs(run: Run, x: Tensor) -> Tensor:
     """The outputs of the trained model, [N, outputs], on the CPU."""
     state, objective = run.recording.state_at(run.steps), run.recording.objective
@@ -184,75 +258,22 @@ def final_outputs(run: Run, x: Tensor) -> Tensor:
         return torch.cat(outputs).cpu()
 
 
-@dataclass(frozen=True)
-class CrossFit:
-    """What models say of instances that they did not learn."""
-
-    outputs: Tensor  # [repeats, N, outputs]: of training instances
-    on_others: Tensor  # [models, V, outputs]: of others, which none of the models learnt
-
-
-def cross_fit(
-    recipe: Recipe,
-    data: Pair,
-    others: Tensor,
-    *,
-    repeats: int,
-    seed: int,
-    progress: bool,
-    left: np.ndarray | None = None,
-) -> CrossFit:
-    """Train models that each leave a fold out, and ask them about it.
-
-    Arguments:
-        recipe: Of the models.
-        data: The inputs and targets of the training part.
-        others: Inputs of instances that all models are asked about, [V, ...].
-        repeats: How often all are asked about, with other folds.
-        seed: Decides the folds and the models.
-        progress: Whether to show a progress bar.
-        left: Which instances are learnt at all, bool [N]; by default all are.
-    """
-    x, y = data
-    folds = cross_fit_folds(len(y), repeats, seed)
-    learnt = np.arange(len(y)) if left is None else np.flatnonzero(left)
-    specs = [
-        ModelSpec(mix_seeds(seed, 6, k, f), np.setdiff1d(learnt, fold), recipe.rate)
-        for k, cut in enumerate(folds)
-        for f, fold in enumerate(cut)
-    ]
-    what = "asking models that did not learn them"
-    trained = train_many(recipe, x, y, specs, what=what, progress=progress)
-    of_all = trained.outputs(x).reshape(repeats, _FOLDS, len(y), -1)
-    outputs = torch.empty(repeats, len(y), of_all.shape[-1])
-    for k, cut in enumerate(folds):
-        for f, fold in enumerate(cut):
-            outputs[k, fold] = of_all[k, f, fold]
-    return CrossFit(outputs, trained.outputs(others))
-
-
-def cross_fit_folds(count: int, repeats: int, seed: int) -> list[list[np.ndarray]]:
-    """The ids of four folds of `count` instances, `repeats` times."""
-    rng = np.random.default_rng(mix_seeds(seed, 6))
-    return [np.array_split(rng.permutation(count), _FOLDS) for _ in range(repeats)]
-
-
 def rank(values: np.ndarray) -> np.ndarray:
-    """0 for the lowest value; equal ones in their order."""
+    """0 for the lowest value; equal ones in their order, nan last."""
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
     return ranks
 
 
-def outlier_ranks(run: Run) -> np.ndarray:
+def outlier_ranks(run: Run, data: Pair) -> np.ndarray:
     """How unusual each instance looks to the model, [N]: 1 the most, 0 the least."""
     from sklearn.ensemble import IsolationForest
 
+    learned = run.recording.instances
     try:
-        seen = features(run, run.recording.instances)
+        seen = features(run, Instances(data, learned.device, learned.dtype))
     except NotSupported:  # no linear layer to look through: the inputs themselves
-        x, _ = run.recording.instances[np.arange(len(run))]
-        seen = x.reshape(len(x), -1).float().cpu().numpy()
+        seen = data[0].reshape(len(data[0]), -1).float().numpy()
     anomaly = -IsolationForest(random_state=0).fit(seen).score_samples(seen)
     ranks = np.empty(len(seen))
     ranks[np.argsort(anomaly, kind="stable")] = np.linspace(0, 1, len(seen))
@@ -264,21 +285,21 @@ def outlier_ranks(run: Run) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RetrainingCheck:
-    """What retraining without some instances, one by one, did to each validation instance."""
+    """What retraining without some instances, one by one, did to each held-out instance."""
 
-    verification: Verification
-    asked: np.ndarray  # [asked]: the ids of validation instances, or of a sample of them
+    verification: Verification  # in places among what the run learned
+    asked: np.ndarray  # int64: the ids of held-out instances, or of a sample of them
     changes: np.ndarray  # [asked, checked]: how their losses changed
 
 
 def verify(
     run: Run,
     scores: np.ndarray,
-    validation: Pair,
-    first: np.ndarray,
+    held_out: np.ndarray,
+    pair: Pair,
     *,
-    scale: float = 1.0,
-    at_random: int,
+    count: int,
+    scale: float,
     seed: int,
     progress: bool,
 ) -> RetrainingCheck:
@@ -286,22 +307,23 @@ def verify(
 
     Arguments:
         run: The run that the scores are of.
-        scores: Its scores, [N].
-        validation: The inputs and targets of the validation part.
-        first: The ids of the first suggestions, which are checked.
+        scores: Its scores of the instances that it learned, [L].
+        held_out: The ids of the instances that the scores are about.
+        pair: Their inputs and targets.
+        count: How many of the most harmful are checked, and how many others, drawn at random.
         scale: Of the expected error that the scores are about.
-        at_random: How many others are checked too.
         seed: Decides which others.
         progress: Whether to show a progress bar.
     """
+    first = np.argsort(scores, kind="stable")[:count]
     others = np.setdiff1d(np.arange(len(scores)), first)
     rng = np.random.default_rng(mix_seeds(seed, 4))
-    sample = rng.choice(others, min(at_random, len(others)), replace=False)
+    sample = rng.choice(others, min(count, len(others)), replace=False)
     ids = np.concatenate([first, np.sort(sample)])
     without = replace(run, progress=progress).counterfactual([[k] for k in ids])
-    shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(validation[1]))
+    shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(held_out))
     asked = np.sort(shuffled[:_MAX_ASKED])
-    changes = without.changes(losses_of((validation[0][asked], validation[1][asked])))
-    actual = without.changes(expected_error(validation, scale=scale))
+    changes = without.changes(losses_of((pair[0][asked], pair[1][asked])))
+    actual = without.changes(expected_error(pair, scale=scale))
     verification = compare(ids, scores[ids], actual)
-    return RetrainingCheck(verification, asked, changes)
+    return RetrainingCheck(verification, held_out[asked], changes)

@@ -6,6 +6,7 @@ instances. All take the same number of steps, so a model with fewer instances se
 more often.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,10 +24,10 @@ from ...support.messages.option_names import name_option
 from ...support.progress import Advance, progress_bar
 from .recipe import MOMENTUM, Pair, Recipe, default_batch_size
 
-MAX_SEARCHED_INSTANCES = 20_000
+MAX_SEARCHED_INSTANCES = 5_000
 # At larger rates the scores, which are first-order estimates, can be no better than chance.
 _SEARCHED_RATES = (0.1, 0.03, 0.01, 0.003)
-_SEARCHED_EPOCHS = (5, 10, 20, 40)
+SEARCHED_EPOCHS = (10, 30)
 _ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
 _MAX_BYTES_SIDE_BY_SIDE = 256 << 20
 _INSTANCES_AT_ONCE = 4096
@@ -252,6 +253,7 @@ class SearchResult:
     recipe: Recipe
     curves: dict[float, list[float]]  # rate -> validation loss for each number of epochs
     epochs: list[int]  # the numbers of epochs
+    seconds_per_step: float = 0.0  # that training took, with one model for each rate
 
 
 def search_rate(
@@ -276,7 +278,7 @@ def search_rate(
         x: The inputs of the training part, [N, ...].
         y: Its targets.
         validation: The inputs and targets of the validation part, wrong labels included: they
-            count against learning by heart.
+            count against overfitting.
         rates: The rates to try.
         epochs: The number of epochs, if it is not to be searched for.
         seed: Of the initial weights and the order of instances.
@@ -288,8 +290,9 @@ def search_rate(
     if len(x) > MAX_SEARCHED_INSTANCES:
         return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
     specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
-    tried: list[int] = [*_SEARCHED_EPOCHS] if epochs is None else [epochs]
+    tried: list[int] = [*SEARCHED_EPOCHS] if epochs is None else [epochs]
     curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
+    started = time.monotonic()
     for count in tried:
         what = f"looking for a rate ({count} epochs)"
         trained = train_many(
@@ -299,7 +302,9 @@ def search_rate(
         for spec, loss in zip(specs, losses.tolist()):
             curves[spec.rate].append(loss)
     rate, best_epochs = _choose_rate(curves, tried)
-    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves, tried)
+    steps = sum(tried) * recipe.steps_per_epoch(len(x))
+    seconds = (time.monotonic() - started) / steps
+    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves, tried, seconds)
 
 
 def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[float, int]:
@@ -352,10 +357,11 @@ def _search_on_sample(
         y[train_ids],
         (validation[0][validation_ids], validation[1][validation_ids]),
         rates=rates,
-        epochs=None if as_long is None else min(as_long, _SEARCHED_EPOCHS[-1]),
+        epochs=None if as_long is None else min(as_long, SEARCHED_EPOCHS[-1]),
         seed=seed,
         progress=progress,
     )
     enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
     whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
-    return replace(found, recipe=whole)
+    larger = recipe.batch_size / small.batch_size
+    return replace(found, recipe=whole, seconds_per_step=larger * found.seconds_per_step)

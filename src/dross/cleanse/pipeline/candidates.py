@@ -1,4 +1,4 @@
-"""Which inputs and which models are tried on the validation part, and which of them is taken."""
+"""Which inputs and which models are tried on held-out instances, and which of them is taken."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,7 +143,6 @@ class Trial:
     candidate: Candidate
     data: PreparedData
     found: SearchResult
-    seconds: float
 
     @property
     def loss(self) -> float:
@@ -173,7 +172,7 @@ def describe_choice(trials: list[Trial], taken: Trial, kind: str) -> str:
     if len(trials) < 2:
         return ""
     losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
-    return f"Loss on the validation part: {losses}. Taken: {taken.candidate.describe(kind)}."
+    return f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
 
 
 def add_note(data: PreparedData, note: Any) -> PreparedData:

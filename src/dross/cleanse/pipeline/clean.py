@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,25 +13,36 @@ import torch
 from ...errors import BadInput
 from ...execution.devices import choose_device
 from ...support.messages.installed import TABLES, check_installed
+from ...support.messages.option_names import name_option
+from ...support.progress import Overall, overall_progress
+from ..checked_labels import CheckedLabels, read_checked, settle_labels
 from ..copies.find import find_copies
-from ..doubts.labels import validation_table
 from ..inputs.arrays.given_files import file_name, keep_files
 from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
 from ..inputs.load import Request, prepare
 from ..inputs.prepared import PreparedData, data_digest
-from ..inputs.source import ENCODER_VERSION, PARTS, Frame
+from ..inputs.source import ENCODER_VERSION, PARTS
 from ..inputs.user_code import source_digest
-from ..judging.told import report_plan
 from ..project import FORMAT, Project
 from ..reopen import names_code
+from ..tracking import report_plan
 from .candidates import choose_backbone
-from .checked_labels import CheckedLabels, read_checked, settle_labels
+from .examine import examine
 from .job import Job, Options, Say
 from .output_folder import check_answer, claimed_folder
-from .rounds import Outcome, explain_suggestions, run_rounds
-from .search import find_recipe
+from .search import count_trainings, find_recipe
 from .write_project import write_project
+
+_STAGES = {  # how long each takes, compared with the others
+    "search": 4,
+    "copies": 1,
+    "labels": 5,
+    "plans": 12,
+    "runs": 5,
+    "checks": 2,
+    "writing": 1,
+}
 
 
 def clean(
@@ -51,8 +62,8 @@ def clean(
     backbone: str | None = None,
     model: str | None = None,
     make: str | None = None,
+    labels: str | None = None,
     runs: int = 4,
-    rounds: int = 1,
     rate: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -82,7 +93,8 @@ def clean(
         text: the column that holds the text, where instances are texts.
         images: the column that holds the paths of pictures, where `data` is a table of them.
         validation, test: files or folders for these parts; where `data` are data themselves, pairs
-            (X, y), or frames with the column `label`. By default each gets a fifth of `data`.
+            (X, y), or frames with the column `label`. They stay as they are. Without them, every
+            row of `data` is examined, and plans are compared on rows that had no part in them.
         task: `classification` or `regression`. By default the labels decide.
         columns: {name: kind} for columns that are not what their cells look like. A kind is
             number, category, date, text or ignore.
@@ -97,15 +109,18 @@ def clean(
             `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
             `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
             models do better on the validation part without it.
-        model: `linear`, `mlp` or `cnn`. By default the validation part decides: for tables, which
+        model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
             of `linear` and `mlp` is better; for pictures and texts, which inputs are.
         make: module:function that builds a torch.nn.Module, instead of `model`.
+        labels: how the labels came about. `annotated`: somebody judged each instance, and careful
+            people would nearly always agree (topics, objects in images). `observed`: they are what
+            happened (income, survival, default), so equal instances can differ. By default
+            `annotated` for images and texts, and `observed` otherwise.
         runs: how many independent runs the scores are averaged over.
-        rounds: with 2 or more, remove what is suggested, then train and score again.
         rate, epochs, batch_size: for training. By default a search finds rate and epochs.
         verified: how many of the most harmful, and how many others, to check by retraining.
-        trusted_validation: treat every validation label as right. Otherwise
-            `Project.doubted_validation` lists those that the models doubt.
+        trusted_validation: treat every label of `validation` as right. Otherwise
+            `Project.labels_to_check` lists those that are likely wrong.
         seed: decides the split, the initial weights and the order of the batches.
         device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
             are recorded on the CPU). By default a CUDA GPU if there is one, otherwise the CPU.
@@ -142,8 +157,17 @@ def clean(
         "backbone": backbone,
         "encoder": ENCODER_VERSION,
     }
-    how = (rate, epochs, batch_size, verified, trusted_validation)
-    options = Options(model, make, runs, rounds, *how)
+    options = Options(
+        model=model,
+        make=make,
+        runs=runs,
+        rate=rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        verified=verified,
+        trusted_validation=trusted_validation,
+        labels=labels,
+    )
     folder = _default_folder(data) if out is None else Path(out)
     here, say = choose_device(device), say or (lambda _: None)
     rest = (options, folder, here, overwrite, progress, say)
@@ -208,6 +232,7 @@ def _clean(
     digest = data_digest(prepared)
     chosen = (backbone, device)
     job = Job(request, options, prepared, digest, files, folder, progress, say, *chosen)
+    say(_describe_labels(job))
     begun = _describe_job(job)
     with claimed_folder(folder, request, begun, overwrite) as finished:
         if place is not None:
@@ -216,27 +241,12 @@ def _clean(
         if settle_labels(folder, checked) and finished is not None:
             say(f"Everything is there already, in {folder}.")
             return check_answer(finished, begun)
-        started = time.monotonic()
-        job, searched = find_recipe(job)
         if checked:
             say(checked.describe())
-        as_checked = replace(job, prepared=checked.apply(job.prepared))
-        outcome = run_rounds(as_checked, searched.recipe)
-        why = explain_suggestions(as_checked, outcome)
-        why = checked.restore_ids(why, len(prepared.y["validation"]))
-        labels = _question_validation(job, outcome, checked)
-        copies = find_copies(job.prepared, device=job.device, progress=job.progress)
-        about, seconds = (searched, outcome, why, copies, labels), time.monotonic() - started
-        project = check_answer(write_project(job, *about, begun, seconds), begun)
+        with overall_progress("dross clean", _STAGES, show=progress) as stages:
+            project = _run_stages(job, checked, begun, stages)
         report_plan(project.recommended)
-        return project
-
-
-def _question_validation(job: Job, outcome: Outcome, checked: CheckedLabels) -> Frame:
-    """What models that have not learnt them say of the validation labels."""
-    count = len(job.prepared.y["validation"])
-    scored = checked.scored(count, outcome.validation_beliefs, outcome.on_validation)
-    return validation_table(job.prepared, scored, trusted=job.options.trusted_validation)
+        return check_answer(project, begun)
 
 
 def _absolute(given: str | os.PathLike) -> str:
@@ -250,6 +260,28 @@ def _default_folder(data: Any) -> Path:
     return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
 
 
+def _run_stages(
+    job: Job, checked: CheckedLabels, begun: dict[str, Any], stages: Overall
+) -> Project:
+    """Everything after the data were read."""
+    started = time.monotonic()
+    stages.begin("search", bars=count_trainings(job))
+    job, searched = find_recipe(job)
+    stages.begin("copies")
+    copies, counts = find_copies(job.prepared, device=job.device, progress=job.progress)
+    outcome = examine(job, searched, copies, checked, stages)
+    stages.begin("writing")
+    return write_project(
+        job,
+        searched,
+        outcome,
+        copies=copies,
+        counts=counts,
+        begun=begun,
+        seconds=time.monotonic() - started,
+    )
+
+
 def _describe_data(prepared: PreparedData, say: Say) -> None:
     source = prepared.source
     what = (
@@ -257,10 +289,32 @@ def _describe_data(prepared: PreparedData, say: Say) -> None:
         if source.classes
         else f"the number '{source.label}'"
     )
-    parts = ", ".join(f"{len(ids):,} for {part}" for part, ids in prepared.parts.items())
-    say(f"{len(source):,} instances ({source.kind}), {what}: {parts}.")
+    given = [part for part in PARTS[1:] if len(prepared.parts[part])]
+    others = "".join(f", {len(prepared.parts[part]):,} for {part}" for part in given)
+    count = len(prepared.parts["train"])
+    say(f"{count:,} instances ({source.kind}), {what}{others}.")
     for note in prepared.notes:
         say(note)
+
+
+def _describe_labels(job: Job) -> str:
+    """Which kind of labels is taken for granted, and what it changes."""
+    assumed = "" if job.options.labels else "assumed, change it with "
+    how = f" ({assumed}{name_option('labels', other_kind(job.labels))})" if assumed else ""
+    if job.labels == "annotated":
+        return (
+            f"Labels: annotated{how}. Somebody judged each instance, and careful people would "
+            "nearly always agree: a label that models find unlikely is probably wrong."
+        )
+    return (
+        f"Labels: observed{how}. They are what happened, and equal instances can differ: an "
+        "unlikely label is changed only on strong evidence."
+    )
+
+
+def other_kind(labels: str) -> str:
+    """The kind of labels that was not assumed."""
+    return "observed" if labels == "annotated" else "annotated"
 
 
 def _describe_job(job: Job) -> dict[str, Any]:

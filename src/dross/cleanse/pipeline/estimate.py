@@ -1,46 +1,50 @@
-"""How long a project takes and how much disk it needs, from how long its search took."""
+"""How long a project takes and how much disk it needs, from how long its first stages took."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..learning.train_many import MAX_SEARCHED_INSTANCES, SearchResult
+from ..learning.train_many import SearchResult
+from .job import Job
 
-# In trainings of the search, which trains its models side by side. A run and its retrace are about
-# five trainings, one at a time and so at a third of the speed; about 75 more are side by side.
-_TRAININGS_PER_RUN = 15
-_OTHER_TRAININGS = 75
+_PLANS_PER_ESTIMATE = 4.5  # seconds of comparing plans per second of examining the labels
+_TRAININGS_PER_RETRACE = 4  # a run and its retrace, beside its training
+_TRAININGS_PER_CHECK = 1 / 12  # counterfactual runs train side by side
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a project is expected to take."""
+    """What the rest of a project is expected to take."""
 
     seconds: float
     bytes: float
 
 
-def estimate_cost(found: SearchResult, took: float, count: int, runs: int) -> Cost:
-    """took: the seconds of the search; count: the training instances; runs: to be recorded."""
-    recipe = found.recipe
-    searched_epochs = len(found.curves) * sum(found.epochs)
-    # an epoch of all instances is longer than one of the part that was searched
-    longer = max(1.0, count / MAX_SEARCHED_INSTANCES)
-    training = took * (recipe.epochs / searched_epochs) * longer
-    steps = recipe.epochs * recipe.steps_per_epoch(count)
-    parameters = sum(p.numel() for p in recipe.build(0).parameters())
-    checkpoints = 2 * np.sqrt(steps) * 8 * parameters
+def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
+    """The cost of everything after the labels were examined.
+
+    Arguments:
+        job: With the data and the options.
+        searched: What the search for a recipe found, and how long it took.
+        examined: The seconds that it took to examine the labels.
+    """
+    recipe = searched.recipe
+    steps = recipe.epochs * recipe.steps_per_epoch(job.count)
+    training = steps * searched.seconds_per_step
+    checked = 2 * job.options.verified * _TRAININGS_PER_CHECK
+    trainings = job.options.runs * (1 + _TRAININGS_PER_RETRACE) + checked
+    checkpoints = 2 * np.sqrt(steps) * 8 * recipe.count_parameters()
     batches = 4 * steps * recipe.batch_size
     return Cost(
-        training * (_TRAININGS_PER_RUN * runs + _OTHER_TRAININGS),
-        runs * float(checkpoints + batches),
+        _PLANS_PER_ESTIMATE * examined + training * trainings,
+        job.options.runs * float(checkpoints + batches),
     )
 
 
 def describe_cost(cost: Cost) -> str:
-    """The cost in words: "about 40 seconds and 12 MB"."""
+    """The cost in words, as a sentence."""
     if cost.seconds < 90:
         duration = f"{max(1, round(cost.seconds))} seconds"
     else:
         duration = f"{cost.seconds / 60:.0f} minutes"
-    return f"about {duration} and {cost.bytes / 1e6:,.0f} MB"
+    return f"Expected from here: about {duration} and {cost.bytes / 1e6:,.0f} MB."

@@ -13,7 +13,8 @@ from ...support.name_hints import check_name
 from ..features.backbones import NONE
 from ..inputs.load import Request
 from ..inputs.prepared import PreparedData
-from ..learning.recipe import MODELS
+from ..label_noise import PRIORS
+from ..learning.recipe import MODELS, Pair
 
 _MAX_RUNS = 1000
 _MAX_VERIFIED = 100_000
@@ -21,6 +22,7 @@ _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instance
 _WHY_RUNS = "each trains new models and keeps them on the disk"
 _WHY_VERIFIED = "each is checked by a training without it"
 CPU = torch.device("cpu")
+_ASSUMED = {"images": "annotated", "text": "annotated"}  # all else is observed
 
 Say = Callable[[str], None]
 
@@ -32,16 +34,15 @@ class Options:
     model: str | None = None
     make: str | None = None  # module:function that builds a model of the user's own
     runs: int = 4
-    rounds: int = 1
     rate: float | None = None
     epochs: int | None = None
     batch_size: int | None = None
     verified: int = 16
     trusted_validation: bool = False  # no label of the validation part is doubted
+    labels: str | None = None  # annotated or observed; by default the kind of data decides
 
     def __post_init__(self):
         check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)
-        check_count(self.rounds, "rounds", at_most=_MAX_RUNS, because=_WHY_RUNS)
         check_count(
             self.verified, "verified", at_least=1, at_most=_MAX_VERIFIED, because=_WHY_VERIFIED
         )
@@ -53,6 +54,8 @@ class Options:
             raise BadInput(f"A rate must be above 0, not {self.rate}.")
         if self.model is not None:
             check_name("model", self.model, MODELS)
+        if self.labels is not None:
+            check_name("labels", self.labels, tuple(PRIORS))
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,16 @@ class Job:
     say: Say
     backbone: str = NONE  # whose features are used or tried
     device: torch.device = CPU  # where models are trained; it decides nothing else
+
+    @property
+    def labels(self) -> str:
+        """How the labels came about, as given or assumed: annotated or observed."""
+        return self.options.labels or _ASSUMED.get(self.prepared.source.kind, "observed")
+
+    @property
+    def pair(self) -> Pair:
+        """The inputs and targets of the training part."""
+        return self.prepared.pair("train")
 
     @property
     def count(self) -> int:

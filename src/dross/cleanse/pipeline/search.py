@@ -1,16 +1,20 @@
 """The recipe that every run of a project is trained by: as given, or found by a search."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+
+from ...data.seeds import mix_seeds
 from ...errors import NotFinite, TapeDamaged
 from ...support.messages.option_names import name_option
+from ..features.backbones import NONE
 from ..features.encode import Encoding, encode_again
 from ..inputs.prepared import PreparedData
 from ..inputs.user_code import import_function
-from ..learning.recipe import Recipe, default_batch_size
-from ..learning.train_many import SearchResult, search_rate
+from ..learning.recipe import Pair, Recipe, default_batch_size
+from ..learning.train_many import SEARCHED_EPOCHS, SearchResult, search_rate
 from ..project_files import read_intact, read_json, write_sealed
 from .candidates import (
     Candidate,
@@ -21,11 +25,10 @@ from .candidates import (
     list_candidates,
     take_best,
 )
-from .estimate import describe_cost, estimate_cost
 from .job import Job
 
-_LOWERED = "lowered"  # in search.json: {round: rate}, where training at the rate diverged
-_FOUND = {"rate", "epochs", "curves"}  # in search.json
+_LOWERED = "lowered"  # in search.json: the learning rate, where training at the found one diverged
+_FOUND = {"rate", "epochs", "curves", "searched_epochs"}  # in search.json
 
 
 def find_recipe(job: Job) -> tuple[Job, SearchResult]:
@@ -55,6 +58,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         "decay": recipe.decay,
         "curves": taken.found.curves,
         "searched_epochs": taken.found.epochs,
+        "seconds_per_step": taken.found.seconds_per_step,
         "model": recipe.model,
         "encoding": taken.data.encoding,
         "note": note,
@@ -66,23 +70,37 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         f"Model: {taken.candidate.describe(kind)}, rate {recipe.rate:g}, {recipe.epochs} epochs "
         f"in batches of {recipe.batch_size} ({_describe_origins(job)})."
     )
-    cost = estimate_cost(taken.found, taken.seconds, job.count, job.options.runs)
-    job.say(f"Expected: {describe_cost(cost)} in {job.folder}.")
     return replace(job, prepared=add_note(taken.data, note)), taken.found
 
 
+def count_trainings(job: Job) -> int:
+    """How many progress bars `find_recipe` shows, about."""
+    of_each = 1 if job.options.epochs is not None else len(SEARCHED_EPOCHS)
+    return of_each * len(list_candidates(job)) + (job.backbone != NONE)
+
+
 def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
-    started = time.monotonic()
+    learned, held_out = _hold_out(data, job.request.seed)
     found = search_rate(
         _base_recipe(job, candidate.model, data),
-        *data.pair("train"),
-        data.pair("validation"),
+        *learned,
+        held_out,
         rates=None if job.options.rate is None else (job.options.rate,),
         epochs=job.options.epochs,
         seed=job.request.seed,
         progress=job.progress,
     )
-    return Trial(candidate, data, found, time.monotonic() - started)
+    return Trial(candidate, data, found)
+
+
+def _hold_out(data: PreparedData, seed: int) -> tuple[Pair, Pair]:
+    """What the search learns, and what it compares losses on: the validation part, or a fifth."""
+    x, y = data.pair("train")
+    if len(data.parts["validation"]):
+        return (x, y), data.pair("validation")
+    order = torch.from_numpy(np.random.default_rng(mix_seeds(seed, 5)).permutation(len(y)))
+    held_out, learned = order[: len(y) // 5], order[len(y) // 5 :]
+    return (x[learned], y[learned]), (x[held_out], y[held_out])
 
 
 def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
@@ -98,26 +116,23 @@ def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
     found = {"rate": saved["rate"], "epochs": saved["epochs"], "decay": saved.get("decay", False)}
     recipe = replace(_base_recipe(job, model, data), **found)
     curves = {float(rate): losses for rate, losses in saved["curves"].items()}
-    # an earlier version looked at every epoch of runs whose rate did not decay
-    longest = max(map(len, curves.values()), default=0)
-    tried = saved.get("searched_epochs", list(range(1, longest + 1)))
+    tried = saved["searched_epochs"]
     again = replace(job, prepared=add_note(data, saved.get("note")))
-    return again, SearchResult(recipe, curves, tried)
+    return again, SearchResult(recipe, curves, tried, saved.get("seconds_per_step", 0.0))
 
 
-def lower_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
-    """A third of the rate for a round and those after it, also when an attempt goes on later."""
+def lower_rate(job: Job, recipe: Recipe) -> Recipe:
+    """A third of the learning rate, also when an interrupted attempt continues."""
     path = job.folder / "search.json"
-    saved, lowered = read_json(path), replace(recipe, rate=recipe.rate / 3)
-    rates = saved.get(_LOWERED, {}) | {str(number): lowered.rate}
-    write_sealed(path, saved | {_LOWERED: rates})
+    lowered = replace(recipe, rate=recipe.rate / 3)
+    write_sealed(path, read_json(path) | {_LOWERED: lowered.rate})
     return lowered
 
 
-def use_lowered_rate(job: Job, recipe: Recipe, number: int) -> Recipe:
-    """The recipe of a round, at the rate that an earlier attempt had to lower it to, if it had."""
-    saved = read_json(job.folder / "search.json").get(_LOWERED, {})
-    return replace(recipe, rate=saved.get(str(number), recipe.rate))
+def use_lowered_rate(job: Job, recipe: Recipe) -> Recipe:
+    """The recipe at the learning rate that an earlier attempt had to lower it to, if it had."""
+    saved = read_json(job.folder / "search.json")
+    return replace(recipe, rate=saved.get(_LOWERED, recipe.rate))
 
 
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:

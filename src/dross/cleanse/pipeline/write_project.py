@@ -12,44 +12,49 @@ from ...support.atomic_files import sync_folder, write_bytes, write_json
 from ...support.file_digests import digest_file
 from ...support.png import encode_png
 from ...support.spreadsheets import disarm_cell
+from ..checked_labels import read_earlier
 from ..copies.found import FILE as COPIES
 from ..copies.found import Copies, join_content
-from ..findings import EXPECTED_ERROR
 from ..inputs.images import load_thumbnail
 from ..inputs.prepared import PreparedData
-from ..inputs.source import PARTS, Frame
+from ..inputs.source import PARTS, Frame, import_pandas
 from ..learning.train_many import SearchResult
-from ..plans.actions import KEEP
-from ..project import DIGESTED, DOUBTS, Project
+from ..project import DIGESTED, LABELS, Project
 from ..project_files import ABOUT, write_sealed
 from ..report import write_report
+from .examine import Outcome
 from .job import Job
-from .rounds import Outcome
 
 
 def write_project(
     job: Job,
     searched: SearchResult,
     outcome: Outcome,
-    why: dict[str, Any],
-    found: tuple[Copies, dict[str, int]],
-    labels: Frame,
+    *,
+    copies: Copies,
+    counts: dict[str, int],
     begun: dict[str, Any],
     seconds: float,
 ) -> Project:
     """Fill the folder. project.json comes last, after the report: it says that the rest is whole.
 
-    why: the content of why.json; found: copies, and how many there are; labels: the content of
-    doubts.parquet; begun: that of begun.json; seconds: how long everything took.
+    Arguments:
+        job: What was asked for.
+        searched: What the search for a recipe found.
+        outcome: What was found about the instances.
+        copies: In the data.
+        counts: How many copies there are.
+        begun: The content of begun.json.
+        seconds: How long everything took.
     """
-    folder, (copies, counts) = job.folder, found
+    folder = job.folder
     _write_content(folder, job.prepared)
     write_bytes(folder / COPIES, join_content(copies).to_parquet())
-    write_bytes(folder / DOUBTS, labels.to_parquet())
-    _write_pictures(folder / "pictures", job.prepared, why, copies, labels)
-    write_json(folder / "why.json", why)
+    write_bytes(folder / LABELS, outcome.labels.to_parquet())
+    _write_pictures(folder / "pictures", job.prepared, outcome, copies)
+    write_json(folder / "why.json", outcome.why)
     about = begun | _describe_project(job, searched, outcome, seconds)
-    about |= {"copies": counts, "validation_labels": _describe_labels(job, labels)}
+    about |= {"copies": counts, "checked_labels": _describe_checked(job, outcome.labels)}
     return write_tables(folder, outcome.instances, about, DIGESTED)
 
 
@@ -93,7 +98,6 @@ def _describe_project(
         "classes": source.classes,
         "counts": {part: len(ids) for part, ids in prepared.parts.items()},
         "runs": options.runs,
-        "rounds": options.rounds,
         "recipe": outcome.recipe.to_json(),
         "encoding": prepared.encoding,
         "notes": prepared.notes,
@@ -101,17 +105,15 @@ def _describe_project(
         "columns": [asdict(column) for column in prepared.columns],
         "search": {str(rate): losses for rate, losses in searched.curves.items()},
         "searched_epochs": searched.epochs,
-        "measure": EXPECTED_ERROR,
         "measure_scale": outcome.scale,
         "run_agreement": outcome.agreement,
-        "suggested": {
-            "m": int((outcome.instances["action"] != KEEP).sum()),
-            "what": outcome.what,
-            "reason": outcome.reason,
-        },
-        "plans": _describe_plans(outcome),
+        "labels": job.labels,
+        "labels_assumed": options.labels is None,
+        "trusted_validation": options.trusted_validation,
+        "noise": outcome.noise,
+        "recommendation": outcome.recommendation,
         "verification": {
-            "ids": outcome.active[verification.instances].tolist(),
+            "ids": outcome.verified_ids.tolist(),
             "estimated": verification.estimated.tolist(),
             "actual": verification.actual.tolist(),
             "tau": verification.tau,
@@ -122,20 +124,16 @@ def _describe_project(
     }
 
 
-def _describe_labels(job: Job, labels: Frame) -> dict[str, Any]:
-    doubted, checked = (labels["rank"] >= 0).sum(), (labels["checked"] != "").sum()
-    counts = {"count": len(labels), "doubted": int(doubted), "checked": int(checked)}
-    return counts | {"trusted": job.options.trusted_validation}
-
-
-def _describe_plans(outcome: Outcome) -> dict[str, Any]:
-    """The plans of the last round, in ids of the whole training part."""
-    described = outcome.competition.to_json()
-    del described["on_validation"]  # doubts.parquet has it
-    for plan in described["finalists"]:
-        for key in ("removed", "relabelled"):
-            plan[key] = outcome.active[plan[key]].tolist()
-    return described
+def _describe_checked(job: Job, labels: Frame) -> dict[str, Any]:
+    return {
+        "part": job.prepared.checked_part,
+        "count": len(labels),
+        "to_check": int((labels["rank"] >= 0).sum()),
+        "checked": int((labels["checked"] != "").sum()),
+        "wrong": int(labels["checked"].isin(["wrong", "relabelled"]).sum()),
+        "before": read_earlier(job.folder),
+        "trusted": job.options.trusted_validation,
+    }
 
 
 def _write_content(folder: Path, prepared: PreparedData) -> None:
@@ -143,25 +141,24 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     content = train.content.reset_index(drop=True).astype(object)
     write_bytes(folder / "content.parquet", content.to_parquet())
     content = validation.content.reset_index(drop=True).astype(object)
-    content[" source"] = validation.names
-    content[" label"] = [str(label) for label in validation.labels]
+    labels = [str(label) for label in validation.labels]
+    pandas = import_pandas()
+    named = pandas.DataFrame({" source": validation.names, " label": labels}, dtype=object)
+    content = pandas.concat([content, named], axis=1)
     write_bytes(folder / "validation.parquet", content.to_parquet())
 
 
-def _write_pictures(
-    folder: Path, prepared: PreparedData, why: dict[str, Any], copies: Copies, labels: Frame
-) -> None:
+def _write_pictures(folder: Path, prepared: PreparedData, outcome: Outcome, copies: Copies) -> None:
     """Small copies of every training picture, and of others that lists and reasons point at."""
     if prepared.root is None:
         return
-    hurt = {entry[0] for reasons in why.values() for entry in reasons.get("hurts", [])}
+    labels = outcome.labels
+    hurt = {entry[0] for reasons in outcome.why.values() for entry in reasons.get("hurts", [])}
     same = {part: set(copies.ids(part)) for part in PARTS}
     questioned = labels.index[(labels["rank"] >= 0) | (labels["checked"] != "")]
-    wanted = {
-        "train": range(len(prepared.parts["train"])),
-        "validation": hurt | same["validation"] | set(questioned),
-        "test": same["test"],
-    }
+    wanted = {"train": range(len(prepared.parts["train"])), "test": same["test"]}
+    if len(prepared.parts["validation"]):
+        wanted["validation"] = hurt | same["validation"] | set(questioned)
     folder.mkdir(exist_ok=True)
     for part, ids in wanted.items():
         paths = prepared.part(part).content["path"].tolist()

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ...cleanse.confidence.agreement import warn_of_disagreement
 from ...cleanse.decision_state import Decision
-from ...cleanse.findings import describe_recommendation
-from ...cleanse.plans.known import tabulate_plans
+from ...cleanse.findings import describe_checked, describe_recommendation, warn_of_disagreement
+from ...cleanse.inputs.chats.read import CHATS
 from ...cleanse.project import Project
-from ...cleanse.report import draw_competition
+from ...cleanse.recommendation import list_measures, tabulate_plans
+from ...cleanse.report import draw_plans_figure, write_command
 
 PICTURE = "/picture/plans"
 
@@ -35,28 +35,37 @@ class RecommendedPlan:
         """What it does, why, what to be careful about, and the other plans, as JSON."""
         about = self.project.about
         what, why = describe_recommendation(about, self.project.instances)
-        table = tabulate_plans(self.project.plans, about.get("plans", {}).get("recommended"))
+        table = tabulate_plans(self.project.plans, about["recommendation"]["recommended"])
         return {
             "what": what,
             "why": why,
             "disagreement": warn_of_disagreement(about),
             "count": len(self.changes),
-            "picture": PICTURE if "plans" in about or "curve" in about else None,
+            "checked": describe_checked(about),
+            "command": self._command,
+            "picture": PICTURE if list_measures(about) else None,
             "others": table["rows"],
-            "kinds": table["kinds"],
+            "measures": table["measures"],
         }
+
+    @property
+    def _command(self) -> str | None:
+        """What to run again once labels are checked; None: the same call of `dross.clean`."""
+        about = self.project.about
+        if about.get("kind") == CHATS or about["request"].get("given") is not None:
+            return None
+        return write_command(about, self.project.folder, short=True)
 
     def count_followed(self, decisions: Mapping[int, Decision]) -> int:
         """How many instances are decided as the plan recommends."""
         return sum(decisions.get(id) == decision for id, decision in self.changes.items())
 
     def draw(self) -> bytes | None:
-        """The picture of all plans that were tried, as SVG; None where there is none."""
+        """The figure of all plans, as SVG; None where none was measured."""
         with self._drawing:
             return self._drawn
 
     @cached_property
     def _drawn(self) -> bytes | None:
-        about = self.project.about
-        known = "plans" in about or "curve" in about
-        return draw_competition(about).encode() if known else None
+        drawn = draw_plans_figure(self.project.about)
+        return drawn.encode() if drawn else None

@@ -4,7 +4,7 @@ export const FILTERS = ["q", "class", "origin", "prediction", "state", "min", "m
 
 export function read() {
   const query = new URLSearchParams(location.search);
-  const filter = { tab: query.get("tab") || "harmful" };
+  const filter = { tab: query.get("tab") || document.querySelector("meta[name=dross-tab]").content };
   for (const name of FILTERS) if (query.get(name)) filter[name] = query.get(name);
   const item = query.get("item");
   return { filter, item: item === null || !/^\d+$/.test(item) ? null : Number(item) };

@@ -9,8 +9,8 @@ let warned = "";
 let offline = null;
 
 export function start() {
-  const { counts, runs, task } = project;
-  show(byId("about"), `dross review · ${count(counts.train, "training instance")} · ${task} · ${count(runs, "run")}`);
+  const { counts, runs } = project;
+  show(byId("about"), `${count(counts.train, "training instance")} · ${count(runs, "run")}`);
   on("standing", draw);
   on("saving", saving);
   on("problem", problem);
@@ -24,12 +24,13 @@ export function start() {
 }
 
 function draw() {
-  const { keep, remove, relabel, suggested, suggested_decided: done, checked } = standing.progress;
+  const { keep, remove, relabel, suggested, suggested_decided: done, checked, to_check: wanted, to_check_decided: checkedOfThem } = standing.progress;
   const bar = byId("progress");
-  bar.max = suggested || project.counts.train;
-  bar.value = suggested ? done : keep + remove + relabel;
+  bar.max = suggested || wanted || project.counts.train;
+  bar.value = suggested ? done : wanted ? checkedOfThem : keep + remove + relabel;
   const first = suggested ? `${done} of the ${count(suggested, "suggested", "suggested")} decided` : `${keep + remove + relabel} decided`;
-  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep` + (checked ? ` · ${count(checked, "validation label")} checked` : "");
+  const ofChecks = wanted ? ` · ${checkedOfThem} of ${wanted} labels checked` : checked ? ` · ${count(checked, "label")} checked` : "";
+  byId("progress-text").textContent = `${first} · ${remove} remove, ${relabel} relabel, ${keep} keep` + ofChecks;
   byId("undo").disabled = !standing.undoable && !waitingCount();
   byId("redo").disabled = !standing.redoable;
   const text = standing.warnings.join("\n");

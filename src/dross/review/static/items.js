@@ -9,7 +9,7 @@ import { adviceWord, decisionWord, percent, signed } from "./words.js";
 
 /** Heights in rem; narrow: below 45 rem of width. */
 export const SHAPES = {
-  images: { role: "listbox", height: () => 16, across: (width) => Math.max(1, Math.floor(width / 9.5)) },
+  images: { role: "listbox", height: () => 16, across: (width) => Math.max(1, Math.floor(width / 10.2)) },
   text: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
   chats: { role: "listbox", height: (narrow) => (narrow ? 11 : 7.6), across: () => 1 },
   table: { role: "grid", height: (narrow) => (narrow ? 8.2 : 2.7), across: () => 1 },
@@ -31,18 +31,23 @@ export function updateDecision(element, id, item) {
 
 /** Wide tables: the same widths for the head and for every row. */
 export function columnWidths() {
-  return ["14.5rem", "8rem", "9.5rem", "7rem", "4.5rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
+  return ["14.5rem", "8rem", "11.5rem", "8.2rem", "5.5rem", ...project.columns.map((column) => `${Math.max(4.5, 0.62 * column.width + 2.4)}rem`)];
 }
 
 export function tableHead() {
-  const names = ["Decision", "Label", "Models say", "Effect", "Sure", ...project.columns.map((column) => column.name)];
-  const head = h("div", { class: "head row", role: "row", "aria-rowindex": 1 }, names.map((name) => h("span", { role: "columnheader" }, data(name))));
+  const effect = project.unit ? `Effect,${project.unit}` : "Effect";
+  const names = ["Decision", "Label", "Predicted", [effect, "Wrong"], ["Sure", ""], ...project.columns.map((column) => column.name)];
+  const either = ([train, check]) => [h("span", { "data-of": "train" }, train), h("span", { "data-of": "validation" }, check)];
+  const head = h("div", { class: "head row", role: "row", "aria-rowindex": 1 }, names.map((name) => h("span", { role: "columnheader" }, Array.isArray(name) ? either(name) : data(name))));
   head.style.gridTemplateColumns = columnWidths().join(" ");
   return head;
 }
 
-const meaning = (item) => (item.part === "validation" ? "how the best plan changes the models' error on it" : `estimated change in the ${project.measure} without it`);
-const effectWord = (item) => signed(item.effect) + (item.part === "validation" ? "" : project.unit);
+const meaning = (item) => (item.part === "validation" ? "the probability that the label is wrong" : `estimated change of the ${project.measure} without it`);
+const effectWord = (item, unit = project.unit) => {
+  if (item.part === "validation") return item.wrong === null ? "" : percent(item.wrong) + (unit === null ? "" : " wrong");
+  return item.effect === null ? "" : signed(item.effect) + (unit ?? "");
+};
 const SURE = "how certain it is that acting on this instance is right";
 const effect = (item) => h("span", { class: "effect", title: meaning(item) }, effectWord(item), item.confidence === null ? null : h("span", { class: "confidence", title: SURE }, ` · ${percent(item.confidence)} sure`));
 const copyMark = (item) => (item.copy ? h("span", { class: item.copy.leaks ? "copy leaks" : "copy", title: item.copy.words }, `≡${item.copy.group + 1}`, h("span", { class: "unseen" }, " ", item.copy.words), " ") : null);
@@ -59,8 +64,8 @@ function chips(item) {
 }
 
 function tile(item) {
-  const image = h("img", { src: picture(item.part ?? "train", item.place ?? item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
-  return [image, decision(), chips(item), effect(item)];
+  const image = h("img", { src: picture(item.picture_part ?? "train", item.place ?? item.id), alt: `Picture ${item.source}, labelled ${item.label}`, decoding: "async", draggable: "false" });
+  return [image, decision(), chips(item), h("span", { class: "effect", title: meaning(item) }, effectWord(item))];
 }
 
 function passage(item) {
@@ -80,7 +85,7 @@ function row(item) {
     h("span", { role: "gridcell", class: "decision" }),
     cell([copyMark(item), data(item.label)], "label", { class: "chip", title: item.label }),
     cell([says(item), data(item.prediction), sure(item)], "models", { class: saysClass(item), title: item.prediction + sure(item) }),
-    cell(effectWord(item), "effect", { class: "effect" }),
+    cell(effectWord(item, null), "effect", { class: "effect", title: meaning(item) }),
     cell(percent(item.confidence), "sure", { class: "effect", title: SURE }),
   ];
   const cells = item.cells.map((value, place) => {

@@ -4,8 +4,8 @@ import { byId, h, show } from "./dom.js";
 import { set, setting } from "./settings.js";
 
 const KEYS = [
-  ["k", "keep", "keep it (a validation label: it is right)"],
-  ["x", "remove", "remove it (a validation label: it is wrong)"],
+  ["k", "keep", "keep it (a label to check: it is right)"],
+  ["x", "remove", "remove it (a label to check: it is wrong)"],
   ["r", "relabel", "relabel it: then 1 to 9, 0 and letters choose a class"],
   ["c", "undecided", "clear its decision"],
   ["u", "undo", "undo, as often as you like"],

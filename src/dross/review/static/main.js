@@ -21,14 +21,14 @@ import * as zoom from "./zoom.js";
 
 const MEANINGS = {
   plan: "What the recommended plan would change, the least certain first: check those. Nothing changes until you accept the plan.",
-  harmful: "Without any one of these the model would make fewer mistakes on the validation data, by the estimate. The most harmful comes first.",
-  mislabelled: "Models that never saw these find their labels improbable, so the labels may be wrong. That alone does not mean that they harm the model.",
-  validation: "Validation labels doubted by models that never saw them; those that the recommendation depends on most come first. Say which are right, wrong or really something else, then run the same dross clean command again: it uses what you said.",
+  harmful: "Without any one of these the expected error on held-out instances would be lower, by the estimate. The most harmful comes first.",
+  mislabelled: "Models that did not learn these find their labels improbable, so the labels may be wrong. The likeliest mistakes come first.",
+  validation: "The labels whose check decides most. Press k if the label is right, x if it is wrong, r if it is really something else.",
   copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
-const MEANING_OF_TRUST = "All validation labels count as right (--trusted-validation), so none is doubted.";
-const MEANING_OF_VALUE = "The given value is far from what models predict that never saw it, so it may be wrong. That alone does not mean that it harms the model.";
+const MEANING_OF_TRUST = "All validation labels count as right (--trusted-validation), so none is listed.";
+const MEANING_OF_VALUE = "The given value is far from what models predict that did not learn it, so it may be wrong.";
 
 let filter = {};
 let asked = 0;
@@ -59,6 +59,8 @@ function showFilter() {
   const special = { mislabelled: project.task === "regression" && MEANING_OF_VALUE, validation: project.trusted && MEANING_OF_TRUST };
   byId("meaning").textContent = special[filter.tab] || (MEANINGS[filter.tab] ?? "");
   document.body.dataset.part = filter.tab === "validation" ? "validation" : "train";
+  byId("plan-doubt").hidden = filter.tab !== "harmful" || !project.plan.disagreement;
+  byId("plan-doubt").replaceChildren(data(project.plan.disagreement ?? ""));
   byId("clear").hidden = Object.keys(filter).length < 2;
 }
 
@@ -85,7 +87,7 @@ function fromForm() {
 }
 
 function describeFilter() {
-  const names = { q: "found by", class: "class", origin: "source", prediction: "label and prediction", state: "decision", min: "effect from", max: "effect up to" };
+  const names = { q: "found by", class: "class", origin: "source", prediction: "label and prediction", state: "decision", min: "from", max: "up to" };
   const form = byId("filters");
   const words = (name) => (form.elements[name].tagName === "SELECT" ? form.elements[name].selectedOptions[0].textContent : filter[name]);
   const tab = document.querySelector('[aria-current="page"]').textContent;
@@ -105,7 +107,7 @@ function take(action, label = null) {
 function advance() {
   const place = list.selectedPlace() + 1;
   if (place < list.length()) list.select(place, { focus: !byId("list").inert });
-  else say("That was the last one in the list.");
+  else say(filter.tab === "validation" ? byId("plan-checks").textContent : "That was the last one in the list.");
 }
 
 async function takeBack(verb, word) {
@@ -219,7 +221,8 @@ async function begin() {
     header.start();
     why.start();
     bulk.start();
-    plan.start(() => visit({ tab: "plan" }).then(list.focusSelected));
+    const lookAt = (tab) => () => visit({ tab }).then(list.focusSelected);
+    plan.start(lookAt("plan"), lookAt("validation"));
     verdict.start();
     zoom.start();
     tour.start();

@@ -9,24 +9,27 @@ import { count } from "./words.js";
 
 const box = byId("plan-box");
 const button = byId("take-plan");
+const SECONDS_PER_CHECK = 4.5; // as in findings.py
 let counted = "";
 const small = matchMedia("(max-width: 45rem), (max-height: 40rem)");
 
-/** look: shows the list of what the plan touches. */
-export function start(look) {
+/** look: shows the list of what the plan touches; check: that of the labels to check. */
+export function start(look, check) {
   const { plan } = project;
   byId("plan-what").replaceChildren(data(plan.what));
   byId("plan-why").replaceChildren(data(plan.why));
-  byId("plan-doubt").hidden = !plan.disagreement;
-  if (plan.disagreement) byId("plan-doubt").replaceChildren(data(plan.disagreement));
+  byId("plan-checked").hidden = !plan.checked;
+  byId("plan-checked").replaceChildren(data(plan.checked));
+  byId("plan-command").replaceChildren(data(plan.command ?? ""));
   byId("plan").hidden = false;
   button.hidden = byId("look-plan").hidden = !plan.count;
   button.addEventListener("click", take);
   byId("look-plan").addEventListener("click", look);
+  byId("check-labels").addEventListener("click", check);
   for (const id of ["open-plans", "plan-thumb"]) byId(id).addEventListener("click", open);
   byId("open-plans").hidden = !plan.picture && !plan.others.length;
   byId("plan-thumb").hidden = !plan.picture;
-  if (plan.picture) byId("plan-thumb").append(h("img", { src: plan.picture, alt: "What every plan that was tried would have achieved; show it larger" }));
+  if (plan.picture) byId("plan-thumb").append(h("img", { src: plan.picture, alt: "How each plan changes the error and the log loss; show it larger" }));
   box.open = !small.matches && setting("plan") !== "closed";
   box.addEventListener("toggle", () => small.matches || set("plan", box.open ? "" : "closed"));
   on("standing", draw);
@@ -47,6 +50,7 @@ function tellState(text) {
 
 function draw() {
   const { suggested, suggested_decided: decided, suggested_followed: followed } = standing.progress;
+  drawChecks();
   button.disabled = decided === suggested;
   if (!suggested) return;
   const otherwise = decided - followed;
@@ -55,20 +59,35 @@ function draw() {
   byId("plan-state").textContent = counted = words;
 }
 
-const percentage = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+/** What to check, how far that is, and what to do then. */
+function drawChecks() {
+  const { to_check: wanted, to_check_decided: done } = standing.progress;
+  byId("plan-checks").hidden = !wanted;
+  byId("check-labels").hidden = !wanted || done === wanted;
+  byId("check-labels").classList.toggle("primary", !project.plan.count);
+  byId("plan-command").hidden = !done || !project.plan.command;
+  if (!wanted) return;
+  const minutes = Math.max(1, Math.round((wanted * SECONDS_PER_CHECK) / 60));
+  const again = project.plan.command ? "Then run this command again; it uses what you said:" : "Then call dross.clean(...) again as before; it uses what you said.";
+  const words = !done ? `Check these ${count(wanted, "label")}, about ${count(minutes, "minute")}. Then run the same dross clean again; it uses what you said.`
+    : done < wanted ? `${done} of ${count(wanted, "label")} checked. ${again}`
+    : `All ${count(wanted, "label")} are checked. ${again.replace("Then", "Now")}`;
+  if (byId("plan-checks").textContent !== words) byId("plan-checks").textContent = words;
+}
 
 function open() {
   const { plan } = project;
-  const number = (text) => h("td", { class: "number" }, text);
+  const cell = ({ before, after, change, interval }) => h("td", { class: "number" }, `${before} → ${after}`, h("span", { class: "interval-words" }, `${change} (${interval})`));
   const rows = plan.others.map((other) =>
     h("tr", other.recommended ? { class: "chosen" } : {}, h("th", { scope: "row" }, data(other.name), other.recommended ? " (recommended)" : ""),
-      number(other.change === null ? "" : percentage(100 * other.change)), number(other.error === null ? "" : (100 * other.error).toFixed(2)), other.by_kind.map((change) => number(percentage(100 * change))), h("td", {}, data(other.what))));
-  const titles = ["Plan", "Change of mistakes, %", "Standard error", ...plan.kinds.map((kind) => `Change with ${kind}, %`), "What it does"];
-  const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "The change of the error against how many instances a plan touches, one line for each kind of plan. The table has the best." }),
-    h("figcaption", {}, "Every plan that was tried, on data that had no part in its ranking. Below zero is better; the circle is the recommended plan."));
-  const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best plans" }, h("table", {},
+      h("td", {}, data(other.what), other.rule ? h("span", { class: "interval-words" }, other.rule) : null), other.figures.map(cell)));
+  const titles = ["Plan", "What it does", ...plan.measures];
+  const picture = plan.picture && h("figure", {}, h("img", { class: "plans-picture", src: plan.picture, alt: "How each plan changes the error and the log loss, with intervals. The table has the numbers." }),
+    h("figcaption", {}, "The change under each plan on held-out instances, with its 95 % interval. Below zero is better; the recommended plan is blue."));
+  const meaning = "Each cell: before → after, the change, and its 95 % interval, on held-out instances. The log loss counts that some of their labels are wrong; in the plain log loss all of them count as right. To use another plan, pass its name to dross judge or dross export with --plan.";
+  const table = rows.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The plans" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, rows)));
-  show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, "To use another one, pass its name to dross judge or dross export with --plan.") : null);
+  show(byId("plans-body"), picture, table, rows.length ? h("p", { class: "quiet small" }, project.classes.length ? meaning : meaning.replaceAll("log loss", "squared error")) : null);
   byId("plans").showModal();
   byId("plans-title").focus();
 }

@@ -15,11 +15,11 @@ export function effectClass(effect, scale) {
 }
 
 function meaning(effect) {
-  const words = effect < 0 ? "harms: fewer mistakes without it" : effect > 0 ? "helps: more mistakes without it" : "does nothing";
+  const words = effect < 0 ? "harms: the expected error falls without it" : effect > 0 ? "helps: the expected error rises without it" : "does nothing";
   return `${signed(effect)}${project.unit}, ${words}`;
 }
 
-/** tokens: [[text, effect or null], ...] -> elements; what is not learnt is quiet. */
+/** tokens: [[text, effect or null], ...] -> elements; what is not learned is quiet. */
 export function tokenSpans(tokens) {
   return tokens.map(([text, effect]) =>
     effect === null ? h("span", { class: "unlearnt" }, text) : h("span", { class: `token ${effectClass(effect, project.token_scale)}`, title: meaning(effect) }, printable(text)));
@@ -27,5 +27,5 @@ export function tokenSpans(tokens) {
 
 export function tokenLegend() {
   const sample = (kind, words) => h("span", { class: "legend-part" }, [4, 2, 1].map((level) => h("span", { class: `token ${kind}-${level}` }, "\u00a0\u00a0")), " ", words);
-  return h("p", { class: "token-legend quiet small" }, sample("harms", "harms the model"), sample("helps", "helps it"), h("span", { class: "legend-part unlearnt" }, "not learnt"));
+  return h("p", { class: "token-legend quiet small" }, sample("harms", "harms the model"), sample("helps", "helps it"), h("span", { class: "legend-part unlearnt" }, "not learned"));
 }

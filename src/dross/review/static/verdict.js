@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { chart } from "./chart.js";
 import { byId, data, h, show } from "./dom.js";
 import { on, standing, tell } from "./state.js";
-import { amount, count, percent, signed } from "./words.js";
+import { count, percent, signed } from "./words.js";
 
 const dialog = byId("verdict");
 let state = "idle";
@@ -73,15 +73,15 @@ async function showVerdicts() {
 }
 
 function build(verdict, place) {
-  const title = { improved: "Improved", worse: "Worse", "cannot tell": "Cannot tell" }[verdict.verdict] ?? verdict.verdict;
+  const title = { improved: "Improved", worse: "Worse", inconclusive: "Inconclusive" }[verdict.verdict] ?? verdict.verdict;
   const head = h("h3", {}, h("span", { class: `outcome ${verdict.verdict === "improved" ? "good" : verdict.verdict === "worse" ? "bad" : ""}` }, title), " ",
     h("span", { class: "quiet small" }, `${String(verdict.made).slice(0, 16).replace("T", " ")}, ${verdict.what}: ${verdict.removed} removed, ${verdict.relabelled} relabelled, ${count(verdict.seeds, "seed")}`),
     verdict.model ? h("span", { class: "quiet small" }, ", judged by ", data(verdict.model)) : null);
   const inside = [
     h("p", { class: "sentence" }, data(verdict.sentence)),
-    verdict.without_doubted ? h("p", { class: "without-doubted" }, data(verdict.without_doubted.sentence)) : null,
     verdict.settle ? h("p", { class: "quiet" }, data(verdict.settle)) : null,
-    Object.entries(verdict.metrics).map(([name, metric], order) => metricView(name, metric, order === 0)),
+    Object.entries(verdict.metrics).map(([name, metric], order) => metricView(name, name, metric, order === 0)),
+    Object.entries(verdict.plain ?? {}).map(([name, metric]) => metricView(name, `${name}, all given labels counted as right`, metric, false)),
     perClass(verdict.per_class ?? []),
   ];
   if (place === 0) return h("section", { class: "verdict" }, head, inside);
@@ -91,25 +91,24 @@ function build(verdict, place) {
 const shownValue = (name, value) => (name === "error" ? `${(100 * value).toFixed(2)} %` : String(Number(value.toPrecision(4))));
 const shownChange = (name, value) => (name === "error" ? `${signed(100 * value)} points` : signed(value));
 
-function metricView(name, metric, large) {
+function metricView(name, words, metric, large) {
   const range = ([low, high]) => `95 % interval ${shownChange(name, low)} to ${shownChange(name, high)}`;
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-  const rows = [["after", metric.difference, metric.interval], ["as many at random", metric.random_difference, metric.random_interval]];
+  const rows = [["after", metric.difference, metric.interval], ["as many random edits", metric.random_difference, metric.random_interval]];
   return h("div", { class: "metric" },
-    h("h4", {}, `Test ${name}`),
-    h("p", {}, `Before ${shownValue(name, mean(metric.before))}, after ${shownValue(name, mean(metric.after))}, as many at random ${shownValue(name, mean(metric.random))} on average.`),
+    h("h4", {}, words.charAt(0).toUpperCase() + words.slice(1)),
+    h("p", {}, `Before ${shownValue(name, mean(metric.before))}, after ${shownValue(name, mean(metric.after))}, as many random edits ${shownValue(name, mean(metric.random))} on average.`),
     large ? chart(name, metric, shownValue, shownChange) : null,
     h("ul", {}, rows.filter(([, value]) => value !== null && value !== undefined).map(([who, value, interval]) => h("li", {}, h("strong", {}, `${who}: ${shownChange(name, value)}`), `, ${range(interval)}`))),
-    h("p", { class: "quiet small" }, `Chance alone would do this with p = ${amount(metric.p_t)} (t test), ${amount(metric.p_signs)} (signs).`),
     h("details", {}, h("summary", {}, "The numbers, seed by seed"),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Test ${name} per seed` }, h("table", {},
+      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${words} per seed` }, h("table", {},
         h("thead", {}, h("tr", {}, ["Seed", "Before", "After", "Random"].map((title) => h("th", { scope: "col" }, title)))),
         h("tbody", {}, metric.before.map((value, seed) => h("tr", {}, h("th", { scope: "row" }, seed + 1), [value, metric.after[seed], metric.random[seed]].map((each) => h("td", { class: "number" }, each === undefined ? "" : shownValue(name, each)))))))))); 
 }
 
 function perClass(classes) {
   if (!classes.length) return null;
-  return [h("h4", {}, "Per class"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Test error per class" }, h("table", {},
+  return [h("h4", {}, "Per class"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Error per class" }, h("table", {},
     h("thead", {}, h("tr", {}, ["Class", "Instances", "Error before", "Error after", "Change"].map((title) => h("th", { scope: "col" }, title)))),
     h("tbody", {}, classes.map((entry) => h("tr", {}, h("th", { scope: "row" }, data(entry.class)), h("td", { class: "number" }, entry.count),
       h("td", { class: "number" }, percentOf(entry.before)), h("td", { class: "number" }, percentOf(entry.after)), h("td", { class: "number" }, change(entry)))))))];

@@ -100,7 +100,7 @@ function build(why) {
     why.copies?.length ? others("Copies and near copies", why.copies, copy) : null,
     h("dl", { class: "reasons" }, why.sentences.map((entry) => h("div", {}, h("dt", {}, entry.about), h("dd", { dir: "auto" }, entry.text)))),
     content(why),
-    why.hurts ? others("Validation instances it hurts most", why.hurts, hurt) : null,
+    why.hurts ? others("Held-out instances it hurts most", why.hurts, hurt) : null,
     why.similar ? others("Most similar training instances", why.similar, similar) : null,
   ];
 }

@@ -1,1 +1,0 @@
-"""How sure a single suggestion is, and how far independent runs agree."""

@@ -1,1 +1,0 @@
-"""Validation and test labels that are doubted by models that have not learnt them."""

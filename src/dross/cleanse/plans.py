@@ -1,0 +1,600 @@
+"""What to do about labels that are likely wrong: rules, and a guard that decides between them.
+
+A rule turns the estimate of `label_noise` into edits: labels that change, and rows that go. The
+guard compares every rule with doing nothing, and nothing wins unless a rule is better beyond chance
+and by an effect that matters. Whoever judges a label must not have helped to choose it. So the
+rows are split into folds, and for each fold the whole procedure (experts, noise model, edits) is
+repeated without it; models of two kinds learn the edited rest and predict the fold.
+
+Two tests can allow a rule. Both use the Brier score, which is proper: a model cannot improve it by
+being surer than it should be.
+
+    all rows      predictions of true classes are turned into predictions of given labels by the
+                  noise model of the other folds, and compared with the given labels; the rule must
+                  also beat the plain score of doing nothing
+    trusted rows  plain predictions are compared with labels that are mostly right: those of a
+                  validation file, or those that a person has checked
+
+Neither counts where the error or the log loss on the same rows gets worse.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.seeds import mix_seeds
+from ..errors import BadInput
+from ..support.progress import show_progress
+from .label_noise import (
+    LIKELY,
+    PRIORS,
+    FittedModel,
+    LabelNoise,
+    LabelPrior,
+    NumberNoiseModel,
+    Rows,
+    assign_folds,
+    estimate_label_noise,
+    list_experts,
+    principal_components,
+)
+
+_NONE = np.zeros(0, dtype=np.int64)
+_LEAST_PROBABILITY = 1e-3  # in the log loss
+_LEAST_LEFT = 5  # rows of each class that edits must leave
+_FOLDS = 6
+_INNER_FOLDS = 3
+_MOST_MEASURED = 4_000  # rows in the guard's folds; of more, a sample
+_FEWEST_TRUSTED = 100  # validation rows for a test on them alone
+_FEWEST_CHECKED = 30  # rows that a person has checked, for the same
+_LEARNED = 3.0  # standard errors by which experts must beat the class frequencies
+_MANY_WRONG = 0.02  # share of rows that look wrong, from which on a decision needs checks
+_CHECKS = 40
+_RANDOM_CHECKS = 0.3  # share of checks that are drawn from all rows
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What happens to some rows."""
+
+    removed: np.ndarray  # int64 [R]
+    relabelled: np.ndarray  # int64 [L]
+    labels: np.ndarray  # [L]: the new label of each
+
+    def __len__(self) -> int:
+        return len(self.removed) + len(self.relabelled)
+
+    def apply(self, y: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids that are left, and the labels of all rows."""
+        changed = y.copy()
+        changed[self.relabelled] = self.labels
+        return np.setdiff1d(ids, self.removed), changed
+
+
+NO_EDITS = Edits(_NONE, _NONE, _NONE)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which rows are edited, by the probability that their label is wrong."""
+
+    touch: float  # rows above it are edited
+    relabel: float  # a row is relabelled if another label is likelier than this
+    remove: bool  # the other rows above `touch` are removed
+    words: str
+
+    def __call__(self, noise: LabelNoise, rows: Rows) -> Edits:
+        """The edits; validation rows and checked rows stay as they are."""
+        other, probability = noise.best_other
+        touched = (noise.wrong > self.touch) & ~rows.anchors
+        relabelled = touched & (probability > self.relabel)
+        removed = touched & ~relabelled & self.remove
+        if rows.classes:
+            spared = _spare_classes(rows, removed, relabelled, other)
+            removed &= ~spared
+            relabelled &= ~spared
+        ids = np.flatnonzero(relabelled)
+        return Edits(np.flatnonzero(removed), ids, other[ids])
+
+
+def _spare_classes(
+    rows: Rows, removed: np.ndarray, relabelled: np.ndarray, other: np.ndarray
+) -> np.ndarray:
+    """Rows of classes of which the edits would leave hardly anything, bool [N]."""
+    train = ~rows.validation
+    before = np.bincount(rows.y[train], minlength=rows.classes)
+    left = np.bincount(rows.y[train & ~removed & ~relabelled], minlength=rows.classes)
+    left += np.bincount(other[relabelled], minlength=rows.classes)
+    return (left < np.minimum(before, _LEAST_LEFT))[rows.y]
+
+
+RULES: dict[str, Rule] = {
+    "wrong-50": Rule(
+        touch=0.5,
+        relabel=0.9,
+        remove=True,
+        words="relabel where another label is above 90 %, remove the other rows above 50 % wrong",
+    ),
+    "wrong-70": Rule(
+        touch=0.7,
+        relabel=0.9,
+        remove=True,
+        words="relabel where another label is above 90 %, remove the other rows above 70 % wrong",
+    ),
+    "wrong-90": Rule(
+        touch=0.9,
+        relabel=0.9,
+        remove=True,
+        words="relabel where another label is above 90 %, remove the other rows above 90 % wrong",
+    ),
+    "relabel-90": Rule(
+        touch=0.5,
+        relabel=0.9,
+        remove=False,
+        words="relabel where another label is above 90 %, remove nothing",
+    ),
+}
+
+
+def describe(plan: Edits | str) -> str:
+    """Edits, or a rule, in words."""
+    if isinstance(plan, str):
+        return RULES[plan].words if plan in RULES else plan
+    count = lambda number: f"{number:,} row" if number == 1 else f"{number:,} rows"
+    parts = []
+    if len(plan.relabelled):
+        parts.append(f"relabel {count(len(plan.relabelled))}")
+    if len(plan.removed):
+        parts.append(f"remove {count(len(plan.removed))}")
+    return " and ".join(parts) or "change nothing"
+
+
+# --- measures -------------------------------------------------------------------------------------
+
+
+def held_out_losses(
+    probabilities: np.ndarray,
+    y: np.ndarray,
+    noise: LabelNoise | None = None,
+    rates: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """The losses of models for rows that they did not learn, by name, each [.., n].
+
+    Arguments:
+        probabilities: What models predict for classes, [.., n, classes]; for numbers [.., n].
+        y: The given labels, [n]; float64 where they are numbers.
+        noise: How labels come to be wrong. Predictions are of true classes; with this they are
+            turned into predictions of given labels first. A model that predicts the truth then has
+            the lowest expected loss even where labels are wrong. Of numbers, an error counts for
+            no more than the size from which on the label is more likely wrong than right.
+        rates: From `noise.flip_rates` for these rows.
+
+    Returns:
+        Of classes `error`, `brier` and `log loss`; of numbers `absolute error` and
+        `squared error`.
+    """
+    if y.dtype.kind == "f":
+        errors = np.abs(probabilities - y)
+        if noise is not None and rates is not None:
+            assert isinstance(noise.model, NumberNoiseModel)
+            errors = np.minimum(errors, noise.model.largest_error(rates))
+        return {"absolute error": errors, "squared error": errors**2}
+    if noise is not None and rates is not None:
+        probabilities = noise.add_noise(probabilities, rates)
+    own = probabilities[..., np.arange(len(y)), y]
+    return {
+        "error": (probabilities.argmax(-1) != y).astype(np.float64),
+        "brier": 1 - 2 * own + (probabilities**2).sum(-1),
+        "log loss": -np.log(np.maximum(own, _LEAST_PROBABILITY)),
+    }
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measure of models before and after the edits of a rule, on held-out rows."""
+
+    before: float
+    after: float
+    change: float  # after - before; below 0 is better
+    interval: tuple[float, float]  # of the change, 95 %
+
+    @property
+    def error_units(self) -> float:
+        """The change in standard errors."""
+        half = (self.interval[1] - self.interval[0]) / 2
+        return 1.96 * self.change / half if half > 0 else 0.0
+
+    @property
+    def relative(self) -> float:
+        """The change as a share of what was before."""
+        return self.change / self.before if self.before > 0 else 0.0
+
+
+def compare(
+    before: np.ndarray, after: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> Figure:
+    """The change of a loss from rows [n]; duplicates share a group and count as one draw."""
+    weights = np.ones(len(before)) if weights is None else weights
+    if not len(before):
+        return Figure(0.0, 0.0, 0.0, (0.0, 0.0))
+    total = weights.sum()
+    change = float((weights * (after - before)).sum() / total)
+    _, group = np.unique(groups, return_inverse=True)
+    apart = np.bincount(group, weights=weights * (after - before - change))
+    error = float(np.sqrt((apart**2).sum()) / total)
+    return Figure(
+        before=float((weights * before).sum() / total),
+        after=float((weights * after).sum() / total),
+        change=change,
+        interval=(change - 1.96 * error, change + 1.96 * error),
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Losses of held-out rows, by rule and by name, each the mean of two kinds of models."""
+
+    ids: np.ndarray  # int64 [n]: the rows
+    plain: dict[str, dict[str, np.ndarray]]  # on given labels
+    aware: dict[str, dict[str, np.ndarray]]  # noise-aware
+
+    def figure(
+        self,
+        rows: Rows,
+        rule: str,
+        name: str,
+        *,
+        aware: bool,
+        among: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Figure:
+        """One loss with a rule and without it.
+
+        Arguments:
+            rows: All rows.
+            rule: Its name.
+            name: The loss.
+            aware: Noise-aware, or on given labels.
+            among: bool [N]: the rows that count, all by default.
+            weights: [N]: how much each row counts.
+        """
+        losses = self.aware if aware else self.plain
+        chosen = np.ones(len(self.ids), dtype=bool) if among is None else among[self.ids]
+        return compare(
+            losses[NOTHING][name][chosen],
+            losses[rule][name][chosen],
+            rows.groups[self.ids[chosen]],
+            None if weights is None else weights[self.ids[chosen]],
+        )
+
+
+NOTHING = "nothing"
+
+
+def measure_rules(
+    rows: Rows, prior: LabelPrior, rules: list[str], *, seed: int = 0, progress: bool = False
+) -> Measured:
+    """Repeat the procedure without each fold, and predict the fold.
+
+    Arguments:
+        rows: All rows, those of a validation file included.
+        prior: What is known about labels.
+        rules: Names of the rules to measure; doing nothing is always measured.
+        seed: Decides the folds, and the sample of very many rows.
+        progress: Whether to show a progress bar.
+    """
+    ids = _draw_measured(rows, seed)
+    some = rows.take(ids)
+    z = principal_components(some.x)
+    fold = assign_folds(some, _FOLDS, mix_seeds(seed, 7))
+    plain: dict[str, dict[str, np.ndarray]] = {}
+    aware: dict[str, dict[str, np.ndarray]] = {}
+    numbers = np.unique(fold)
+    for number in show_progress("comparing plans", numbers.tolist(), show=progress, unit="folds"):
+        held = fold == number
+        inside = np.flatnonzero(~held)
+        asked = np.flatnonzero(held)
+        rest = some.take(inside)
+        noise = estimate_label_noise(
+            rest, prior, z=z[inside], folds=_INNER_FOLDS, seed=mix_seeds(seed, int(number))
+        )
+        rates = noise.flip_rates(z[asked], some.validation[asked], some.checked[asked])
+        edits = {NOTHING: NO_EDITS} | {rule: RULES[rule](noise, rest) for rule in rules}
+        predictions = _predict_after(list(edits.values()), rest, some.x[asked])
+        for rule, predicted in zip(edits, predictions):
+            for losses, by_rule in (
+                (held_out_losses(predicted, some.y[asked]), plain),
+                (held_out_losses(predicted, some.y[asked], noise, rates), aware),
+            ):
+                by_name = by_rule.setdefault(rule, {})
+                for name, values in losses.items():
+                    by_name.setdefault(name, np.zeros(len(ids)))[asked] = values.mean(0)
+    return Measured(ids, plain, aware)
+
+
+def _draw_measured(rows: Rows, seed: int) -> np.ndarray:
+    """The rows that the guard sees: checked rows, and others by chance."""
+    if len(rows) <= _MOST_MEASURED:
+        return np.arange(len(rows))
+    order = np.random.default_rng(mix_seeds(seed, 8)).random(len(rows)) - rows.checked
+    return np.sort(np.argsort(order, kind="stable")[:_MOST_MEASURED])
+
+
+def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:
+    """What models that learned the edited rows predict, for each edits [kinds, n(, classes)]."""
+    experts = list_experts(rest.x, rest.classes)
+    kinds = [experts[0], experts[2]]  # linear, and trees
+    train = np.flatnonzero(~rest.validation)
+
+    def predict(one: Edits, place: int) -> np.ndarray:
+        kept, y = one.apply(rest.y, train)
+        model = FittedModel(kinds[place].make, rest.x[kept], y[kept], rest.classes)
+        return model.predict(x).astype(np.float64)
+
+    found: dict[tuple[bytes, ...], np.ndarray] = {}
+    answers = []
+    for one in edits:
+        key = tuple(part.tobytes() for part in vars(one).values())
+        if key not in found:  # rules often agree
+            found[key] = np.stack([predict(one, place) for place in range(len(kinds))])
+        answers.append(found[key] if rest.classes else found[key][..., 0])
+    return answers
+
+
+# --- the guard ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strictness:
+    """How much better than doing nothing a rule must be."""
+
+    all_rows: float  # standard errors of the noise-aware score
+    trusted_rows: float  # standard errors of the plain score on trusted rows
+    effect: float  # share of the score of doing nothing
+
+
+STRICTNESS = {
+    "annotated": Strictness(all_rows=1.5, trusted_rows=2.0, effect=0.02),
+    "observed": Strictness(all_rows=3.0, trusted_rows=2.0, effect=0.03),
+}
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """A rule, what it does to the rows, and what that does to models."""
+
+    name: str  # of the rule: what `--plan` takes
+    edits: Edits
+    figures: dict[str, Figure]  # `error`, `log loss`, `brier` (numbers: `absolute error`, `squared
+    # error`) on given labels, and each again as `noise-aware error` and so on
+    allowed: bool  # by the guard
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The plans that were compared with doing nothing, and the one that is recommended."""
+
+    plans: list[PlanResult]  # rules that touch at least one row, the best first
+    recommended: str | None  # the name of one of them; None: do nothing
+    state: str  # recommended, nothing learned, nothing wrong, no gain, or undecided
+    reason: str  # a sentence
+    checks: np.ndarray  # int64: rows whose labels a person should check, the most important first
+    check_weights: np.ndarray  # float64: 1 / the probability that each was drawn
+
+
+def recommend(
+    rows: Rows,
+    noise: LabelNoise,
+    labels: str,
+    *,
+    check_weights: np.ndarray | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Recommendation:
+    """Choose between the rules and doing nothing.
+
+    Arguments:
+        rows: All rows, those of a validation file included.
+        noise: What is known about their labels.
+        labels: `annotated` or `observed`.
+        check_weights: Of checked rows, 1 / the probability with which each was drawn, [N]; nan for
+            the others.
+        seed: Decides the folds.
+        progress: Whether to show a progress bar.
+    """
+    if labels not in PRIORS:
+        raise BadInput(f"labels is {labels!r}: use 'annotated' or 'observed'.")
+    nothing = lambda state, reason: Recommendation([], None, state, reason, _NONE, np.zeros(0))
+    if not learned_something(rows, noise):
+        return nothing(
+            "nothing learned",
+            "No model predicts these labels better than chance, so no label can be called wrong.",
+        )
+    edits = {name: rule(noise, rows) for name, rule in RULES.items()}
+    edits = {name: one for name, one in edits.items() if len(one)}
+    if not edits:
+        return nothing("nothing wrong", "No label is more likely wrong than right.")
+    measured = measure_rules(rows, PRIORS[labels], list(edits), seed=seed, progress=progress)
+    trusted, weights = _trusted_rows(rows, check_weights)
+    names = list(measured.plain[NOTHING])
+    score = "brier" if rows.classes else "absolute error"
+    # people who checked labels have shown how often they are wrong: noise is no longer a guess
+    strictness = STRICTNESS["annotated" if _checks_tell(rows, check_weights) else labels]
+    plans = []
+    gains = {}
+    for name, one in edits.items():
+        figures = {each: measured.figure(rows, name, each, aware=False) for each in names}
+        figures |= {
+            f"noise-aware {each}": measured.figure(rows, name, each, aware=True) for each in names
+        }
+        on_trusted = {
+            each: measured.figure(rows, name, each, aware=False, among=trusted, weights=weights)
+            for each in names
+        }
+        by_all = _allow_by_all(figures, score, names, strictness)
+        by_trusted = trusted.any() and _allow_by_trusted(on_trusted, score, names, strictness)
+        plans.append(PlanResult(name, one, figures, bool(by_all or by_trusted)))
+        gains[name] = figures[f"noise-aware {score}"].change
+        gains[name] += measured.figure(rows, name, score, aware=True, among=trusted).change
+    plans.sort(key=lambda plan: (not plan.allowed, gains[plan.name]))
+    best = plans[0]
+    if best.allowed:
+        reason = f"Models get better beyond chance if you {describe(best.edits)}."
+        return Recommendation(plans, best.name, "recommended", reason, _NONE, np.zeros(0))
+    likely = int(((noise.wrong > LIKELY) & ~rows.anchors).sum())
+    promising = any(plan.figures[f"noise-aware {score}"].change < 0 for plan in plans)
+    if promising and likely >= max(10, _MANY_WRONG * len(rows)):
+        checks, drawn = draw_checks(rows, noise, list(edits.values()), seed)
+        reason = (
+            f"{likely:,} labels look wrong, but the classes may also just overlap there: "
+            f"check {len(checks)} labels to decide."
+        )
+        return Recommendation(plans, None, "undecided", reason, checks, drawn)
+    reason = "No plan makes models better beyond chance."
+    return Recommendation(plans, None, "no gain", reason, _NONE, np.zeros(0))
+
+
+def learned_something(rows: Rows, noise: LabelNoise) -> bool:
+    """Whether predictions go with labels more than chance explains.
+
+    The mean over rows of (p - f)(e - f), with p the out-of-fold predictions, e the given labels as
+    0 and 1, and f the class frequencies. It is 0 in expectation if the experts know nothing.
+    """
+    used = noise.average.any(1)
+    if not used.any():
+        return False
+    if rows.classes:
+        frequencies = np.bincount(rows.y, minlength=rows.classes) / len(rows)
+        predicted = noise.average - frequencies
+        each = predicted[np.arange(len(rows)), rows.y] - predicted @ frequencies
+    else:
+        from scipy.stats import rankdata
+
+        order = lambda values: (rankdata(values) - (len(values) + 1) / 2) / len(values)
+        each = order(noise.average[used, 0]) * order(rows.y[used])
+    figure = compare(each * 0, -each, rows.groups)
+    return figure.error_units < -_LEARNED
+
+
+def _checks_tell(rows: Rows, check_weights: np.ndarray | None) -> bool:
+    """Whether enough checks say how often labels are wrong."""
+    known = rows.given is not None or check_weights is not None
+    return known and int(rows.checked.sum()) >= _FEWEST_CHECKED
+
+
+def _trusted_rows(
+    rows: Rows, check_weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows whose labels are compared as they are, bool [N]; and how much each counts."""
+    if check_weights is not None:
+        drawn = rows.checked & np.isfinite(check_weights)
+        if drawn.sum() >= _FEWEST_CHECKED:
+            return drawn, np.where(drawn, check_weights, 0.0)
+    if rows.validation.sum() >= _FEWEST_TRUSTED:
+        return rows.validation, None
+    return np.zeros(len(rows), dtype=bool), None
+
+
+def _allow_by_all(
+    figures: dict[str, Figure], score: str, names: list[str], strictness: Strictness
+) -> bool:
+    """Better noise-aware, and better than the plain score of doing nothing."""
+    aware = figures[f"noise-aware {score}"]
+    worse = any(figures[f"noise-aware {name}"].change > 0 for name in names)
+    return (
+        aware.error_units < -strictness.all_rows
+        and aware.relative < -strictness.effect
+        and aware.after < figures[score].before
+        and not worse
+    )
+
+
+def _allow_by_trusted(
+    figures: dict[str, Figure], score: str, names: list[str], strictness: Strictness
+) -> bool:
+    """Better on rows whose labels are mostly right."""
+    plain = figures[score]
+    worse = any(figures[name].change > 0 for name in names)
+    return (
+        plain.error_units < -strictness.trusted_rows
+        and plain.relative < -strictness.effect
+        and not worse
+    )
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def draw_checks(
+    rows: Rows, noise: LabelNoise, edits: list[Edits], seed: int, count: int = _CHECKS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for a person to check, and 1 / the probability with which each was drawn.
+
+    Most are drawn from the rows that plans would touch, since those decide; the others from all
+    rows, so that nothing is impossible. Systematic sampling draws each row with exactly its
+    probability.
+    """
+    free = ~rows.checked
+    if rows.validation.any():
+        free &= rows.validation  # plans are compared on them, and they stay as they are
+    free = np.flatnonzero(free)
+    count = min(count, len(free))
+    touched = np.zeros(len(rows))
+    for one in edits:
+        touched[one.removed] = 1
+        touched[one.relabelled] = 1
+    touched = touched[free]
+    chance = np.full(len(free), 1 / max(1, len(free)))
+    if touched.any():
+        chance = _RANDOM_CHECKS * chance + (1 - _RANDOM_CHECKS) * touched / touched.sum()
+    probability = _scale_to(chance, count)
+    rng = np.random.default_rng(mix_seeds(seed, 9))
+    order = rng.permutation(len(free))
+    steps = np.floor(np.cumsum(probability[order]) + rng.random())
+    drawn = order[np.diff(steps, prepend=0.0) >= 1]
+    drawn = drawn[np.argsort(-noise.wrong[free[drawn]], kind="stable")]
+    return free[drawn], 1 / probability[drawn]
+
+
+def _scale_to(chance: np.ndarray, count: int) -> np.ndarray:
+    """Probabilities of being drawn, of sum `count`, none above 1."""
+    probability = np.minimum(1, count * chance)
+    for _ in range(20):
+        free = probability < 1
+        missing = count - (len(chance) - free.sum()) - probability[free].sum()
+        if missing < 1e-9 or not free.any():
+            break
+        probability[free] *= 1 + missing / probability[free].sum()
+        probability = np.minimum(1, probability)
+    return probability
+
+
+# --- without some rows ----------------------------------------------------------------------------
+
+
+def edits_without(
+    rows: Rows, held_out: np.ndarray, rule: str, labels: str, seed: int = 0
+) -> tuple[Edits, LabelNoise]:
+    """What a rule would do had some rows not been there: for a verdict on them.
+
+    Arguments:
+        rows: All rows.
+        held_out: bool [N]; their labels have no part in the result.
+        rule: One of RULES.
+        labels: `annotated` or `observed`.
+        seed: Decides the folds.
+
+    Returns:
+        The edits, in places of `rows`; and the noise model. Its `flip_rates` for the rows that
+        were held out take their part of `principal_components(rows.x)`.
+    """
+    inside = np.flatnonzero(~held_out)
+    rest = rows.take(inside)
+    z = principal_components(rows.x)
+    noise = estimate_label_noise(rest, PRIORS[labels], z=z[inside], seed=seed)
+    found = RULES[rule](noise, rest)
+    edits = Edits(inside[found.removed], inside[found.relabelled], found.labels)
+    return edits, noise

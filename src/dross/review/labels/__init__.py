@@ -1,1 +1,0 @@
-"""The list of validation labels to check first, on the page."""
