@@ -324,7 +324,7 @@ def test_odd_inputs_give_probabilities(rows):
 
 
 def test_very_many_rows_are_all_examined(monkeypatch):
-    monkeypatch.setattr("dross.cleanse.label_noise._MOST_LEARNED", 1_000)
+    monkeypatch.setattr("dross.cleanse.label_noise.MOST_LEARNED", 1_000)
     rng = np.random.default_rng(12)
     x, y = make_classification(4_000, 8, n_informative=6, class_sep=2, flip_y=0, random_state=0)
     given = flip_uniformly(y, 2, 0.1, rng)

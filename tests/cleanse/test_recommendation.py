@@ -63,10 +63,12 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
     assert "change nothing" in (project.folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_path, seed):
-    """A third of the labels are unlikely, as they are what happened."""
-    table = make_table(tmp_path, np.random.default_rng(seed).integers(0, 2, 200), 1.0, 200, seed)
+def test_nothing_is_recommended_where_classes_overlap_and_nothing_is_wrong(tmp_path):
+    """A third of the labels are unlikely, as they are what happened.
+
+    One draw, as the guard is made quick here; tests/cleanse/test_plans.py has it in full.
+    """
+    table = make_table(tmp_path, np.random.default_rng(0).integers(0, 2, 200), 1.0, 200)
     project = dross.clean(table, "kind", out=tmp_path / "run", **FEW)
     assert project.recommended is None
     assert project.about["recommendation"]["state"] in ("undecided", "no gain", "nothing wrong")

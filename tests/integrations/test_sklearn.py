@@ -119,7 +119,7 @@ def test_a_frame_keeps_its_names_and_labels_their_type(folder):
 def test_validation_data_of_ones_own_are_not_learned():
     x, y, bad = made(280, kinds=(" ", "yes"))  # a class whose name is blank
     validation = (x[~bad][:80], y[~bad][:80])
-    how = {"validation": validation, "trusted_validation": True, "plan": "wrong-50"}
+    how = {"validation": validation, "trusted_validation": True, "plan": "wrong-70"}
     model = quick(KNeighborsClassifier(1), **how).fit(x, y)
     assert not np.isnan(model.scores_).any() and len(model.wrong_) == 280
     assert model.estimator_.n_samples_fit_ <= 280

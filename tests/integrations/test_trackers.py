@@ -72,19 +72,19 @@ def test_training_and_scores_are_reported(record, tracker):
 
 def test_the_plan_and_the_verdict_are_reported(tracker, tmp_path):
     x, y, _ = made()
-    options = QUICK | {"runs": 1, "verified": 1, "model": "linear"}
+    options = QUICK | {"runs": 1, "verified": 1, "model": "linear", "labels": "annotated"}
     with dross.track(tracker):
         project = dross.clean(x, y, out=tmp_path / "run", **options)
         verdict = dross.judge(tmp_path / "run", remove=5, seeds=2, quick=True, progress=False)
     plan = project.recommended
     assert plan is not None and tracker.of("clean/removed") == [(len(plan.removed), 0)]
     assert tracker.of("clean/relabelled") == [(len(plan.relabelled), 0)]
-    assert tracker.of("clean/change") == [(plan.change, 0)]
+    assert tracker.of("clean/error") == [(plan.figures["error"].change, 0)]
     error = verdict.metrics["error"]
     assert tracker.of("verdict/error/difference") == [(error.difference, 1)]
     assert tracker.of("verdict/error/before") == [(sum(error.before) / 2, 1)]
     assert tracker.of("verdict/error/highest") == [(error.interval[1], 1)]
-    signs = {"improved": 1, "worse": -1, "cannot tell": 0}
+    signs = {"improved": 1, "worse": -1, "inconclusive": 0}
     assert tracker.of("verdict/improved") == [(signs[verdict.verdict], 1)]
 
 

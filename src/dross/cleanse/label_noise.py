@@ -53,7 +53,7 @@ _SURELY = 0.9
 _FOLDS = 4
 _COMPONENTS = 8
 _LEAST_PROBABILITY = 1e-6
-_MOST_LEARNED = 12_000  # rows that experts learn; of more, a sample
+MOST_LEARNED = 12_000  # rows that experts learn; of more, a sample
 _MOST_CELLS = 2_000_000  # rows x classes that experts learn; of more, a sample
 _CHUNK = 50_000  # rows whose posterior is computed at once
 _MOST_PAIRED = 50  # classes; with more, every wrong class counts as equally likely
@@ -348,8 +348,8 @@ def principal_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
 
     if x.shape[1] > _COMPONENTS:
         sample = x
-        if len(x) > _MOST_LEARNED:
-            sample = x[np.random.default_rng(seed).choice(len(x), _MOST_LEARNED, replace=False)]
+        if len(x) > MOST_LEARNED:
+            sample = x[np.random.default_rng(seed).choice(len(x), MOST_LEARNED, replace=False)]
         with _quiet():
             x = TruncatedSVD(_COMPONENTS, random_state=0).fit(sample).transform(x)
     z = (x - x.mean(0)) / (x.std(0) + 1e-9)
@@ -782,7 +782,7 @@ def estimate_label_noise(
 
 def _draw_sample(rows: Rows, seed: int) -> np.ndarray:
     """The rows that experts learn, bool [N]: checked rows, and others by chance."""
-    most = min(_MOST_LEARNED, max(2_000, _MOST_CELLS // max(1, rows.classes)))
+    most = min(MOST_LEARNED, max(2_000, _MOST_CELLS // max(1, rows.classes)))
     if len(rows) <= most:
         return np.ones(len(rows), dtype=bool)
     order = np.random.default_rng(mix_seeds(seed, 3)).random(len(rows)) - rows.checked

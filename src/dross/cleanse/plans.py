@@ -44,7 +44,7 @@ _LEAST_PROBABILITY = 1e-3  # in the log loss
 _LEAST_LEFT = 5  # rows of each class that edits must leave
 _FOLDS = 6
 _INNER_FOLDS = 3
-_MOST_MEASURED = 4_000  # rows in the guard's folds; of more, a sample
+MOST_MEASURED = 4_000  # rows in the guard's folds; of more, a sample
 _FEWEST_TRUSTED = 100  # validation rows for a test on them alone
 _FEWEST_CHECKED = 30  # rows that a person has checked, for the same
 _LEARNED = 3.0  # standard errors by which experts must beat the class frequencies
@@ -317,10 +317,10 @@ def measure_rules(
 
 def _draw_measured(rows: Rows, seed: int) -> np.ndarray:
     """The rows that the guard sees: checked rows, and others by chance."""
-    if len(rows) <= _MOST_MEASURED:
+    if len(rows) <= MOST_MEASURED:
         return np.arange(len(rows))
     order = np.random.default_rng(mix_seeds(seed, 8)).random(len(rows)) - rows.checked
-    return np.sort(np.argsort(order, kind="stable")[:_MOST_MEASURED])
+    return np.sort(np.argsort(order, kind="stable")[:MOST_MEASURED])
 
 
 def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.ndarray]:

@@ -254,6 +254,7 @@ class SearchResult:
     curves: dict[float, list[float]]  # rate -> validation loss for each number of epochs
     epochs: list[int]  # the numbers of epochs
     seconds_per_step: float = 0.0  # that training took, with one model for each rate
+    enlarged: float = 1.0  # how many times larger the batches of the recipe are
 
 
 def search_rate(
@@ -363,5 +364,4 @@ def _search_on_sample(
     )
     enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
     whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
-    larger = recipe.batch_size / small.batch_size
-    return replace(found, recipe=whole, seconds_per_step=larger * found.seconds_per_step)
+    return replace(found, recipe=whole, enlarged=recipe.batch_size / small.batch_size)

@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...tape.retention import DefaultRetention, EveryStep
+from ..label_noise import MOST_LEARNED
 from ..learning.train_many import SearchResult
+from ..plans import MOST_MEASURED
 from .job import Job
 
-_PLANS_PER_ESTIMATE = 4.5  # seconds of comparing plans per second of examining the labels
-_TRAININGS_PER_RETRACE = 4  # a run and its retrace, beside its training
-_TRAININGS_PER_CHECK = 1 / 12  # counterfactual runs train side by side
+# Ratios of times, as measured for tables of 2,000 to 30,000 rows.
+_PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows
+_STEP_OF_A_RUN = 0.7  # recorded and retraced, and a step of the search, which trains four models
+_CHECK_PER_TRAINING = 1.1  # counterfactual runs train side by side; 16 of them and 16 others
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,16 @@ def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
     recipe = searched.recipe
     steps = recipe.epochs * recipe.steps_per_epoch(job.count)
     training = steps * searched.seconds_per_step
-    checked = 2 * job.options.verified * _TRAININGS_PER_CHECK
-    trainings = job.options.runs * (1 + _TRAININGS_PER_RETRACE) + checked
-    checkpoints = 2 * np.sqrt(steps) * 8 * recipe.count_parameters()
-    batches = 4 * steps * recipe.batch_size
+    runs = job.options.runs * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
+    checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.verified / 16
+    measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
+    state = 8 * recipe.count_parameters()  # the parameters and their momentum
+    kept = DefaultRetention().resolve(steps, state, 0)
+    states = state * (steps if isinstance(kept, EveryStep) else 2 * np.sqrt(steps))
+    batches = 8 * steps * recipe.batch_size
     return Cost(
-        _PLANS_PER_ESTIMATE * examined + training * trainings,
-        job.options.runs * float(checkpoints + batches),
+        _PLANS_PER_EXAMINED * measured * examined + runs + checks,
+        job.options.runs * float(states + batches),
     )
 
 

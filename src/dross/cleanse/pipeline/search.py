@@ -59,6 +59,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
         "curves": taken.found.curves,
         "searched_epochs": taken.found.epochs,
         "seconds_per_step": taken.found.seconds_per_step,
+        "enlarged": taken.found.enlarged,
         "model": recipe.model,
         "encoding": taken.data.encoding,
         "note": note,
@@ -118,7 +119,8 @@ def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
     curves = {float(rate): losses for rate, losses in saved["curves"].items()}
     tried = saved["searched_epochs"]
     again = replace(job, prepared=add_note(data, saved.get("note")))
-    return again, SearchResult(recipe, curves, tried, saved.get("seconds_per_step", 0.0))
+    pace = {name: saved[name] for name in ("seconds_per_step", "enlarged") if name in saved}
+    return again, SearchResult(recipe, curves, tried, **pace)
 
 
 def lower_rate(job: Job, recipe: Recipe) -> Recipe:
