@@ -20,6 +20,7 @@ from .found import Copies, no_copies
 from .neighbours import NEIGHBOURS, find_neighbours
 
 _CHANCE_PAIRS = 0.1  # that chance may make in a whole table; distances must be small, too
+MOST_COMPARED = 50_000  # rows, each with each; of more, only exact copies are found
 _MOST_PAIRS = 20_000  # of a table, the nearest first: more are no help to anybody
 _Pair = tuple[int, int, float]  # two places, and the distance as a share of the usual one
 
@@ -139,7 +140,7 @@ def _near_pairs(
     """Pairs that are nearly the same, among the first instances of all keys."""
     places = np.unique(keys, return_index=True)[1]
     places = places[everything.rows[places].abs().sum(1).numpy() > 0]  # else nothing is known
-    if len(places) <= 2 * NEIGHBOURS:
+    if not 2 * NEIGHBOURS < len(places) <= MOST_COMPARED:
         return []
     found = find_neighbours(everything.rows[places], device=device, progress=progress)
     return [(int(places[a]), int(places[b]), share) for a, b, share in found.near_pairs()]

@@ -1,1 +1,1 @@
-"""Training models again and again, and what they say of each instance: scores, doubts, reasons."""
+"""Training models again and again, and what they find about each instance: scores and reasons."""

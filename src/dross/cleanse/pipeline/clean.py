@@ -16,7 +16,7 @@ from ...support.messages.installed import TABLES, check_installed
 from ...support.messages.option_names import name_option
 from ...support.progress import Overall, overall_progress
 from ..checked_labels import CheckedLabels, read_checked, settle_labels
-from ..copies.find import find_copies
+from ..copies.find import MOST_COMPARED, find_copies
 from ..inputs.arrays.given_files import file_name, keep_files
 from ..inputs.arrays.take import is_given, take_given
 from ..inputs.input_files import digest_inputs, digest_listed_pictures
@@ -268,6 +268,8 @@ def _run_stages(
     stages.begin("search", bars=count_trainings(job))
     job, searched = find_recipe(job)
     stages.begin("copies")
+    if len(job.prepared.source) > MOST_COMPARED:
+        job.say(f"With more than {MOST_COMPARED:,} rows, only exact copies are looked for.")
     copies, counts = find_copies(job.prepared, device=job.device, progress=job.progress)
     outcome = examine(job, searched, copies, checked, stages)
     stages.begin("writing")
