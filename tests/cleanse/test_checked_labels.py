@@ -319,3 +319,15 @@ def test_a_damaged_list_is_named(cleaned):
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(dross.TapeDamaged, match=r"labels\.parquet is damaged"):
         _ = dross.Project.open(cleaned.folder).labels_to_check
+
+
+def test_of_two_classes_a_wrong_label_is_the_other_one(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.normal(size=(60, 3))).add_prefix("x")
+    frame["kind"] = np.array(["no", "yes"])[rng.integers(0, 2, 60)]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = prepare(Request(str(tmp_path / "t.csv"), "kind"))
+    checked = CheckedLabels("train", {3: ("remove", None), 5: ("keep", None)})
+    rows = make_rows(data, checked, no_copies())
+    assert np.flatnonzero(rows.checked).tolist() == [3, 5]
+    assert rows.given is not None and np.flatnonzero(rows.y != rows.given).tolist() == [3]

@@ -16,7 +16,8 @@ def make_rows(
     """The training rows in their order, and after them those of a validation file.
 
     Validation rows whose label is wrong are left out, and corrected labels stand in for the given
-    ones. Copies of each other share a group. Numbers are in the units of the label.
+    ones; of two classes, a wrong label is the other one. Copies of each other share a group. Numbers
+    are in the units of the label.
 
     Arguments:
         data: As it was given.
@@ -40,6 +41,10 @@ def make_rows(
     if trusted:
         is_checked |= validation
     classes = data.source.classes
+    if checked.part == "train" and len(classes) == 2:
+        places = np.array(checked.wrong, dtype=np.int64)
+        labels[places] = np.where(labels[places] == classes[0], classes[1], classes[0])
+        is_checked[places] = True
 
     def encode(values: np.ndarray) -> np.ndarray:
         return data.targets(values).numpy() if classes else values.astype(np.float64)
