@@ -16,8 +16,8 @@ def make_rows(
     """The training rows in their order, and after them those of a validation file.
 
     Validation rows whose label is wrong are left out, and corrected labels stand in for the given
-    ones; of two classes, a wrong label is the other one. Copies of each other share a group. Numbers
-    are in the units of the label.
+    ones; of two classes, a wrong label is the other one. Copies of each other share a group.
+    Numbers are in the units of the label.
 
     Arguments:
         data: As it was given.
