@@ -77,7 +77,7 @@ def test_instances_say_what_the_plan_does_with_them(browser, tmp_path, kind):
         wait_until(page, "location.search.includes('tab=plan')")
         wait_for_text(page, "found", "10 instances")
         first = planned_ids(project)[0]
-        assert focused_id(page) == str(first)
+        wait_until(page, f"document.activeElement.dataset.id === '{first}'")
         row = project.instances.loc[first]
         words = f"relabel to {row['prediction']}" if row["action"] == "relabel" else "remove"
         item = page.locator(f".item[data-id='{first}']")
