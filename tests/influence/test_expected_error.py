@@ -9,7 +9,6 @@ from torch import nn
 
 import dross
 from dross.errors import BadInput
-from dross.influence.query_makers import expected_errors
 from dross.step.loss import binary_cross_entropy, cross_entropy, squared_error
 from oracles import literal_run
 from zoo import F64, problem
@@ -88,14 +87,6 @@ def test_scores_agree_with_leaving_one_out(record, task):
     np.testing.assert_allclose(truth[2], literal[0] - literal[1], rtol=1e-8, atol=1e-14)
 
 
-def test_each_of_several_data_sets_is_one_query(record):
-    p, _ = make_problem("classes")
-    run, data = record(p), [(p.X_val[:4], p.Y_val[:4]), (p.X_val[4:], p.Y_val[4:])]
-    together = run.influence(expected_errors(data, scale=2.0)).values
-    alone = [run.influence(dross.expected_error(half, scale=2.0)).values for half in data]
-    np.testing.assert_allclose(together, alone, rtol=1e-9, atol=1e-15)
-
-
 def test_labels_that_are_wrong_at_random_keep_its_derivative_and_not_that_of_the_loss():
     """Every label in turn, with its probability: the expectation over wrong labels itself."""
     generator = torch.Generator().manual_seed(0)
@@ -121,12 +112,8 @@ def test_labels_that_are_wrong_at_random_keep_its_derivative_and_not_that_of_the
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "wide", None])
 def test_a_scale_that_is_not_above_zero_is_refused(scale):
     data = (torch.zeros(2, 3), torch.zeros(2))
-    for ask in (
-        lambda: dross.expected_error(data, scale=scale),
-        lambda: expected_errors([data], scale),
-    ):
-        with pytest.raises(BadInput, match="scale must be"):
-            ask()
+    with pytest.raises(BadInput, match="scale must be"):
+        dross.expected_error(data, scale=scale)
 
 
 def test_small_losses_keep_their_digits_and_large_ones_count_at_most_one(record):

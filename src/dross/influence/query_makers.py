@@ -1,6 +1,6 @@
 """The queries that dross makes: of losses, of outputs, of anything that a function computes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,21 +66,6 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         return bound_losses(_losses(*asked), scale)
 
     return _average(_name_scaled("expected_error", scale), data, bounded)
-
-
-def expected_errors(data_sets: Sequence[Any], scale: float = 1.0) -> Query:
-    """The `expected_error` of each of several data sets: one query per data set."""
-    sources, scale = [_Source(data) for data in data_sets], _check_scale(scale)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def mean(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            losses = _losses(objective, theta, buffers, x, y)
-            return bound_losses(losses, scale).mean().reshape(1)
-
-        for source in sources:
-            yield from source.parts(objective, len(source.instances(objective)), mean)
-
-    return Query(_name_scaled("expected_errors", scale), parts, added=False)
 
 
 def error_rate(data: Any) -> Query:

@@ -50,8 +50,9 @@ def track(tracker: Tracker) -> Iterator[None]:
       kind of work was done so far;
     - `scores/lowest`, `mean`, `highest`, and `harmful`, the share below 0, of `Run.influence`;
       their step is the number of steps that the run had taken;
-    - `clean/removed`, `relabelled` and `change`, of `dross.clean`;
-    - `verdict/improved` (1, -1 if it is worse, 0 if nobody can tell) and for each metric `before`,
+    - `clean/removed`, `relabelled`, and the change of each measure, such as `error`, of
+      `dross.clean`;
+    - `verdict/improved` (1, -1 if it is worse, 0 if it is inconclusive) and for each metric `before`,
       `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`;
       their step is the number of verdicts in the project.
 
