@@ -46,7 +46,7 @@ fuzz: $(VENV)/installed
 
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
-	$(BIN)/python -m pytest -n 0 tests/parallel/test_clusters.py
+	$(BIN)/python -m pytest -n 0 tests/distributed/test_clusters.py
 
 package: $(VENV)/installed
 	rm -rf build dist
@@ -62,7 +62,7 @@ oldest:
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints-oldest.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/pip install --quiet --constraint $(OLDEST)/constraints.txt '.[pictures,lightning,skorch,tensorboard]' pytest pytest-xdist hypothesis httpx
 	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST_TESTS)
-OLDEST_TESTS ?= tests/autodiff tests/cleanse tests/cli tests/data tests/influence tests/parallel/test_job_pool.py tests/record tests/replay tests/step tests/tape
+OLDEST_TESTS ?= tests/cleaning tests/engine tests/cli tests/data tests/influence tests/distributed/test_job_pool.py tests/record tests/replay tests/tape
 
 $(VENV)/docs-installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

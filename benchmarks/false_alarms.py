@@ -26,20 +26,14 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import dross
-from dross.cleanse import judge
-from dross.cleanse.edits import Edits
-from dross.cleanse.estimators import find_model
-from dross.cleanse.inputs.prepared import PreparedData, assemble
-from dross.cleanse.inputs.source import Source
-from dross.cleanse.label_noise import (
-    PRIORS,
-    LabelNoise,
-    NoiseModel,
-    NumberNoiseModel,
-    Rows,
-)
-from dross.cleanse.learning.recipe import Recipe
-from dross.cleanse.verdict import FALSE_ALARMS, IMPROVED, WORSE
+from dross.cleaning import judge
+from dross.cleaning.edits import Edits
+from dross.cleaning.estimators import find_model
+from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, NumberNoiseModel, Rows
+from dross.cleaning.recipe import Recipe
+from dross.cleaning.source import Source
+from dross.cleaning.split_dataset import PreparedData, assemble
+from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE
 
 SETS = ("overlap", "digits", "numbers")
 SIZES = (120, 400)

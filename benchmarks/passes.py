@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import dross
-from dross.execution.cuda_graph import Graphs
+from dross.engine.cuda_graph import Graphs
+from dross.engine.state import Derivative
 from dross.influence.reverse_steps import reverse_steps
 from dross.replay.recording import Recording
 from dross.replay.segment_replay import Block
 from dross.replay.take_steps import STEPS_AT_ONCE, take_steps
-from dross.step.state import Derivative
 
 REPLAYS = 100
 

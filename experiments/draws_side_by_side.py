@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from dross.parallel import job_pool
+from dross.distributed import job_pool
 from dross.reproduce import cleansing
 from dross.reproduce.cleansing_settings import (
     METHODS,

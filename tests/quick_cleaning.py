@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dross.cleanse import label_noise, plans
+from dross.cleaning import label_noise, plans
 
 _SMALLER = {"n_estimators": 12, "max_iter": 12}  # trees of a forest, and of gradient boosting
 _GUARD_FOLDS = 3

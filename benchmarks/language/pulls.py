@@ -25,14 +25,14 @@ from language_model import Experiment
 from tables import make_parser, print_head, print_row
 
 import dross
-from dross.autodiff.casting import Autocast
-from dross.autodiff.precision import Precision
-from dross.autodiff.vjp import probe_direction
 from dross.data.batch import Batch
 from dross.data.dataset import Instances
+from dross.engine.casting import Autocast
+from dross.engine.inspect import inspect_run
+from dross.engine.precision import Precision
+from dross.engine.vjp import probe_direction
 from dross.integrations.transformers import InstanceLosses
 from dross.integrations.transformers.data import Split
-from dross.step.inspect_model import inspect_run
 
 BATCH = 4
 BF16, FLOAT32 = Precision(autocast=Autocast("cpu", torch.bfloat16)), Precision()

@@ -29,11 +29,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import dross
-from dross.cleanse import label_noise
-from dross.cleanse.label_noise import PRIORS, FittedModel, LabelNoise, Rows, estimate_label_noise
-from dross.cleanse.learning.recipe import MOMENTUM, build_network
-from dross.cleanse.learning.score import robust_deviation
-from dross.cleanse.plans import NO_EDITS, RULES, Edits, held_out_losses
+from dross.cleaning import label_noise
+from dross.cleaning.label_noise import PRIORS, FittedModel, LabelNoise, Rows, estimate_label_noise
+from dross.cleaning.plans import NO_EDITS, RULES, Edits, held_out_losses
+from dross.cleaning.recipe import MOMENTUM, build_network
+from dross.cleaning.scoring import robust_deviation
 
 MODELS = (
     lambda: LogisticRegression(max_iter=200),

@@ -51,12 +51,12 @@ def _dross():
     """
     for name in [name for name in sys.modules if name.split(".")[0] == "dross"]:
         del sys.modules[name]
-    for name in ("dross", "dross.cleanse"):
+    for name in ("dross", "dross.cleaning"):
         package = types.ModuleType(name)
         package.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
         sys.modules[name] = package
-    label_noise = importlib.import_module("dross.cleanse.label_noise")
-    return label_noise, importlib.import_module("dross.cleanse.plans")
+    label_noise = importlib.import_module("dross.cleaning.label_noise")
+    return label_noise, importlib.import_module("dross.cleaning.plans")
 
 
 def estimate(case: Case):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from dross.cleanse.project import Project
-from dross.cleanse.report import write_report
+from dross.cleaning.project import Project
+from dross.cleaning.report import write_report
 from dross.demo import run_demo
 from dross.review.server import serve_in_thread
 

@@ -31,24 +31,24 @@ prepare_environment()  # before torch is imported
 
 if TYPE_CHECKING:  # at run time a name is imported when it is first used: see __getattr__
     from . import estimators
-    from .cleanse.export import export
-    from .cleanse.judge import judge
-    from .cleanse.pipeline.clean import clean
-    from .cleanse.project import Project
+    from .cleaning.export import export
+    from .cleaning.judge import judge
+    from .cleaning.pipeline import clean
+    from .cleaning.project import Project
     from .data.collated import Collated, Keywords
     from .data.dataset import indexed
+    from .engine import optim_custom as optimizers
+    from .engine.clipping import ClipNorm, ClipValue
     from .finetune.clean import clean_chats
     from .influence import bounds
     from .influence.counterfactual import Counterfactual
+    from .influence.queries import expected_error, losses, mean_loss, outputs, query
     from .influence.query import Query
-    from .influence.query_makers import expected_error, losses, mean_loss, outputs, query
     from .influence.run import Run
     from .influence.scores import Scores
     from .influence.verification import Verification
     from .record.recorder import Recorder
     from .record.train import train
-    from .step.clipping import ClipNorm, ClipValue
-    from .step.formulas import registry as optimizers
     from .support.progress import track
     from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
@@ -102,34 +102,34 @@ __all__ = [
 _MODULES = {  # public names that are modules
     "bounds": "influence.bounds",
     "estimators": "estimators",
-    "optimizers": "step.formulas.registry",
+    "optimizers": "engine.optim_custom",
 }
 _HOMES = {  # the module of every other public name, except the errors
     "Budget": "tape.retention",
     "Checkpoints": "tape.retention",
-    "ClipNorm": "step.clipping",
-    "ClipValue": "step.clipping",
+    "ClipNorm": "engine.clipping",
+    "ClipValue": "engine.clipping",
     "Collated": "data.collated",
     "Counterfactual": "influence.counterfactual",
     "EveryStep": "tape.retention",
     "Keywords": "data.collated",
     "LastEpochs": "tape.retention",
-    "Project": "cleanse.project",
+    "Project": "cleaning.project",
     "Query": "influence.query",
     "Recorder": "record.recorder",
     "Run": "influence.run",
     "Scores": "influence.scores",
     "Verification": "influence.verification",
-    "clean": "cleanse.pipeline.clean",
+    "clean": "cleaning.pipeline",
     "clean_chats": "finetune.clean",
-    "expected_error": "influence.query_makers",
-    "export": "cleanse.export",
+    "expected_error": "influence.queries",
+    "export": "cleaning.export",
     "indexed": "data.dataset",
-    "judge": "cleanse.judge",
-    "losses": "influence.query_makers",
-    "mean_loss": "influence.query_makers",
-    "outputs": "influence.query_makers",
-    "query": "influence.query_makers",
+    "judge": "cleaning.judge",
+    "losses": "influence.queries",
+    "mean_loss": "influence.queries",
+    "outputs": "influence.queries",
+    "query": "influence.queries",
     "track": "support.progress",
     "train": "record.train",
 }

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .cleanse.export import export
-from .cleanse.judge import judge
-from .cleanse.pipeline.clean import clean
-from .cleanse.project import Project
-from .cleanse.recommendation import KEEP
-from .cleanse.verdict import Verdict
+from .cleaning.export import export
+from .cleaning.judge import judge
+from .cleaning.pipeline import clean
+from .cleaning.project import Project
+from .cleaning.recommendation import KEEP
+from .cleaning.verdict import Verdict
 from .support.png import encode_png
 
 FLIPPED_SHARE = 0.05

@@ -31,8 +31,8 @@ from PIL import Image
 from safetensors.torch import load
 from small_disk import SmallDisk, make_small_disk
 
-from dross.cleanse.decisions import Decisions
-from dross.cleanse.project_files import read_json
+from dross.cleaning.decisions import Decisions
+from dross.cleaning.project_files import read_json
 from dross.review.server import serve
 
 _MAX_DECISIONS = 1000

@@ -23,7 +23,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dross
-from dross.cleanse.project_files import read_json
+from dross.cleaning.project_files import read_json
 from dross.errors import DrossError
 from quick_cleaning import quick_cleaning
 

@@ -15,7 +15,7 @@ import time
 
 import httpx
 
-from dross.cleanse.decisions import Decisions
+from dross.cleaning.decisions import Decisions
 from review.review_project import make_project
 
 MOMENTS = int(os.environ.get("DROSS_CRASH_MOMENTS", 3))

@@ -9,7 +9,7 @@ import torch
 from transformers.activations import ACT2FN
 
 import dross
-from dross.cleanse.inputs.chats.read import ChatColumns, read_chats
+from dross.cleaning.chats import ChatColumns, read_chats
 from dross.cli.app import main
 from dross.errors import BadInput, DataUnavailable, NotSupported
 from dross.finetune.encode import encode_chats

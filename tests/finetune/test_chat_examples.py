@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from dross.cleanse.inputs.chats.read import ChatColumns, read_chats
+from dross.cleaning.chats import ChatColumns, read_chats
 from dross.finetune.encode import encode_chats
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.cleanse.inputs.chats.read import ChatColumns
-from dross.cleanse.inputs.source import PARTS
-from dross.cleanse.project import Project
+from dross.cleaning.chats import ChatColumns
+from dross.cleaning.project import Project
+from dross.cleaning.source import PARTS
 from dross.errors import BadInput, TapeMismatch
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from dross.errors import BadInput
 from dross.review.listing import Filter, Listing
 from dross.review.sentences import explain_instance

@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleanse.inputs.load import Request, prepare
-from dross.cleanse.inputs.prepared import PreparedData, data_digest
-from dross.cleanse.inputs.table_copy import TABLES, RowEdits, copy_table
-from dross.cleanse.inputs.tables import Reading, row_names
+from dross.cleaning.load import Request, prepare
+from dross.cleaning.split_dataset import PreparedData, data_digest
+from dross.cleaning.table_copy import TABLES, RowEdits, copy_table
+from dross.cleaning.tables import Reading, row_names
 from dross.errors import DrossError
 from fuzz.effort import rounds
 from fuzz.mutate import damage

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 import dross
-from cleanse.made_inputs import QUICK, small_table
-from dross.cleanse.decisions import Decisions
-from dross.cleanse.project import Project
+from cleaning.made_inputs import QUICK, small_table
+from dross.cleaning.decisions import Decisions
+from dross.cleaning.project import Project
 from dross.errors import DrossError
 from dross.review.addresses import LOOPBACK
 from dross.review.server import create_app

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dross
+from dross.engine.executor import Executor
 from dross.errors import BadInput, NotFinite, NotSupported
-from dross.execution.executor import Executor
 from dross.influence import counterfactual_runs
 from oracles import literal_run, validation_loss
 from zoo import ATTENTION_DRAWS_OTHERS, problem

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dross
+from dross.engine.losses import binary_cross_entropy, cross_entropy, squared_error
 from dross.errors import BadInput
-from dross.step.loss import binary_cross_entropy, cross_entropy, squared_error
 from oracles import literal_run
 from zoo import F64, problem
 

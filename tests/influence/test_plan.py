@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import dross
+from dross.engine.executor import Executor
+from dross.engine.peak_memory import measure_peak
 from dross.errors import BadInput
-from dross.execution.executor import Executor
-from dross.execution.peak_memory import measure_peak
 from dross.influence.retrace import retrace
 from zoo import problem
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import dross
+from distributed import rank_jobs
+from distributed.launch import launched
 from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
 from dross.influence import progress_file
-from parallel import rank_jobs
-from parallel.launch import launched
 from zoo import problem, ragged_batches
 
 CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes

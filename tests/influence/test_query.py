@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dross
+from dross.engine.pull_plan import PullPlan, PullPlans
 from dross.errors import BadInput, NotFinite
-from dross.execution.pull_plan import PullPlan, PullPlans
 from oracles import literal_run
 from zoo import problem
 

@@ -21,7 +21,7 @@ from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import check_classifiers_train, check_estimator
 
 import dross
-from cleanse.made_inputs import flipped
+from cleaning.made_inputs import flipped
 from dross.errors import BadInput, DrossWarning
 from dross.integrations.sklearn import CleaningClassifier, CleaningRegressor
 from quick_cleaning import quick_cleaning

@@ -7,10 +7,10 @@ import torch
 
 import dross
 import zoo
-from cleanse.made_inputs import QUICK
+from cleaning.made_inputs import QUICK
+from dross.distributed.job_pool import sweep
 from dross.errors import BadInput, DrossWarning
 from dross.integrations.trackers import MLflow, TensorBoard
-from dross.parallel.job_pool import sweep
 from dross.support.progress import hide_progress, progress_bar
 from integrations.test_sklearn import made
 

@@ -13,10 +13,10 @@ from transformers import Trainer
 
 import dross
 from dross.data.collated import Collated
+from dross.engine.objective import Objective
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.data import Split
 from dross.integrations.transformers.losses import InstanceLosses
-from dross.step.objective import Objective
 from integrations.language import Exact, classifier, language_model, pad, settings, texts
 from integrations.slopes import slope
 from record.user_loops import close

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import dross
-from dross.autodiff.casting import Autocast
+from dross.engine.casting import Autocast
+from dross.engine.pull_plan import PullPlan
 from dross.errors import BadInput, NotReplayable
-from dross.execution.pull_plan import PullPlan
 from oracles import literal_leave_one_out, literal_run, unrolled_scores
 from record.user_loops import check_bitwise, query, relative
 from zoo import MODELS, problem

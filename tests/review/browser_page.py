@@ -3,7 +3,7 @@
 import time
 from contextlib import contextmanager
 
-from dross.cleanse.decisions import Decisions
+from dross.cleaning.decisions import Decisions
 
 
 @contextmanager

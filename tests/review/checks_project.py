@@ -2,7 +2,7 @@
 
 import json
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from review.review_project import make_labels
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from dross.cleanse.copies.found import join_content, no_copies
-from dross.cleanse.project import Project
+from dross.cleaning.duplicates_groups import join_content, no_copies
+from dross.cleaning.project import Project
 
 HOSTILE = [
     "<img src=x onerror=\"window.broken='image'\">",

@@ -3,8 +3,8 @@
 import json
 import threading
 
-from dross.cleanse.decisions import Decisions
-from dross.cleanse.project import Project
+from dross.cleaning.decisions import Decisions
+from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from review.review_client import client_of, connect, decide
 from review.review_project import make_project

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleanse.made_inputs import copy_project
+from cleaning.made_inputs import copy_project
 from dross import cli
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from dross.errors import TapeMismatch
 from dross.review.judge_process import JudgeProcess
 from review.review_client import client_of, decide, wait_for

@@ -5,8 +5,8 @@ import json
 import pandas
 import pytest
 
-from dross.cleanse.decisions import Decisions
-from dross.cleanse.project import Project
+from dross.cleaning.decisions import Decisions
+from dross.cleaning.project import Project
 from review.checks_project import add_checks
 from review.review_client import client_of, decide
 from review.review_project import make_labels, make_project

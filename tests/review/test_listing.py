@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from review.review_client import client_of, decide
 from review.review_project import make_project
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dross.cleanse.decisions import Decisions
-from dross.cleanse.plans import RULES
-from dross.cleanse.project import Project
+from dross.cleaning.decisions import Decisions
+from dross.cleaning.plans import RULES
+from dross.cleaning.project import Project
 from dross.errors import TapeDamaged
 from review.review_client import client_of, decide
 from review.review_project import make_project

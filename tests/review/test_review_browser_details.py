@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from review.browser_page import focused_id, reload, selected_id, visit, wait_until
 from review.review_client import client_of

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from review.browser_page import (
     decisions_on_disk,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dross.cleanse.project import Project
+from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from dross.support.printable import printable
 from review.browser_page import (

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from dross.cleanse.copies.found import FILE, Copies, join_content
-from dross.cleanse.project import Project
+from dross.cleaning.duplicates_groups import FILE, Copies, join_content
+from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from review.browser_page import (
     decisions_on_disk,

@@ -1,6 +1,6 @@
 """Why an instance is in the list, in plain words."""
 
-from dross.cleanse.findings import format_amount
+from dross.cleaning.findings import format_amount
 from dross.review.sentences import reason_sentences
 
 

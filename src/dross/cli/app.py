@@ -12,7 +12,7 @@ from typer import Option
 
 from .._version import __version__
 from ..errors import DrossError
-from ..support.messages.option_names import in_shell
+from ..support.option_names import in_shell
 from ..support.printable import printable
 from .output import PlainConsole, console
 

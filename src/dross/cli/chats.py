@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..cleanse.inputs.chats.read import is_chat_file
-from ..cleanse.inputs.tables import PARQUET
-from ..cleanse.learning.recipe import MODELS
+from ..cleaning.chats import is_chat_file
+from ..cleaning.recipe import MODELS
+from ..cleaning.tables import PARQUET
 from ..errors import BadInput
 
 _OF_CHATS = (

@@ -77,7 +77,7 @@ def clean(
 
 def _clean(given: dict[str, Any], *, progress: bool, say: Say) -> Any:
     """The project that the function for this kind of data makes, with the options it takes."""
-    from ..cleanse.pipeline.clean import clean as clean_data
+    from ..cleaning.pipeline import clean as clean_data
     from .chats import is_about_chats, pick_chat_options, without_chat_options
 
     how: dict[str, Any] = {"progress": progress, "say": say}
@@ -164,8 +164,8 @@ def judge(
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
     """
-    from ..cleanse.estimators import names_user_code
-    from ..cleanse.judge import judge as judge_project
+    from ..cleaning.estimators import names_user_code
+    from ..cleaning.judge import judge as judge_project
 
     own = [with_model] if with_model is not None and names_user_code(with_model) else []
     show = choose_say(quiet, as_json) if quiet or as_json else _print_path
@@ -219,7 +219,7 @@ def export(
 
     Without options the decisions made on the page are applied, or else the recommended plan.
     """
-    from ..cleanse.export import export as export_project
+    from ..cleaning.export import export as export_project
 
     done = export_project(run, to, remove=remove, relabel=relabel, plan=plan, overwrite=overwrite)
     if quiet:
@@ -232,7 +232,7 @@ def export(
 
 def _show_trusted(entries: list[str] | None, show: Say) -> None:
     """Show the code that is about to be trusted."""
-    from ..cleanse.inputs.user_code import show_source
+    from ..cleaning.user_code import show_source
 
     for entry in entries or []:
         show(show_source(entry))

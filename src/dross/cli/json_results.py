@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 
 if TYPE_CHECKING:
-    from ..cleanse.project import Project
-    from ..cleanse.recommendation import KnownPlan
-    from ..cleanse.verdict import Verdict
+    from ..cleaning.project import Project
+    from ..cleaning.recommendation import KnownPlan
+    from ..cleaning.verdict import Verdict
 
 
 def project_as_json(project: "Project") -> dict[str, Any]:
     """What `dross clean` found, and where the tables are that have a row per instance."""
-    from ..cleanse.findings import list_findings
+    from ..cleaning.findings import list_findings
 
     about, folder = project.about, project.folder
     recommended = project.recommended

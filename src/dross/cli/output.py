@@ -13,8 +13,8 @@ from rich.text import Text
 from ..support.printable import printable
 
 if TYPE_CHECKING:
-    from ..cleanse.project import Project
-    from ..cleanse.verdict import Verdict
+    from ..cleaning.project import Project
+    from ..cleaning.verdict import Verdict
     from ..tape.reader import Tape
 
 
@@ -65,7 +65,7 @@ def _finite(value: Any) -> Any:
 
 def print_findings(project: "Project") -> None:
     """Print what `dross clean` found, and the commands that come next."""
-    from ..cleanse.findings import list_findings
+    from ..cleaning.findings import list_findings
 
     console.print()
     for sentence in list_findings(project.about, project.instances):

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.update_rules import SGD
 from ..errors import BadInput, NotFinite
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..step.update_rules import SGD
 from ..support.progress import progress_bar
 from .instance_gradients import InstanceGradients
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..data.batch import MicroBatch
 from ..data.lazy_batch import LazyBatch
-from ..execution.executor import Executor
+from ..engine.executor import Executor
+from ..engine.state import State
 from ..replay.recording import Recording
-from ..step.state import State
 
 _CHUNK = 512
 

@@ -20,7 +20,7 @@ from ..errors import BadInput, NotSupported
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..support.messages.installed import check_installed
+from ..support.installed import check_installed
 
 _CHUNK = 1024
 

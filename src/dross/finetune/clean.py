@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from ..cleanse.inputs.input_files import digest_inputs
-from ..cleanse.inputs.load import Request
-from ..cleanse.inputs.source import PARTS
-from ..cleanse.judge import QUICK_SEEDS
-from ..cleanse.pipeline.output_folder import check_answer, claimed_folder
-from ..cleanse.project import FORMAT, Project
-from ..cleanse.tracking import report_plan
+from ..cleaning.input_files import digest_inputs
+from ..cleaning.judge import QUICK_SEEDS
+from ..cleaning.load import Request
+from ..cleaning.output_folder import check_answer, claimed_folder
+from ..cleaning.project import FORMAT, Project
+from ..cleaning.source import PARTS
+from ..cleaning.tracking import report_plan
+from ..distributed.result_store import ResultStore
+from ..engine.devices import choose_device
 from ..errors import BadInput
-from ..execution.devices import choose_device
 from ..influence.scores import WILD_GROWTH, describe_growth
-from ..parallel.result_store import ResultStore
 from .estimate import check_affordable, describe, estimate
 from .model import Loaded, load
 from .options import ChatOptions

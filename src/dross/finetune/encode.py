@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cleanse.inputs.chats.read import Chat
+from ..cleaning.chats import Chat
 from ..errors import BadInput, first_line
-from ..support.messages.option_names import name_option
+from ..support.option_names import name_option
 from .model import Loaded
 
 IGNORED = -100  # the label of a token that is not learned

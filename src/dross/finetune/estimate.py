@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import BadInput
-from ..support.messages.option_names import name_option
+from ..support.option_names import name_option
 from .plans import count_trials
 from .tuner import Tuner
 

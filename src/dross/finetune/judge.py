@@ -13,13 +13,13 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from ..cleanse.edits import Edits
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.project import Project
-from ..cleanse.project_files import explain_lack
-from ..cleanse.registered import set_judge
-from ..cleanse.reopen import read_request
-from ..cleanse.verdict import (
+from ..cleaning.chats import CHATS
+from ..cleaning.edits import Edits
+from ..cleaning.project import Project
+from ..cleaning.project_files import explain_lack
+from ..cleaning.registered import set_judge
+from ..cleaning.reopen import read_request
+from ..cleaning.verdict import (
     Verdict,
     advise,
     compare_metric,
@@ -28,8 +28,8 @@ from ..cleanse.verdict import (
     warn_of_reuse,
 )
 from ..data.seeds import mix_seeds
+from ..distributed.result_store import ResultStore
 from ..errors import TapeMismatch
-from ..parallel.result_store import ResultStore
 from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples
 from .model import load

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..autodiff.attention import MathAttention
+from ..engine.attention import MathAttention
 from ..errors import BadInput, DataUnavailable, NotSupported, first_line
-from ..support.messages.option_names import name_option
+from ..support.option_names import name_option
 from .options import ChatOptions
 
 _ADAPTER = "adapter_config.json"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..cleanse.inputs.chats.read import ChatColumns
+from ..cleaning.chats import ChatColumns
 from ..errors import BadInput
 from ..support.arguments import check_count
 

@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cleanse.copies.find import count_copies, find_copies
-from ..cleanse.copies.found import Copies, no_copies
-from ..cleanse.inputs.chats.read import Chat, ChatColumns, read_chats
-from ..cleanse.inputs.prepared import assemble
-from ..cleanse.inputs.source import (
-    MIN_INSTANCES,
-    PARTS,
-    Frame,
-    Source,
-    import_pandas,
-)
-from ..cleanse.inputs.texts import TextEncoder
+from ..cleaning.chats import Chat, ChatColumns, read_chats
+from ..cleaning.duplicates import count_copies, find_copies
+from ..cleaning.duplicates_groups import Copies, no_copies
+from ..cleaning.source import MIN_INSTANCES, PARTS, Frame, Source, import_pandas
+from ..cleaning.split_dataset import assemble
+from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
 from ..errors import BadInput
 from .encode import Encoded, encode_chats

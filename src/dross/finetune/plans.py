@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cleanse.plans import Figure
-from ..cleanse.recommendation import KnownPlan
+from ..cleaning.plans import Figure
+from ..cleaning.recommendation import KnownPlan
 from ..data.seeds import mix_seeds
-from ..parallel.result_store import ResultStore
+from ..distributed.result_store import ResultStore
 from ..support.progress import Advance, progress_bar
 from .score import ChatScores
 from .tuner import ERROR, Tuner

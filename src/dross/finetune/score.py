@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map
 
 from ..data.dataset import move_to
 from ..data.seeds import mix_seeds
+from ..distributed.result_store import ResultStore
+from ..engine.objective import Objective
 from ..influence.query import Buffers, Query, QueryPart
-from ..parallel.result_store import ResultStore
-from ..step.objective import Objective
 from ..support.progress import progress_bar
 from .tuner import LOSS, Tuner
 

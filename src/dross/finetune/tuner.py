@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
+from ..engine.threads import manage_threads, set_threads_for
 from ..errors import NotFinite
-from ..execution.threads import manage_threads, set_threads_for
-from ..support.messages.option_names import name_option
+from ..support.option_names import name_option
 from ..support.progress import Advance
 from .encode import IGNORED
 from .model import Loaded, import_transformers

@@ -1,4 +1,4 @@
-"""Write a project of chats: the files that `cleanse/project.py` lists, and the tokens' effects."""
+"""Write a project of chats: the files that `cleaning/project.py` lists, and the tokens' effects."""
 
 import json
 import time
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from .._version import __version__
-from ..cleanse.copies.found import FILE as COPIES
-from ..cleanse.copies.found import join_content
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.inputs.source import PARTS, Frame, import_pandas
-from ..cleanse.learning.score import rank, split_half_agreement
-from ..cleanse.pipeline.write_project import write_tables
-from ..cleanse.project import DIGESTED, LABELS, TOKENS, Project
-from ..cleanse.recommendation import KEEP, REMOVE
+from ..cleaning.chats import CHATS
+from ..cleaning.duplicates_groups import FILE as COPIES
+from ..cleaning.duplicates_groups import join_content
+from ..cleaning.project import DIGESTED, LABELS, TOKENS, Project
+from ..cleaning.recommendation import KEEP, REMOVE
+from ..cleaning.scoring import rank, split_half_agreement
+from ..cleaning.source import PARTS, Frame, import_pandas
+from ..cleaning.write_project import write_tables
 from ..support.atomic_files import write_bytes, write_json
 from .parts import Examples, Found
 from .plans import ChatRecommendation

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_map
 
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch
+from ..engine.state import State
+from ..engine.step import Step
 from ..errors import BadInput, NotSupported
 from ..replay.recording import Recording
-from ..step.state import State
-from ..step.step import Step
 from .run import Run
 
 

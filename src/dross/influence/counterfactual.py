@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..distributed.job_pool import sweep, uses_workers
+from ..distributed.result_store import ResultStore
+from ..engine.state import Clock, State
 from ..errors import BadInput
-from ..parallel.job_pool import sweep, uses_workers
-from ..parallel.result_store import ResultStore
 from ..replay.average import AVERAGE, MODEL, Average, check_of
 from ..replay.recording import Recording
-from ..step.state import Clock, State
 from ..support.arguments import check_folder
 from .counterfactual_runs import MAX_MODELS_AT_ONCE, replay_without
 from .query import Query, as_query

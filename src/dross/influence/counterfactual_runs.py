@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autodiff.batchnorm import statistics_of
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..distributed.job_pool import local_workers
+from ..engine.batchnorm import statistics_of
+from ..engine.memory import try_to_fit
+from ..engine.peak_memory import available_memory
+from ..engine.state import State
+from ..engine.step import Step
+from ..engine.step import advance as advance_state
 from ..errors import DrossError, DrossWarning, NotFinite, NotSupported, first_line
-from ..execution.memory import try_to_fit
-from ..execution.peak_memory import available_memory
-from ..parallel.job_pool import local_workers
 from ..replay.average import Average
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
 from ..replay.take_steps import sum_over_batches, take_step
-from ..step.state import State
-from ..step.step import Step
-from ..step.step import advance as advance_state
 from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..support.progress import progress_bar
 

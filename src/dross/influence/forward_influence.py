@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.state import Derivative
+from ..engine.step import push
 from ..replay.recording import Recording, TakenStep
 from ..replay.take_steps import sum_over_batches
-from ..step.state import Derivative
-from ..step.step import push
 from ..support.progress import progress_bar
 
 

@@ -20,9 +20,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data.tensor_digests import digest_tensors
+from ..engine.state import Derivative
 from ..errors import BadInput, StorageFailed, TapeDamaged
 from ..replay.recording import Recording
-from ..step.state import Derivative
 from ..support.arguments import check_folder
 from ..support.atomic_files import delete_stale, write_bytes
 from ..tape.reader import parse

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..autodiff.batchnorm import differentiable_statistics
-from ..autodiff.casting import widen
-from ..autodiff.moving_buffers import Gates, open_gates
-from ..autodiff.norms import ElementaryNorms
-from ..autodiff.vjp import batched_vjp
+from ..engine.batchnorm import differentiable_statistics
+from ..engine.casting import widen
+from ..engine.moving_buffers import Gates, open_gates
+from ..engine.norms import ElementaryNorms
+from ..engine.objective import Objective
+from ..engine.state import Derivative, State
+from ..engine.vjp import batched_vjp
 from ..errors import BadInput, NotFinite
-from ..step.objective import Objective
-from ..step.state import Derivative, State
 
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]

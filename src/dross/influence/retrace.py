@@ -19,22 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.ranks import RankReducer
-from ..parallel.reducer import ALONE, Reducer
+from ..distributed.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
+from ..distributed.ranks import RankReducer
+from ..distributed.recording import prepare_shards, shard_recording
+from ..distributed.reducer import ALONE, Reducer
+from ..distributed.shard_ranks import ShardReducer
+from ..distributed.shard_seed import check_can_be_asked, check_same_values, sketch_shards
+from ..engine.state import Derivative, State
 from ..replay.average import MODEL, Average, check_of
-from ..replay.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
 from ..replay.recording import Recording
-from ..replay.sharded import prepare_shards, shard_recording
-from ..replay.window import Window, choose_window
-from ..sharding.ranks import ShardReducer
-from ..step.state import Derivative, State
+from ..replay.step_range import Window, choose_window
 from ..support.progress import progress_bar
 from .progress_file import ProgressFile, describe_question
 from .query import Query, sketch_derivative
 from .reverse_steps import reverse_steps
 from .score_totals import ScoreTotals
 from .scores import Scores
-from .shards.seed import check_can_be_asked, check_same_values, sketch_shards
 
 
 def retrace(

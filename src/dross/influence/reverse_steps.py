@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatches
-from ..execution.executor import Executor
+from ..engine.executor import Executor
+from ..engine.state import Derivative, State
+from ..engine.step import Step, needs_gradient, pull
 from ..replay.recording import Recording
 from ..replay.segment_replay import Block
 from ..replay.take_steps import group_steps, sum_over_batches, take_step, unstack_steps
-from ..step.state import Derivative, State
-from ..step.step import Step, needs_gradient, pull
 
 
 def reverse_step(

@@ -11,24 +11,24 @@ import torch
 
 from ..data.batch import Augment
 from ..data.sources import keys_of
+from ..engine.objective import Penalty
+from ..engine.state import State
 from ..errors import BadInput, DrossWarning
 from ..replay.average import MODEL, check_of
 from ..replay.recording import Recording
-from ..replay.window import choose_window
-from ..step.objective import Penalty
-from ..step.state import State
+from ..replay.step_range import choose_window
 from ..support.arguments import check_whole
-from ..support.display.tables import named_values
-from ..support.messages.counts import say_count
+from ..support.counts import say_count
+from ..support.html_tables import named_values
 from ..support.progress import report
 from ..tape.describe import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward_influence import ParameterInfluence, parameter_influence
-from .planning.measure import make_plan
-from .planning.retrace_plan import RetracePlan
+from .plan_measure import make_plan
 from .progress_file import progress_folder
 from .query import Query, as_query
 from .retrace import retrace
+from .retrace_plan import RetracePlan
 from .scores import Scores
 from .verification import Verification, check_scores, choose, compare
 

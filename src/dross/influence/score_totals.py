@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.state import Derivative
+from ..engine.step import Step
+from ..engine.streams import HostCopy
 from ..errors import NotFinite
-from ..execution.streams import HostCopy
 from ..replay.segment_replay import Block
-from ..replay.window import Window
-from ..step.state import Derivative
-from ..step.step import Step
+from ..replay.step_range import Window
 from .progress_file import Place, ProgressFile
 
 

@@ -18,10 +18,10 @@ from ..data.tensor_digests import digest_tensors
 from ..errors import BadInput, TapeDamaged
 from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes
-from ..support.display.plots import open_axes, plot_ranked
-from ..support.display.tables import paragraph, table
 from ..support.file_digests import break_seal, seal
-from ..support.messages.installed import check_installed
+from ..support.html_tables import paragraph, table
+from ..support.installed import check_installed
+from ..support.plots import open_axes, plot_ranked
 
 if TYPE_CHECKING:
     import pandas

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import BadInput
 from ..support.arguments import check_whole
-from ..support.display.plots import open_axes, plot_agreement
-from ..support.display.tables import named_values, paragraph, table
-from ..support.messages.installed import check_installed
+from ..support.html_tables import named_values, paragraph, table
+from ..support.installed import check_installed
+from ..support.plots import open_axes, plot_agreement
 from .query import Derivative, Query, same_question, sketch_derivative
 from .scores import Scores
 

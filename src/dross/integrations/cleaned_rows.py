@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..cleanse.edits import Edits, choose_edits, find_plan
-from ..cleanse.judge import judge
-from ..cleanse.pipeline.clean import clean
-from ..cleanse.plans import RULES
-from ..cleanse.project import Project
-from ..cleanse.recommendation import KnownPlan
-from ..cleanse.verdict import Verdict
+from ..cleaning.edits import Edits, choose_edits, find_plan
+from ..cleaning.judge import judge
+from ..cleaning.pipeline import clean
+from ..cleaning.plans import RULES
+from ..cleaning.project import Project
+from ..cleaning.recommendation import KnownPlan
+from ..cleaning.verdict import Verdict
 from ..errors import BadInput
 from ..support.name_hints import check_name
 

@@ -27,10 +27,10 @@ except ImportError as error:
 
 from ..data.collated import Collated
 from ..errors import BadInput, NotSupported
+from ..influence.queries import mean_loss
 from ..influence.query import Query
-from ..influence.query_makers import mean_loss
 from ..influence.run import Run
-from ..record.loops.followed import Followed
+from ..record.followed import Followed
 from ..record.recorder import Recorder
 from ..tape.resume import rewind
 from ..tape.retention import Keep

@@ -25,10 +25,10 @@ except ImportError as error:
 
 from ..data.collated import Collated, Keywords
 from ..errors import BadInput, NotSupported
+from ..influence.queries import mean_loss
 from ..influence.query import Query
-from ..influence.query_makers import mean_loss
 from ..influence.run import Run
-from ..record.loops.followed import Followed
+from ..record.followed import Followed
 from ..record.recorder import Recorder
 from ..tape.retention import Keep
 from .drawn_ids import DrawnIds, note_ids

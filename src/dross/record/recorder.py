@@ -19,34 +19,29 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
-from ..autodiff.casting import check_autocast
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
+from ..distributed import ddp
+from ..distributed import fsdp as fsdp
+from ..distributed.reducer import Reducer
+from ..engine.casting import check_autocast
+from ..engine.inspect import check_optimizer, device_and_dtype, unwrap_model, unwrap_optimizer
+from ..engine.losses import find_loss
+from ..engine.objective import Penalty
 from ..errors import BadInput, DrossWarning, NotSupported
 from ..influence.run import Run
-from ..parallel.reducer import Reducer
-from ..step.inspect_model import (
-    check_optimizer,
-    device_and_dtype,
-    unwrap_model,
-    unwrap_optimizer,
-)
-from ..step.loss import find_loss
-from ..step.objective import Penalty
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
 from ..tape.reader import Tape
 from ..tape.resume import check_resume
 from ..tape.retention import DefaultRetention, Keep, check_keep
-from .loops import ddp
-from .loops.average_watch import AverageWatch
-from .loops.clip_methods import ClipMethods
-from .loops.followed import Followed
-from .loops.fsdp import model as fsdp
-from .loops.incoming_batch import take_batch
-from .loops.loop_tape import LoopTape, UserLoop
-from .loops.scaler_watch import ScalerWatch, check_scaler
-from .loops.step_watch import StepWatch
+from .average_watch import AverageWatch
+from .clip_methods import ClipMethods
+from .followed import Followed
+from .incoming_batch import take_batch
+from .loop_tape import LoopTape, UserLoop
+from .scaler_watch import ScalerWatch, check_scaler
+from .step_watch import StepWatch
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()

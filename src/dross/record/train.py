@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..autodiff.casting import check_autocast
-from ..autodiff.precision import Precision, cast_of, check_arithmetic
 from ..data.batch import Augment
 from ..data.dataset import Instances
+from ..engine.casting import check_autocast
+from ..engine.clipping import Clip, ClipNorm, ClipValue
+from ..engine.devices import find_device
+from ..engine.executor import Executor
+from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
+from ..engine.losses import check_labels
+from ..engine.objective import Objective, Penalty
+from ..engine.precision import Precision, cast_of, check_arithmetic
+from ..engine.state import State
 from ..errors import BadInput
-from ..execution.devices import find_device
-from ..execution.executor import Executor
 from ..influence.run import Run
 from ..replay.recording import Recording
-from ..step.clipping import Clip, ClipNorm, ClipValue
-from ..step.inspect_model import device_and_dtype, inspect_run, unwrap_model
-from ..step.loss import check_labels
-from ..step.objective import Objective, Penalty
-from ..step.state import State
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
 from ..tape.manifest import RunSettings, check_same_run, describe
@@ -30,7 +30,7 @@ from ..tape.reader import Tape
 from ..tape.resume import begin_notes, check_resume
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter
-from .loops.live_model import LiveModel
+from .torch_binding import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, Eta, plan_numbers
 

@@ -7,23 +7,23 @@ from itertools import islice
 import numpy as np
 import torch
 
-from ..autodiff.casting import NARROW
 from ..data.batch import Augment, MicroBatch
 from ..data.dataset import Instances
 from ..data.lazy_batch import LazyBatch
+from ..engine.casting import NARROW
+from ..engine.clipping import Clip
+from ..engine.executor import Executor
+from ..engine.optim import Optimizer
+from ..engine.state import State
+from ..engine.step import Step
+from ..engine.streams import HostCopy, side_stream
 from ..errors import BadInput, DrossError
-from ..execution.executor import Executor
-from ..execution.streams import HostCopy, side_stream
 from ..replay.recording import checksum
 from ..replay.take_steps import take_step, take_steps
-from ..step.clipping import Clip
-from ..step.optimizers import Optimizer
-from ..step.state import State
-from ..step.step import Step
 from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
-from .loops.finite_check import check_finite
-from .loops.rehearsal import warn_of_lost_updates
+from .finite_check import check_finite
+from .replayable import warn_of_lost_updates
 from .training_plan import BatchPlan
 
 _MAX_UNCHECKED_STEPS = 64

@@ -8,10 +8,10 @@ import torch
 
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
+from ..engine.optim import Optimizer
 from ..errors import BadInput, NotSupported
-from ..step.optimizers import Optimizer
 from ..support.arguments import check_count
-from .loops.live_model import LiveModel
+from .torch_binding import LiveModel
 
 Eta = (
     float

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import torch
 
+from ..engine.state import Derivative, State
 from ..errors import BadInput
-from ..step.state import Derivative, State
 from ..tape.average_record import AverageRecord
 
 MODEL, AVERAGE = "model", "average"

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..autodiff.precision import Precision
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..data.tensor_digests import to_bytes
+from ..distributed.reducer import ALONE, Reducer
+from ..engine import compiled
+from ..engine.executor import Executor
+from ..engine.inspect import device_and_dtype, is_shard, unwrap_model
+from ..engine.layout import Layout, check_constants, check_signature
+from ..engine.losses import NAMED_LOSSES, find_loss
+from ..engine.objective import Objective, Penalty
+from ..engine.optim import Optimizer
+from ..engine.precision import Precision
+from ..engine.state import State
+from ..engine.step import Step
+from ..engine.streams import side_stream
 from ..errors import BadInput, NotSupported, TapeMismatch
-from ..execution import compiled
-from ..execution.executor import Executor
-from ..execution.streams import side_stream
-from ..parallel.reducer import ALONE, Reducer
-from ..step.inspect_model import device_and_dtype, is_shard, unwrap_model
-from ..step.layout import Layout, check_constants, check_signature
-from ..step.loss import NAMED_LOSSES, find_loss
-from ..step.objective import Objective, Penalty
-from ..step.optimizers import Optimizer
-from ..step.state import State
-from ..step.step import Step
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..engine.state import State
+from ..engine.streams import HostCopy, side_stream
 from ..errors import TapeMismatch
-from ..execution.streams import HostCopy, side_stream
-from ..step.state import State
 from ..support.closeness import ROUNDING, is_close, size
 from ..tape.reader import Tape
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..distributed.reducer import Reducer
+from ..engine.executor import Executor
+from ..engine.memory import try_to_fit
+from ..engine.optim import Optimizer
+from ..engine.state import State
+from ..engine.step import Step, needs_gradient
 from ..errors import DrossWarning
-from ..execution.executor import Executor
-from ..execution.memory import try_to_fit
-from ..parallel.reducer import Reducer
-from ..step.optimizers import Optimizer
-from ..step.state import State
-from ..step.step import Step, needs_gradient
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from . import checkpoint_schedule

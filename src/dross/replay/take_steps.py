@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
-from ..execution.executor import Executor
-from ..parallel.reducer import ALONE, Reducer
-from ..step.optimizers import Optimizer
-from ..step.state import State
-from ..step.step import Step, advance
-from ..step.update_rules import SGD
+from ..distributed.reducer import ALONE, Reducer
+from ..engine.executor import Executor
+from ..engine.optim import Optimizer
+from ..engine.state import State
+from ..engine.step import Step, advance
+from ..engine.update_rules import SGD
 
 STEPS_AT_ONCE = 16
 _MAX_PARAMETERS = 1 << 22  # the steps of a larger network keep a GPU busy one by one

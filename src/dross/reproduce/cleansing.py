@@ -28,12 +28,12 @@ import torch
 
 from .._version import __version__
 from ..datasets import load
+from ..distributed import result_store
+from ..distributed.job_pool import sweep
 from ..errors import TapeDamaged, TapeMismatch
-from ..influence.query_makers import error_rate, mean_loss
+from ..influence.queries import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..parallel import result_store
-from ..parallel.job_pool import sweep
 from ..record.train import train
 from ..support.atomic_files import write_json
 from ..tape.reader import MANIFEST

@@ -22,13 +22,13 @@ import torch
 from .. import estimators
 from ..datasets import paper
 from ..datasets.models import dense
+from ..distributed import result_store
+from ..distributed.job_pool import sweep
 from ..errors import NotFinite
+from ..influence.queries import mean_loss
 from ..influence.query import Query
-from ..influence.query_makers import mean_loss
 from ..influence.run import Run
 from ..influence.verification import jaccard_of_extremes
-from ..parallel import result_store
-from ..parallel.job_pool import sweep
 from ..record.train import train
 from ..support import charts
 from ..support.atomic_files import write_json, write_table, write_text

@@ -14,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..cleanse.decision_state import TRAIN, VALIDATION, Decision, Event, group_by_decision
-from ..cleanse.findings import is_share, name_measure
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.project import Project
-from ..cleanse.reopen import needed_code
+from ..cleaning.chats import CHATS
+from ..cleaning.decision_state import TRAIN, VALIDATION, Decision, Event, group_by_decision
+from ..cleaning.findings import is_share, name_measure
+from ..cleaning.project import Project
+from ..cleaning.reopen import needed_code
 from ..errors import BadInput, TapeDamaged
 from .answers import JSONAnswer
 from .class_balance import class_warnings
@@ -26,8 +26,8 @@ from .judge_process import JudgeProcess
 from .label_checks import LabelChecks
 from .limits import MAX_BODY_BYTES
 from .listing import MAX_LISTED, Filter, Listing
-from .pictures.originals import Originals
-from .plan.recommended import PICTURE, RecommendedPlan
+from .originals import Originals
+from .recommended import PICTURE, RecommendedPlan
 from .requests import (
     CancelRequest,
     Change,

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..cleanse.project import Project
+from ..cleaning.project import Project
 
 _MAX_EXCERPT = 420  # characters, in the list
 _MAX_TEXT = 20_000  # characters, in the panel

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..cleanse.judge import check_seeds
+from ..cleaning.judge import check_seeds
 from ..errors import BadInput, StorageFailed
 
 _MAX_OUTPUT_CHARACTERS = 8_000

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cleanse.decision_state import TRAIN, VALIDATION, Decision
-from ..cleanse.display.cells import name_label
-from ..cleanse.inputs.source import Frame
-from ..cleanse.recommendation import KEEP
+from ..cleaning.cells import name_label
+from ..cleaning.decision_state import TRAIN, VALIDATION, Decision
+from ..cleaning.recommendation import KEEP
+from ..cleaning.source import Frame
 from ..errors import BadInput
 from .listing import Filter, Listing, finite_or_none
 from .sentences import format_percent, full_content

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..cleanse.copies.words import mark_copy
-from ..cleanse.decision_state import Decision
-from ..cleanse.display.cells import format_cell, name_label
-from ..cleanse.display.unusual import UnusualCells
-from ..cleanse.findings import is_share
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.inputs.columns import infer_columns
-from ..cleanse.project import Project
-from ..cleanse.recommendation import KEEP
+from ..cleaning.cells import format_cell, name_label
+from ..cleaning.chats import CHATS
+from ..cleaning.columns import infer_columns
+from ..cleaning.decision_state import Decision
+from ..cleaning.duplicates_text import mark_copy
+from ..cleaning.findings import is_share
+from ..cleaning.outlier_cells import UnusualCells
+from ..cleaning.project import Project
+from ..cleaning.recommendation import KEEP
 from ..errors import BadInput
 from ..support.arguments import fits
 from .chats import ChatTokens

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from ..cleanse.decision_state import ACTIONS, check_new_label
-from ..cleanse.inputs.numbers import read_learnable
+from ..cleaning.decision_state import ACTIONS, check_new_label
+from ..cleaning.numbers import read_learnable
 from ..errors import BadInput
 
 _MAX_TEXT = 200  # characters

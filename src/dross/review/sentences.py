@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..cleanse.copies.words import describe_group, name_likeness
-from ..cleanse.display.cells import format_cell, name_label, order_columns
-from ..cleanse.findings import describe_amount, describe_change, name_measure
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.recommendation import KEEP, RELABEL
+from ..cleaning.cells import format_cell, name_label, order_columns
+from ..cleaning.chats import CHATS
+from ..cleaning.duplicates_text import describe_group, name_likeness
+from ..cleaning.findings import describe_amount, describe_change, name_measure
+from ..cleaning.recommendation import KEEP, RELABEL
 from ..errors import BadInput
 from .listing import Listing, finite_or_none
 

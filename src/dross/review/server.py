@@ -23,10 +23,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ..cleanse.findings import is_share
-from ..cleanse.inputs.chats.read import CHATS
-from ..cleanse.project import Project
-from ..cleanse.reopen import check_code_unchanged
+from ..cleaning.chats import CHATS
+from ..cleaning.findings import is_share
+from ..cleaning.project import Project
+from ..cleaning.reopen import check_code_unchanged
 from ..errors import BadInput, DrossError, StorageFailed
 from ..support.html import render
 from .addresses import KnownHosts, is_loopback, known_hosts, open_listener, page_addresses

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import BadInput, DrossWarning, first_line
-from .display.notebook_bar import in_notebook, notebook_bar
+from .notebook_bar import in_notebook, notebook_bar
 from .printable import printable
 
 Advance = Callable[[int], None]
@@ -52,7 +52,7 @@ def track(tracker: Tracker) -> Iterator[None]:
       their step is the number of steps that the run had taken;
     - `clean/removed`, `relabelled`, and the change of each measure, such as `error`, of
       `dross.clean`;
-    - `verdict/improved` (1, -1 if it is worse, 0 if it is inconclusive) and for each metric `before`,
+    - `verdict/improved` (1, -1 if worse, 0 if inconclusive) and for each metric `before`,
       `after`, `random`, `difference` and its interval from `lowest` to `highest`, of `dross.judge`;
       their step is the number of verdicts in the project.
 

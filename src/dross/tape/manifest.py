@@ -9,9 +9,9 @@ import torch
 from .._version import __version__
 from ..data.batch import Augment
 from ..data.dataset import Instances
+from ..engine.objective import Objective
+from ..engine.optim import Optimizer
 from ..errors import TapeMismatch
-from ..step.objective import Objective
-from ..step.optimizers import Optimizer
 from .reader import FORMAT
 from .retention import Keep
 

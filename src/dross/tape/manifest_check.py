@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..autodiff.attention import are_kernels
-from ..autodiff.casting import NARROW_NAMES, is_saved_autocast
 from ..data.dataset import EVERYTHING, SAMPLE
+from ..engine.attention import are_kernels
+from ..engine.casting import NARROW_NAMES, is_saved_autocast
 from ..errors import TapeDamaged
 
 DIGEST = "digest"

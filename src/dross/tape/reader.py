@@ -30,13 +30,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..data.instance_hashes import MAX_ID
+from ..distributed.tape_shards import files_of, join_shards
+from ..engine.state import State
 from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
-from ..step.state import State
-from ..support.messages.counts import say_count
+from ..support.counts import say_count
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment
-from .shards import files_of, join_shards
 from .storage import Bucket, Storage, open_storage
 
 FORMAT = 1

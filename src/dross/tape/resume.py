@@ -5,11 +5,11 @@ from pathlib import Path
 
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
+from ..distributed.tape_shards import explain_other_ranks
 from ..errors import BadInput, TapeMismatch
 from ..support.arguments import check_folder
 from .reader import Tape, read_manifest
 from .retention import EveryStep, Keep
-from .shards import explain_other_ranks
 from .writer import TapeWriter
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..data.batch import MicroBatch
-from ..step import clipping as clips
-from ..step.state import State
-from ..step.step import Step
+from ..engine import clipping as clips
+from ..engine.state import State
+from ..engine.step import Step
 
 _STATE_PREFIX = "state."
 

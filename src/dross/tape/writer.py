@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..data.instance_hashes import HashNotes
+from ..distributed.background import run_in_background
+from ..distributed.tape_shards import files_of
+from ..engine.state import State
+from ..engine.step import Step
 from ..errors import StorageFailed, TapeError, TapeExists
-from ..parallel.background import run_in_background
-from ..step.state import State
-from ..step.step import Step
 from ..support.atomic_files import Raw, replace_file
 from .average_record import AverageRecord
 from .folder import storage_failed
@@ -26,7 +27,6 @@ from .manifest_check import seal
 from .reader import MANIFEST, parse, read_manifest
 from .retention import Keep, seconds_between_commits
 from .segment import Segment, decode_segment, encode_segment, on_host
-from .shards import files_of
 from .tensor_file import Digested, encode_tensors
 
 

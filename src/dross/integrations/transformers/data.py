@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from ...data.collated import Keywords
 from ...errors import BadInput, NotSupported
-from ...support.messages.counts import say_count
+from ...support.counts import say_count
 
 ID = "dross_id"
 

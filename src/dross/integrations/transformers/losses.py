@@ -23,9 +23,9 @@ from transformers.loss.loss_utils import (
 
 from ...data.collated import Collated
 from ...data.dataset import move_to
+from ...engine.objective import Objective
 from ...errors import BadInput, NotSupported
 from ...influence.query import Buffers, Query, QueryPart
-from ...step.objective import Objective
 
 IGNORED = -100  # the label of a token that has no loss
 _KINDS = {

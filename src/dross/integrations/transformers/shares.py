@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotReplayable
-from ...record.loops.followed import Followed
+from ...record.followed import Followed
 from .losses import InstanceLosses
 
 _TOLERANCE = 1e-3  # of the loss: divisors that are closer to each other than this do not matter

@@ -19,8 +19,8 @@ import numpy as np
 from ...data.batch import MicroBatch
 from ...data.collated import Collated
 from ...data.dataset import Instances
+from ...engine.executor import Executor
 from ...errors import BadInput
-from ...execution.executor import Executor
 from ...influence.query import Query
 from ...influence.run import Run
 from ...tape.reader import Tape

@@ -1,0 +1,190 @@
+"""Read conversations: rows with `messages`, or with a prompt and a response."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput, first_line
+from ..support.name_hints import check_name
+from ..support.option_names import name_option
+from .tables import PARQUET, read_bytes
+
+CHATS = "chats"  # the kind of a project
+JSONL = (".jsonl", ".ndjson")
+MESSAGES = "messages"
+_PROMPTS = ("prompt", "instruction", "question", "input")
+_RESPONSES = ("response", "output", "answer", "completion")
+_MORE = "input"  # beside an `instruction`: what it is about
+_SOURCE = "source"
+_ROLES = ("system", "user", "assistant", "tool")
+Message = dict[str, str]  # role and content
+
+
+@dataclass(frozen=True)
+class Chat:
+    """One example: a conversation whose assistant's words are learnt."""
+
+    name: str  # "line 17" or "row 17"
+    messages: tuple[Message, ...]
+    origin: str = ""  # where the user got it from: the cell of the column `source`
+
+    @property
+    def text(self) -> str:
+        """Everything that is said, with who says it."""
+        return "\n\n".join(f"{m['role']}: {m['content']}" for m in self.messages)
+
+    @property
+    def response(self) -> str:
+        """The last message of the assistant."""
+        said = [m["content"] for m in self.messages if m["role"] == "assistant"]
+        return said[-1] if said else ""
+
+
+@dataclass(frozen=True)
+class ChatColumns:
+    """Which column holds what; None: to be guessed."""
+
+    prompt: str | None = None
+    response: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatFile:
+    """The usable rows of a file."""
+
+    chats: list[Chat]
+    columns: ChatColumns  # as given, or as guessed; no prompt and response: `messages`
+    notes: list[str] = field(default_factory=list)  # for the user: what was guessed or left out
+
+
+def is_chat_file(path: Path) -> bool:
+    """Whether the name of a file says that it holds conversations, whatever else is asked for."""
+    return path.suffix.lower() in JSONL
+
+
+def read_chats(path: Path, columns: ChatColumns) -> ChatFile:
+    """Read a file of conversations.
+
+    Arguments:
+        path: A .jsonl, .ndjson or .parquet file.
+        columns: What the user says about its columns.
+
+    Raises:
+        BadInput: the file cannot be read, a row is no conversation, or columns are not there.
+    """
+    rows = list(_read_rows(path))
+    if not rows:
+        raise BadInput(f"{path} has no rows.")
+    known = _find_columns(path, {key: None for _, row in rows for key in row}, columns)
+    chats, empty = [], []
+    for name, row in rows:
+        chat = _read_row(path, name, row, known)
+        (chats if chat.response.strip() else empty).append(chat)
+    notes = []
+    if known.prompt is not None:
+        notes.append(f"Prompts are in '{known.prompt}', responses in '{known.response}'.")
+    if empty:
+        notes.append(
+            f"{len(empty):,} of {len(rows):,} rows have no response, the first in {empty[0].name}: "
+            "they are left out of everything but the export."
+        )
+    return ChatFile(chats, known, notes)
+
+
+def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, row) of all rows that are not blank."""
+    suffix = path.suffix.lower()
+    if suffix in PARQUET:
+        yield from _read_parquet(path)
+        return
+    if suffix not in JSONL:
+        raise BadInput(
+            f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
+            "or .parquet."
+        )
+    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path}, line {number} is not JSON ({first_line(error)}).") from None
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}, line {number} is not a JSON object, as every row must be.")
+        yield f"line {number}", row
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        rows = parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
+    for number, row in enumerate(rows, 1):
+        yield f"row {number}", row
+
+
+def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> ChatColumns:
+    for name in (given.prompt, given.response, given.source):
+        if name is not None:
+            check_name("column", name, list(names))
+    source = given.source or (_SOURCE if _SOURCE in names else None)
+    if given.prompt is None and given.response is None and MESSAGES in names:
+        return ChatColumns(None, None, source)
+    prompt = given.prompt or next((name for name in _PROMPTS if name in names), None)
+    response = given.response or next((name for name in _RESPONSES if name in names), None)
+    if prompt is None or response is None:
+        lacking = "prompts" if prompt is None else "responses"
+        raise BadInput(
+            f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
+            f"and none looks like the {lacking}. Name them: {name_option('prompt')} and "
+            f"{name_option('response')}."
+        )
+    return ChatColumns(prompt, response, source)
+
+
+def _read_row(path: Path, name: str, row: Mapping[str, Any], columns: ChatColumns) -> Chat:
+    where = f"{path}, {name}"
+    if columns.prompt is None:
+        messages = _as_messages(row.get(MESSAGES), where, "user")
+    else:
+        prompt = _as_messages(row.get(columns.prompt), where, "user")
+        more = row.get(_MORE) if columns.prompt == "instruction" else None
+        if isinstance(more, str) and more.strip() and prompt:
+            prompt[-1] = prompt[-1] | {"content": f"{prompt[-1]['content']}\n\n{more}"}
+        messages = prompt + _as_messages(row.get(str(columns.response)), where, "assistant")
+    origin = row.get(columns.source) if columns.source else None
+    return Chat(name, tuple(messages), "" if origin is None else str(origin))
+
+
+def _as_messages(value: Any, where: str, role: str) -> list[Message]:
+    """A text said by `role`, or a list of messages as they are; nothing for a missing cell."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, Sequence):
+        raise BadInput(
+            f"{where}: a value of the type {type(value).__name__} is neither a text nor messages."
+        )
+    return [_as_message(message, where) for message in value]
+
+
+def _as_message(message: Any, where: str) -> Message:
+    if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+        raise BadInput(f"{where}: a message must be an object with 'role' and 'content'.")
+    role, content = message["role"], message["content"]
+    if role not in _ROLES:
+        raise BadInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
+    if content is not None and not isinstance(content, str):
+        raise BadInput(
+            f"{where}: the content of a message has the type {type(content).__name__}. dross "
+            "fine-tunes on text alone; pictures and other parts are not supported."
+        )
+    return {"role": role, "content": content or ""}

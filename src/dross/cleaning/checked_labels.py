@@ -1,0 +1,200 @@
+"""Labels that a person has checked on the page, and what they change.
+
+Where there is a validation file, its labels are checked; otherwise any label of the file. The next
+`dross clean` of the same project takes the checked labels as right: the noise model trusts them,
+and plans are compared on them. A validation row whose label is wrong is left out, and one that is
+really something else counts as that. The input stays as it is, and so do the recorded runs.
+
+Ids stay the places in the part as it was given, whatever is left out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import BadInput, TapeDamaged
+from ..support.arguments import fits
+from ..support.option_names import name_option
+from .decision_state import VALIDATION, Decision, check_belongs, check_decision
+from .decisions import Decisions
+from .numbers import read_learnable
+from .project_files import ABOUT, MEND, delete_named, read_intact, read_json, write_sealed
+from .recommendation import describe_actions, read_recommended
+from .source import MIN_INSTANCES
+from .split_dataset import PreparedData
+
+_FILE = "checked.json"  # the labels that the kept results were computed with
+_FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation part needs
+_OF_VALIDATION = re.compile(r"runs/run-\d+-scores\.safetensors")
+_WORDS = {"keep": "right", "remove": "wrong", "relabel": "relabelled"}
+
+
+@dataclass(frozen=True)
+class CheckedLabels:
+    """What a person said about labels: {place in the part: (action, label)}."""
+
+    part: str  # whose labels these are: `PreparedData.checked_part`
+    decided: Mapping[int, Decision]
+
+    def __len__(self) -> int:
+        return len(self.decided)
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The same as JSON holds it."""
+        return [[id, *self.decided[id]] for id in sorted(self.decided)]
+
+    @property
+    def right(self) -> list[int]:
+        """The places whose label is known now: confirmed or corrected."""
+        return [id for id, (action, _) in self.decided.items() if action != "remove"]
+
+    @property
+    def wrong(self) -> list[int]:
+        """The places whose label is wrong, and nothing else is known."""
+        return [id for id, (action, _) in self.decided.items() if action == "remove"]
+
+    @property
+    def corrected(self) -> dict[int, str]:
+        """The new labels, by place."""
+        return {id: label for id, (_, label) in self.decided.items() if label is not None}
+
+    @property
+    def words(self) -> dict[int, str]:
+        """What was said about each, in a word."""
+        return {id: _WORDS[action] for id, (action, _) in self.decided.items()}
+
+    def left(self, count: int) -> np.ndarray:
+        """The places of the validation part, of `count`, that are not left out."""
+        wrong = self.wrong if self.part == "validation" else []
+        return np.setdiff1d(np.arange(count), wrong)
+
+    def read_corrected(self, data: PreparedData) -> np.ndarray:
+        """The new labels, in the order of `corrected`: names of classes, or numbers."""
+        classes = data.source.classes
+        read = [label if classes else read_learnable(label) for label in self.corrected.values()]
+        return np.array(read, dtype=object if classes else np.float64)
+
+    def apply(self, data: PreparedData) -> PreparedData:
+        """The data with the validation part as it is to be scored; the training part as it is."""
+        if not self.decided or self.part != VALIDATION:
+            return data
+        y = data.y[VALIDATION].clone()
+        if self.corrected:
+            y[list(self.corrected)] = data.targets(self.read_corrected(data))
+        left = self.left(len(y))
+        return replace(
+            data,
+            parts=data.parts | {VALIDATION: data.parts[VALIDATION][left]},
+            x=data.x | {VALIDATION: data.x[VALIDATION][left]},
+            y=data.y | {VALIDATION: y[left]},
+        )
+
+    def describe(self) -> str:
+        """How many of each, in words; "" if there is none."""
+        if not self.decided:
+            return ""
+        actions = [action for action, _ in self.decided.values()]
+        noun = "label" if len(actions) == 1 else "labels"
+        return (
+            f"Using {len(actions):,} checked {noun}: {actions.count('keep'):,} right, "
+            f"{actions.count('relabel'):,} corrected, {actions.count('remove'):,} wrong."
+        )
+
+    def restore_ids(self, why: dict[str, dict[str, Any]], count: int) -> dict[str, dict[str, Any]]:
+        """Reasons whose validation instances are named by their places in the part as given."""
+        if self.part != VALIDATION:
+            return why
+        left = self.left(count).tolist()
+        name = lambda hurts: [[left[id], *rest] for id, *rest in hurts]
+        return {
+            id: found | {"hurts": name(found["hurts"])} if "hurts" in found else found
+            for id, found in why.items()
+        }
+
+
+def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
+    """What was said about labels on the page of this folder; empty if nothing was.
+
+    Raises:
+        BadInput: too few labels are left, or one is corrected to an impossible value.
+        TapeMismatch: the decisions belong to other data.
+    """
+    part = data.checked_part
+    path, count = folder / "decisions.sqlite", len(data.y[part])
+    if not path.exists():
+        return CheckedLabels(part, {})
+    log = Decisions(path)
+    try:
+        checked = CheckedLabels(part, log.current(VALIDATION))
+    finally:
+        log.close()
+    check_belongs(checked.decided, path, VALIDATION, count, data.source.classes)
+    left = len(checked.left(count))
+    if left < min(_FEWEST_LEFT, count):
+        raise BadInput(
+            f"Only {left} of {count} validation labels are left: the others are marked as wrong. "
+            f"That is too few. Say what they really are with dross review {folder}, or give "
+            f"another validation file: {name_option('validation')}."
+        )
+    return checked
+
+
+def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
+    """The checked labels that the results in a folder were computed with.
+
+    Raises:
+        TapeDamaged: the file is not as dross writes it.
+        BadInput, TapeMismatch: it is about other data.
+    """
+    path, part = folder / _FILE, data.checked_part
+    kept = read_json(path) if path.exists() else {"labels": []}
+    rows: Any = kept.get("labels") if isinstance(kept, dict) else None
+    try:
+        if not fits(rows, list[list]) or any(row[1] not in _WORDS for row in rows):
+            raise ValueError
+        decided = {id: check_decision(id, action, label) for id, action, label in rows}
+    except (BadInput, IndexError, TypeError, ValueError):
+        raise TapeDamaged(f"{path} is not as dross writes it. {MEND}") from None
+    check_belongs(decided, path, part, len(data.y[part]), data.source.classes)
+    return CheckedLabels(part, decided)
+
+
+def settle_labels(folder: Path, checked: CheckedLabels) -> bool:
+    """Whether what the folder keeps was computed with these labels; what was not is deleted.
+
+    The recorded runs stay: no checked label changes what they learned.
+    """
+    path = folder / _FILE
+    kept = read_intact(path)
+    before = kept.get("labels") if isinstance(kept, dict) else None if path.exists() else []
+    if before == checked.rows:
+        return True
+    earlier = _describe_earlier(folder)
+    if earlier is None and isinstance(kept, dict):
+        earlier = kept.get("earlier")  # a run with other labels was stopped
+    delete_named(folder, re.compile(re.escape(ABOUT)))  # without it the rest is unfinished
+    if checked.part == VALIDATION:
+        delete_named(folder, _OF_VALIDATION)
+    write_sealed(path, {"labels": checked.rows, "earlier": earlier})
+    return False
+
+
+def read_earlier(folder: Path) -> dict[str, str] | None:
+    """What was recommended before the last labels were checked; None if nothing was."""
+    kept = read_intact(folder / _FILE)
+    earlier = kept.get("earlier") if isinstance(kept, dict) else None
+    return earlier if fits(earlier, dict[str, str]) else None
+
+
+def _describe_earlier(folder: Path) -> dict[str, str] | None:
+    """What the finished project in a folder recommends; None if there is none."""
+    about = read_intact(folder / ABOUT)
+    if not isinstance(about, dict) or not fits(about.get("recommendation"), dict):
+        return None
+    plan = read_recommended(about)
+    return {"what": describe_actions(0, 0) if plan is None else plan.what}

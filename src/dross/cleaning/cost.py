@@ -1,0 +1,57 @@
+"""How long a project takes and how much disk it needs, from how long its first stages took."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..tape.retention import DefaultRetention, EveryStep
+from .job import Job
+from .label_noise import MOST_LEARNED
+from .plans import MOST_MEASURED
+from .train_many import SearchResult
+
+# Ratios of times, as measured for tables of 2,000 to 30,000 rows.
+_PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows
+_STEP_OF_A_RUN = 0.7  # recorded and retraced, and a step of the search, which trains four models
+_CHECK_PER_TRAINING = 1.1  # counterfactual runs train side by side; 16 of them and 16 others
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the rest of a project is expected to take."""
+
+    seconds: float
+    bytes: float
+
+
+def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
+    """The cost of everything after the labels were examined.
+
+    Arguments:
+        job: With the data and the options.
+        searched: What the search for a recipe found, and how long it took.
+        examined: The seconds that it took to examine the labels.
+    """
+    recipe = searched.recipe
+    steps = recipe.epochs * recipe.steps_per_epoch(job.count)
+    training = steps * searched.seconds_per_step
+    runs = job.options.runs * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
+    checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.verified / 16
+    measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
+    state = 8 * recipe.count_parameters()  # the parameters and their momentum
+    kept = DefaultRetention().resolve(steps, state, 0)
+    states = state * (steps if isinstance(kept, EveryStep) else 2 * np.sqrt(steps))
+    batches = 8 * steps * recipe.batch_size
+    return Cost(
+        _PLANS_PER_EXAMINED * measured * examined + runs + checks,
+        job.options.runs * float(states + batches),
+    )
+
+
+def describe_cost(cost: Cost) -> str:
+    """The cost in words, as a sentence."""
+    if cost.seconds < 90:
+        duration = f"{max(1, round(cost.seconds))} seconds"
+    else:
+        duration = f"{cost.seconds / 60:.0f} minutes"
+    return f"Expected from here: about {duration} and {cost.bytes / 1e6:,.0f} MB."

@@ -1,0 +1,144 @@
+"""What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import BadInput
+from ..support.option_names import name_option
+from .decision_state import TRAIN, Decision, check_belongs
+from .plans import RULES
+from .project import Project
+from .recommendation import KnownPlan
+from .source import MIN_INSTANCES
+
+BY_DECISIONS = "decisions"
+
+
+@dataclass(frozen=True)
+class Edits:
+    """How the cleaned training data differ from the original."""
+
+    what: str  # in words; BY_DECISIONS where a person decided on the page
+    removed: np.ndarray  # int64 [R]: ids
+    relabelled: dict[int, str]  # id -> its new label
+    decided: dict[int, Decision] = field(default_factory=dict)  # all that a person decided
+    rule: str | None = None  # the rule that they follow, if any; see RULES
+    ranked: bool = False  # whether they are the top of a list that models have ordered
+
+    def __len__(self) -> int:
+        return len(self.removed) + len(self.relabelled)
+
+    def by_id(self) -> dict[int, Decision]:
+        """What happens to each instance, in the order of ids, with those that a person kept."""
+        decided = dict(self.decided)
+        decided |= {int(id): ("remove", None) for id in self.removed}
+        decided |= {id: ("relabel", label) for id, label in self.relabelled.items()}
+        return dict(sorted(decided.items()))
+
+
+def choose_edits(
+    project: Project,
+    remove: int | None,
+    relabel: int | None,
+    decisions: bool,
+    plan: str | None = None,
+) -> Edits:
+    """The edits that a caller asks for.
+
+    remove, relabel: how many of the most harmful, and of the most probably mislabelled; plan: the
+    name of a plan. Without them: what was decided on the page; where nothing was decided, the
+    recommended plan, unless `decisions` insists.
+    """
+    count = len(project.instances)
+    if plan is not None:
+        if remove is not None or relabel is not None or decisions:
+            names = ", ".join(map(name_option, ("remove", "relabel", "decisions")))
+            raise BadInput(f"{name_option('plan')} says what to do; leave out {names}.")
+        return _from_plan(find_plan(project, plan))
+    for option, value in (("remove", remove), ("relabel", relabel)):
+        if value is not None and not 0 < value < count:
+            raise BadInput(
+                f"{name_option(option, value)} must lie between 1 and {count - 1}: there are "
+                f"{count} training instances."
+            )
+    if relabel is not None or remove is not None:
+        return _from_rankings(project, remove or 0, relabel or 0)
+    decided = _from_decisions(project)
+    if len(decided):
+        return decided
+    if decisions:
+        raise BadInput(
+            "Nothing has been removed or relabelled on the page yet. "
+            f"Decide with dross review {project.folder}, or pass {name_option('remove', 10)}."
+        )
+    return _from_suggestion(project)
+
+
+def _most_harmful(project: Project, count: int) -> np.ndarray:
+    return project.instances.sort_values("harm_rank").index.to_numpy()[:count]
+
+
+def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
+    """An instance in both lists is relabelled, not removed."""
+    instances = project.instances
+    suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    if not remove and suspects.empty:
+        raise BadInput(
+            f"There is nothing to do for {name_option('relabel', relabel)}: no label is probably "
+            f"wrong. Pass {name_option('remove', 10)}, or relabel by hand with dross review "
+            f"{project.folder}."
+        )
+    predictions = suspects.head(relabel)["prediction"]
+    relabelled = {int(id): str(label) for id, label in predictions.items()}
+    harmful = _most_harmful(project, remove)
+    in_both = np.isin(harmful, list(relabelled))
+    what = []
+    if remove:
+        what.append(f"{len(harmful)} most harmful removed")
+    if relabel:
+        what.append(f"{len(relabelled)} most probably mislabelled relabelled")
+    if in_both.any():
+        what.append(f"{int(in_both.sum())} that are in both lists only relabelled")
+    return Edits(", ".join(what), harmful[~in_both], relabelled, ranked=True)
+
+
+def _from_decisions(project: Project) -> Edits:
+    decided, count = project.current_decisions(), len(project.instances)
+    path = project.folder / "decisions.sqlite"
+    check_belongs(decided, path, TRAIN, count, project.classes)
+    removed = [id for id, (action, _) in decided.items() if action == "remove"]
+    relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
+    if len(removed) > count - MIN_INSTANCES // 2:
+        raise BadInput(
+            f"{len(removed)} of {count} training instances are removed: too few are left "
+            "to train on. Undo some of these decisions."
+        )
+    return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled, decided)
+
+
+def _from_suggestion(project: Project) -> Edits:
+    if project.recommended is None:
+        raise BadInput(
+            "Nothing has been decided, and no change is recommended. "
+            f"{project.about['recommendation']['reason']} To remove some anyway, "
+            f"pass {name_option('remove', 10)}."
+        )
+    return _from_plan(project.recommended)
+
+
+def find_plan(project: Project, name: str) -> KnownPlan:
+    """The plan of this name; `recommended` is the recommended one."""
+    if name == "recommended" and project.recommended is not None:
+        return project.recommended
+    for plan in project.plans:
+        if name == plan.name:
+            return plan
+    known = ", ".join(plan.name for plan in project.plans) or "none"
+    raise BadInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
+
+
+def _from_plan(plan: KnownPlan) -> Edits:
+    rule = plan.name if plan.name in RULES else None
+    what = f"the plan {plan.name} ({plan.what})"
+    return Edits(what, plan.removed, plan.relabelled, rule=rule)

@@ -1,0 +1,201 @@
+"""Estimators of scikit-learn, or similar ones, that a user wants to judge with.
+
+`sklearn:NAME` and `sklearn.ensemble:NAME` are classes of scikit-learn, made with their defaults.
+Any other `module:function` is a user's own: it returns an estimator. The call that asks for the
+verdict names it, so it may be imported; what a project names never is.
+"""
+
+import difflib
+import importlib
+import inspect
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadInput, first_line
+from ..support.option_names import name_option
+from .user_code import import_function, source_digest
+
+_KINDS = {"classification": "classifier", "regression": "regressor"}
+_ENDINGS = {"classification": "Classifier", "regression": "Regressor"}
+
+
+@dataclass(frozen=True)
+class JudgingModel:
+    """A model that judges instead of dross' own, before it has learned anything."""
+
+    estimator: Any
+    name: str  # for people
+    entry: str  # as it was given; empty for an object
+
+    @property
+    def is_probabilistic(self) -> bool:
+        """Whether it says how sure it is, and not only what it predicts."""
+        return hasattr(self.estimator, "predict_proba")
+
+    def describe(self) -> dict[str, str]:
+        """Everything that decides what it learns, as JSON holds it."""
+        import joblib
+        import sklearn
+
+        try:
+            known = joblib.hash(self.estimator)
+        except Exception:  # an object that cannot be pickled, such as a lambda in a pipeline
+            known = repr(self.estimator)
+        is_own = bool(self.entry) and not _is_sklearn(self.entry)
+        return {
+            "entry": self.entry,
+            "name": self.name,
+            "estimator": str(known),
+            "source": source_digest(self.entry) if is_own else "",
+            "sklearn": sklearn.__version__,
+        }
+
+
+def names_user_code(model: Any) -> bool:
+    """Whether it is a `module:function` that is not scikit-learn's."""
+    return isinstance(model, str) and ":" in model and not _is_sklearn(model)
+
+
+def find_model(model: Any, task: str) -> JudgingModel:
+    """The estimator that a user means, which must be of the kind that the task needs.
+
+    Arguments:
+        model: `sklearn:NAME`, `module:function`, or an estimator.
+        task: classification or regression.
+
+    Raises:
+        BadInput: there is none of this name, it is of another kind, or it cannot fit or predict.
+    """
+    entry = model if isinstance(model, str) else ""
+    if not isinstance(model, str):
+        estimator = (
+            _make(model, f"The class {model.__name__}") if isinstance(model, type) else model
+        )
+    elif ":" not in model:
+        raise BadInput(
+            f"{name_option('with_model')} takes sklearn:NAME or module:function, and '{model}' has "
+            "no colon. "
+            f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
+        )
+    elif _is_sklearn(model):
+        found = _find_class(model, task)
+        estimator = _make(found, _named(model))
+    else:
+        found = import_function(model, name_option("with_model"))
+        estimator = _make(found, _named(model)) if callable(found) else found
+    name = _name(estimator)
+    _check_methods(estimator, name)
+    _check_kind(estimator, name, task)
+    return JudgingModel(estimator, f"{name} ({entry})" if names_user_code(model) else name, entry)
+
+
+def _is_sklearn(entry: str) -> bool:
+    return entry.partition(":")[0].partition(".")[0] == "sklearn"
+
+
+def _find_class(entry: str, task: str) -> type:
+    """A class of scikit-learn by its name, wherever in it, or in the module that is named."""
+    from sklearn.base import BaseEstimator
+
+    module, _, name = entry.partition(":")
+    if module == "sklearn":
+        known = _list_estimators()
+    else:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                members = vars(importlib.import_module(module))
+        except ImportError as error:
+            raise BadInput(
+                f"{_named(entry)}: scikit-learn has no module '{module}' ({error}). "
+                f"{_named(f'sklearn:{name}')} finds a class wherever it is."
+            ) from None
+        known = {
+            one: value
+            for one, value in members.items()
+            if inspect.isclass(value) and issubclass(value, BaseEstimator)
+        }
+    if name not in known:
+        near = _nearest(name, task, known)
+        hint = f" Did you mean {module}:{near}?" if near else ""
+        raise BadInput(f"{_named(entry)}: scikit-learn has no such estimator there.{hint}")
+    return known[name]
+
+
+def _list_estimators() -> dict[str, type]:
+    from sklearn.utils import all_estimators
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about deprecated modules
+        found: list[tuple[str, type]] = all_estimators()
+    return dict(found)
+
+
+def _nearest(name: str, task: str, known: Iterable[str] | None = None) -> str | None:
+    """The most similar known name; names that fit the task come before others."""
+    names = list(_list_estimators() if known is None else known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    fitting = [one for one in near if one.endswith(_ENDINGS[task])]
+    return next(iter([*fitting, *near]), None)
+
+
+def _make(make: Any, who: str) -> Any:
+    """Call what makes the estimator; a class of scikit-learn has its defaults."""
+    try:
+        return make()
+    except Exception as error:  # somebody else's code can fail in any way
+        needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
+        raise BadInput(
+            f"{who} could not be made into an estimator ({type(error).__name__}: "
+            f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
+            f"it as {_named('module:function')}."
+        ) from error
+
+
+def _name(estimator: Any) -> str:
+    steps = getattr(estimator, "steps", None)
+    if isinstance(steps, list) and all(isinstance(step, tuple) for step in steps):
+        return " + ".join(_name(step[1]) for step in steps)
+    return estimator if isinstance(estimator, str) else type(estimator).__name__
+
+
+def _check_methods(estimator: Any, name: str) -> None:
+    for method in ("fit", "predict"):
+        if not callable(getattr(estimator, method, None)):
+            raise BadInput(
+                f"{name} has no {method}: it is not an estimator that can judge. Give one with fit "
+                "and predict, such as sklearn:HistGradientBoostingClassifier."
+            )
+
+
+def _check_kind(estimator: Any, name: str, task: str) -> None:
+    """Refuse an estimator that says it is for something else; one that says nothing is tried."""
+    kind = _find_kind(estimator)
+    if kind in (None, _KINDS[task]):
+        return
+    other = f"{type(estimator).__name__.removesuffix('Classifier').removesuffix('Regressor')}"
+    other += _ENDINGS[task]
+    hint = f", such as sklearn:{other}" if other in _list_estimators() else ""
+    learned = "classes" if task == "classification" else "a number"
+    article = "an" if kind[0] in "aeiou" else "a"
+    raise BadInput(
+        f"{name} is {article} {kind.replace('_', ' ')}, but the label of this project is "
+        f"{learned}. Judge with a {_KINDS[task]}{hint}."
+    )
+
+
+def _find_kind(estimator: Any) -> str | None:
+    """What the estimator says that it is: classifier, regressor, clusterer, ..."""
+    try:
+        from sklearn.utils import get_tags
+
+        kind = get_tags(estimator).estimator_type
+    except Exception:  # scikit-learn before 1.6, or an estimator that only resembles its own
+        kind = getattr(estimator, "_estimator_type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def _named(model: str) -> str:
+    return name_option("with_model", model)

@@ -1,0 +1,286 @@
+"""Examine the labels, score, verify and recommend: everything between the recipe and the folder."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import NotFinite
+from ..influence.run import Run
+from ..support.arguments import fits
+from ..support.progress import Overall
+from .checked_labels import CheckedLabels
+from .cost import describe_cost, estimate_cost
+from .duplicates_groups import Copies
+from .job import Job
+from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
+from .plans import Recommendation, recommend
+from .project_files import delete_written, read_intact, write_sealed
+from .reasons import find_reasons
+from .recipe import Recipe
+from .recommendation import NOISE_AWARE, KnownPlan, describe_actions
+from .result_tables import edited_labels, instance_table, label_table
+from .rows import make_rows
+from .scoring import (
+    InstanceScores,
+    RetrainingCheck,
+    RunPart,
+    cut_for_runs,
+    error_scale,
+    outlier_ranks,
+    score,
+    split_half_agreement,
+    verify,
+)
+from .search import lower_rate, use_lowered_rate
+from .source import Frame
+from .train_many import SearchResult
+
+_EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled
+_CHECKS = "checks.json"
+_MEASURES = ("error", "log loss", "absolute error", "squared error")
+_SHOWN = (*_MEASURES, *(f"{NOISE_AWARE}{name}" for name in _MEASURES))  # figures of a plan
+CHECKED_ONLY = "checked"  # the plan that does only what a person has said
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found about the instances of a project."""
+
+    instances: Frame  # as `Project.instances`
+    labels: Frame  # as `Project.label_table`
+    recipe: Recipe
+    runs: list[Run]
+    checked: RetrainingCheck
+    verified_ids: np.ndarray  # int64: the instances that were checked by retraining
+    scale: float  # of the expected error that the scores are about
+    agreement: float | None  # between halves of the runs
+    plans: list[KnownPlan]
+    recommended: KnownPlan | None
+    recommendation: dict[str, Any]  # as project.json keeps it
+    noise: dict[str, Any]  # what project.json keeps of the noise model
+    why: dict[str, dict[str, Any]]  # the content of why.json
+
+
+def examine(
+    job: Job, searched: SearchResult, copies: Copies, checked: CheckedLabels, stages: Overall
+) -> Outcome:
+    """Examine the label of every row, score every training instance, and recommend a plan.
+
+    Arguments:
+        job: With the data as they were given.
+        searched: With the recipe of the recorded runs.
+        copies: In the data; copies of each other are held out together.
+        checked: What a person has said about labels.
+        stages: The overall progress.
+    """
+    recipe = searched.recipe
+    trusted = job.options.trusted_validation
+    rows = make_rows(job.prepared, checked, copies, trusted=trusted)
+    job.say(f"Examining {len(rows):,} labels with models that did not learn them ...")
+    stages.begin("labels")
+    started = time.monotonic()
+    noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
+    job.say(describe_cost(estimate_cost(job, searched, time.monotonic() - started)))
+    stages.begin("plans")
+    found, checks = _recommend(job, rows, noise, checked)
+    scored_data = checked.apply(job.prepared)
+    scored_job = replace(job, prepared=scored_data)
+    errors = None if rows.classes else rows.y - noise.best_other[0]
+    scale = 1.0 if errors is None else error_scale(errors / job.prepared.scale[1])
+    parts = cut_for_runs(scored_data, job.options.runs, rows, job.request.seed)
+    stages.begin("runs", bars=2 * len(parts))
+    recipe, runs, scored = _score(scored_job, recipe, parts, scale)
+    stages.begin("checks")
+    verified = _verify(scored_job, runs[0], parts[0], scored)
+    plans, recommended = _name_plans(job, found, checked)
+    outliers = outlier_ranks(runs[0], job.pair)
+    instances = instance_table(job.prepared, scored, noise, checked, outliers)
+    learned = parts[0].learned[verified.verification.instances]
+    instances.loc[learned, "verified"] = verified.verification.actual
+    instances = _add_actions(instances, recommended, noise, checked)
+    why = _explain(scored_job, instances, runs[0], recipe, parts[0], verified)
+    return Outcome(
+        instances=instances,
+        labels=label_table(job.prepared, noise, checked, checks, trusted=trusted),
+        recipe=recipe,
+        runs=runs,
+        checked=verified,
+        verified_ids=learned,
+        scale=scored.scale,
+        agreement=split_half_agreement(scored.by_run),
+        plans=plans,
+        recommended=recommended,
+        recommendation=_describe(found, plans, recommended),
+        noise=_describe_noise(noise, rows),
+        why=checked.restore_ids(why, len(job.prepared.y["validation"])),
+    )
+
+
+# --- the recommendation ---
+
+
+def _recommend(
+    job: Job, rows: Rows, noise: LabelNoise, checked: CheckedLabels
+) -> tuple[Recommendation, list[int]]:
+    """The recommendation, and the places in the checked part whose labels to check."""
+    start = len(job.prepared.y["train"]) if checked.part == "validation" else 0
+    left = checked.left(len(job.prepared.y[checked.part]))
+    drawn = _read_checks(job)
+    weights = np.full(len(rows), np.nan)
+    for place, weight in drawn.items():
+        found = np.searchsorted(left, place)
+        if found < len(left) and left[found] == place:
+            weights[start + found] = weight
+    recommendation = recommend(
+        rows,
+        noise,
+        job.labels,
+        check_weights=weights,
+        seed=job.request.seed,
+        progress=job.progress,
+    )
+    inside = recommendation.checks >= start  # with a validation file, only its labels are checked
+    places = left[recommendation.checks[inside] - start].tolist()
+    new = dict(zip(places, recommendation.check_weights[inside].tolist(), strict=True))
+    write_sealed(job.folder / _CHECKS, {"drawn": sorted((drawn | new).items())})
+    return recommendation, places
+
+
+def _read_checks(job: Job) -> dict[int, float]:
+    """{place in the checked part: weight} of all labels that were drawn to be checked."""
+    kept = read_intact(job.folder / _CHECKS)
+    rows: Any = kept.get("drawn") if isinstance(kept, dict) else None
+    if not fits(rows, list[list[float]]):
+        return {}
+    return {int(row[0]): float(row[1]) for row in rows if len(row) == 2 and row[1] > 0}
+
+
+def _name_plans(
+    job: Job, found: Recommendation, checked: CheckedLabels
+) -> tuple[list[KnownPlan], KnownPlan | None]:
+    """The plans in ids and labels of the training part, with the corrections by a person."""
+    by_person = checked.part == "train"
+    corrected = checked.corrected if by_person else {}
+    wrong = checked.wrong if by_person else []
+    plans = []
+    for result in found.plans:
+        labels = edited_labels(job.prepared, result.edits.labels)
+        relabelled = dict(zip(result.edits.relabelled.tolist(), labels, strict=True))
+        relabelled = {id: label for id, label in relabelled.items() if id not in wrong} | corrected
+        removed = np.union1d(result.edits.removed, wrong).astype(np.int64)
+        removed = removed[~np.isin(removed, list(corrected))]
+        what = describe_actions(len(removed), len(relabelled))
+        figures = {name: result.figures[name] for name in _SHOWN if name in result.figures}
+        plans.append(KnownPlan(result.name, what, removed, relabelled, figures))
+    recommended = next((plan for plan in plans if plan.name == found.recommended), None)
+    if recommended is None and (corrected or wrong):
+        what = f"{describe_actions(len(wrong), len(corrected))}, as checked by you"
+        removed = np.array(sorted(wrong), dtype=np.int64)
+        recommended = KnownPlan(CHECKED_ONLY, what, removed, dict(corrected), {})
+        plans = [*plans, recommended]
+    return plans, recommended
+
+
+def _describe(
+    found: Recommendation, plans: list[KnownPlan], recommended: KnownPlan | None
+) -> dict[str, Any]:
+    return {
+        "state": found.state,
+        "reason": found.reason,
+        "recommended": None if recommended is None else recommended.name,
+        "plans": [plan.to_json() for plan in plans],
+    }
+
+
+def _describe_noise(noise: LabelNoise, rows: Rows) -> dict[str, Any]:
+    trained = ~rows.validation
+    return {
+        "rows": int(trained.sum()),
+        "expected_wrong": float(noise.wrong[trained].sum()),
+        "likely_wrong": int((noise.wrong[trained] > 0.5).sum()),
+    }
+
+
+def _add_actions(
+    instances: Frame, plan: KnownPlan | None, noise: LabelNoise, checked: CheckedLabels
+) -> Frame:
+    """The columns `action` and `confidence`: how sure it is that the action is right."""
+    instances = instances.assign(action="keep", confidence=np.nan)
+    if plan is None:
+        return instances
+    relabelled = list(plan.relabelled)
+    instances.loc[plan.removed, "action"] = "remove"
+    instances.loc[relabelled, "action"] = "relabel"
+    instances.loc[relabelled, "prediction"] = list(plan.relabelled.values())
+    instances.loc[plan.removed, "confidence"] = noise.wrong[plan.removed]
+    _, sure = noise.best_other
+    instances.loc[relabelled, "confidence"] = np.where(
+        np.isfinite(sure[relabelled]), sure[relabelled], noise.wrong[relabelled]
+    )
+    if checked.part == "train":
+        by_person = [*checked.wrong, *checked.corrected]
+        instances.loc[by_person, "confidence"] = 1.0
+    return instances
+
+
+# --- scores ---
+
+
+def _score(
+    job: Job, recipe: Recipe, parts: list[RunPart], scale: float
+) -> tuple[Recipe, list[Run], InstanceScores]:
+    """Train and score; where that diverges, once more at a lower rate."""
+    recipe = use_lowered_rate(job, recipe)
+    noun = "run" if len(parts) == 1 else "runs"
+    job.say(f"Training {len(parts)} {noun} and retracing each ...")
+    folder = job.folder / "runs"
+    options: dict[str, Any] = {"scale": scale, "seed": job.request.seed, "progress": job.progress}
+    try:
+        return recipe, *score(recipe, job.prepared, parts, folder, **options)
+    except NotFinite:
+        job.say(f"At learning rate {recipe.rate:g} training diverges; trying {recipe.rate / 3:g}.")
+    delete_written(job.folder, "runs")
+    lowered = lower_rate(job, recipe)
+    try:
+        return lowered, *score(lowered, job.prepared, parts, folder, **options)
+    except NotFinite as error:
+        raise NotFinite(
+            f"Training or retracing diverged even at a third of the learning rate. {error}",
+            error.step,
+        ) from None
+
+
+def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> RetrainingCheck:
+    found = verify(
+        run,
+        scored.by_run[0][part.learned],
+        part.held_out,
+        part.held_out_pair(job.prepared),
+        count=job.options.verified,
+        scale=scored.scale,
+        seed=job.request.seed,
+        progress=job.progress,
+    )
+    job.say(
+        f"Checked {len(found.verification.instances)} scores by retraining without each instance: "
+        f"Kendall's tau between estimate and truth is {found.verification.tau:.2f}."
+    )
+    return found
+
+
+def _explain(
+    job: Job,
+    instances: Frame,
+    run: Run,
+    recipe: Recipe,
+    part: RunPart,
+    verified: RetrainingCheck,
+) -> dict[str, dict[str, Any]]:
+    """Reasons for the instances that a person looks at first: the content of why.json."""
+    ranked = instances.sort_values("harm_rank").index.to_numpy()
+    suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    first = [ranked[:_EXPLAINED], suspects.index.to_numpy()[: _EXPLAINED // 2]]
+    ids = np.unique(np.concatenate(first))
+    return find_reasons(job.prepared, run, recipe, part, verified, ids)

@@ -1,0 +1,247 @@
+"""What was found, in a few sentences: for the terminal, the report, the page and a notebook."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..support.arguments import fits
+from ..support.option_names import name_option
+from .chats import CHATS
+from .duplicates_text import describe_copies
+from .recommendation import (
+    REMOVE,
+    KnownPlan,
+    describe_actions,
+    describe_figure,
+    find_vanished,
+    name_figures,
+    read_recommended,
+)
+from .source import Frame
+
+_FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
+_MOST_FROM_ONE_CLASS = 0.8
+_CLASS_HOLDS_NEARLY_ALL = 0.75  # then most removals come from it anyway
+_NAMED = 5  # classes in a sentence
+_COLUMNS = ["source", "label", "prediction", "score", "harmful_in", "loss"]  # in a notebook
+_ROWS = 10  # there
+_SECONDS_PER_CHECK = 4.5
+_POOR_AGREEMENT = 1 / 3  # see `split_half_agreement`
+
+
+def name_measure(about: dict[str, Any]) -> str:
+    """What the scores are changes of, given `Project.about`.
+
+    For classes it is the mean of 1 - p(label); for chats, the same for the tokens of the answers.
+    For numbers, every held-out instance counts from 0, where the prediction is exact, to 1, where
+    it is far off.
+    """
+    return "expected held-out error" if is_share(about) else "bounded held-out error"
+
+
+def is_share(about: dict[str, Any]) -> bool:
+    """Whether the scores are changes of a share, which are shown in percentage points."""
+    return bool(about["classes"]) or about.get("kind") == CHATS
+
+
+def describe_change(value: float, about: dict[str, Any]) -> str:
+    """A score in words, such as "the expected held-out error falls by 0.020 points".
+
+    Takes a change that is not 0, and `Project.about`.
+    """
+    moves = "falls" if value < 0 else "rises"
+    return f"the {name_measure(about)} {moves} by {describe_amount(value, about)}"
+
+
+def describe_amount(value: float, about: dict[str, Any]) -> str:
+    """The size of a change without its sign, in percentage points where it is of a share."""
+    return f"{format_amount(100 * value)} points" if is_share(about) else format_amount(value)
+
+
+def format_amount(value: float) -> str:
+    """Return two significant digits, without the sign: -0.00012345 -> 0.00012."""
+    value = float(f"{abs(value):.1e}")  # 0.0000999 is 0.00010
+    if value == 0 or not math.isfinite(value):
+        return "0"
+    if value < 1e-5:
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
+
+
+def list_findings(about: dict[str, Any], instances: Frame) -> list[str]:
+    """Sentences on what is recommended, which labels look wrong, what is harmful, and copies.
+
+    If the runs agree poorly, or labels should be checked, another sentence says so. Takes
+    `Project.about` and `Project.instances`.
+    """
+    what, why = describe_recommendation(about, instances)
+    sentences = [f"{what} {why}", _describe_wrong(about)]
+    sentences += [describe_checked(about), describe_checks(about)]
+    sentences += [_harmful(about, instances), warn_of_disagreement(about), describe_copies(about)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[str, str]:
+    """What is recommended, and what that does to models, how sure that is, and what to look at.
+
+    Takes `Project.about` and `Project.instances`.
+    """
+    recommendation = about["recommendation"]
+    reason = recommendation["reason"]
+    plan = read_recommended(about)
+    if plan is None:
+        return "Recommended: change nothing.", reason
+    actions, comma, note = plan.what.partition(", ")  # as in "remove 1, as checked by you"
+    what = f"Recommended: {actions} of {about['counts']['train']:,} instances{comma}{note}."
+    figures = describe_figures(plan)
+    if not figures:
+        why = reason
+    elif about.get("kind") == CHATS:
+        why = f"On held-out examples: {figures}. {reason}"
+    else:
+        why = f"Models get better beyond chance on held-out instances: {figures}."
+    warnings = ""
+    if about["classes"]:
+        warnings = _warn_of_one_class(instances) + _warn_of_vanished(plan, about, instances)
+    return what, why + warnings
+
+
+def describe_figures(plan: KnownPlan) -> str:
+    """What a plan does to models, as in "error 15.7 % -> 14.2 % (...)"; "" if not measured."""
+    changes = []
+    for name, figure in name_figures(plan.figures).items():
+        if name.startswith("plain "):
+            continue
+        words = describe_figure(name, figure)
+        changes.append(
+            f"{name} {words['before']} -> {words['after']} ({words['change']}, 95 % interval "
+            f"{words['interval']})"
+        )
+    return "; ".join(changes)
+
+
+def _describe_wrong(about: dict[str, Any]) -> str:
+    """How many labels are estimated to be wrong, given `Project.about`."""
+    noise: Any = about.get("noise")
+    if not fits(noise, dict[str, float]):
+        return ""  # chats
+    if about["recommendation"]["state"] == "nothing learned":
+        return ""  # no label can be called wrong
+    expected, likely = round(noise["expected_wrong"]), int(noise["likely_wrong"])
+    return (
+        f"Estimated wrong labels: about {expected:,} of {int(noise['rows']):,}; {likely:,} are "
+        "more likely wrong than right."
+    )
+
+
+def describe_checks(about: dict[str, Any]) -> str:
+    """A sentence on labels that a person should check, given `Project.about`; "" if none."""
+    labels = about.get("checked_labels", {})
+    wanted = labels.get("to_check", 0)
+    if not wanted:
+        return ""
+    whose = "validation label" if labels["part"] == "validation" else "label"
+    noun = whose if wanted == 1 else f"{whose}s"
+    minutes = max(1, round(wanted * _SECONDS_PER_CHECK / 60))
+    return (
+        f"Check {wanted:,} {noun} (about {minutes} {'minute' if minutes == 1 else 'minutes'}) with "
+        "dross review, then run the same dross clean command again: it uses what you said."
+    )
+
+
+def describe_checked(about: dict[str, Any]) -> str:
+    """What the labels that a person checked have changed, given `Project.about`; "" if none."""
+    labels = about.get("checked_labels", {})
+    checked, wrong = labels.get("checked", 0), labels.get("wrong", 0)
+    if not checked:
+        return ""
+    noun = "label" if checked == 1 else "labels"
+    were = "was" if wrong == 1 else "were"
+    said = f"You checked {checked:,} {noun}: {wrong:,} {were} wrong."
+    before = labels.get("before")
+    if not before:
+        return said
+    plan = read_recommended(about)
+    now = describe_actions(0, 0) if plan is None else plan.what
+    if now == before["what"]:
+        return f"{said} The recommendation is the same as before: {now}."
+    return f"{said} Recommended before the check: {before['what']}; now: {now}."
+
+
+def warn_of_disagreement(about: dict[str, Any]) -> str | None:
+    """A sentence if the runs of a project agree poorly, given `Project.about`; else None."""
+    agreement = about.get("run_agreement")
+    if not isinstance(agreement, (int, float)) or agreement >= _POOR_AGREEMENT:
+        return None
+    return (
+        f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
+        f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
+        f"A higher {name_option('runs')} of dross clean makes it more stable."
+    )
+
+
+def name_some(classes: Sequence[str]) -> str:
+    """The first names of classes, and how many more there are."""
+    named = ", ".join(f"'{name}'" for name in classes[:_NAMED])
+    return named if len(classes) <= _NAMED else f"{named} and {len(classes) - _NAMED} more"
+
+
+def _harmful(about: dict[str, Any], instances: Frame) -> str:
+    learned = instances["learned_in"]
+    always = (instances["harmful_in"] == learned) & (learned > 0)
+    several = int(learned.max()) > 1
+    which = "every run that learned them" if several else "the run that was recorded"
+    return (
+        f"{int(always.sum()):,} of {len(instances):,} training instances raise the "
+        f"{name_measure(about)} in {which}."
+    )
+
+
+def _warn_of_vanished(plan: KnownPlan, about: dict[str, Any], instances: Frame) -> str:
+    """A plan may take the last instances of a class."""
+    gone = find_vanished(instances["label"], plan.removed, plan.relabelled, about["classes"])
+    if not gone:
+        return ""
+    it = "it" if len(gone) == 1 else "them"
+    return (
+        f" But it leaves no training instance of {name_some(gone)}, and no model can predict {it} "
+        f"then. If {it} should be predicted, look at those instances and keep the right ones: "
+        "dross review."
+    )
+
+
+def _warn_of_one_class(instances: Frame) -> str:
+    """A ranking that blames one class mostly moves the decision between classes."""
+    removed = instances[instances["action"] == REMOVE]["label"].value_counts()
+    m = int(removed.sum())
+    if m < _FEWEST_TO_COMPARE:
+        return ""
+    shares = instances["label"].value_counts(normalize=True)
+    name, count = removed.index[0], removed.iloc[0]
+    if count < _MOST_FROM_ONE_CLASS * m or shares[name] > _CLASS_HOLDS_NEARLY_ALL:
+        return ""
+    return (
+        f" But {count} of them are '{name}': that shifts the decision between the classes more "
+        "than it removes mistakes. Look at them, and at those that are probably mislabelled, "
+        "before you remove them."
+    )
+
+
+def show_project(
+    folder: Path, about: dict[str, Any], instances: Frame, verdicts: list[dict[str, Any]]
+) -> str:
+    """What a project looks like in a notebook, as HTML.
+
+    What was found, the first suggestions, and the latest verdict.
+    """
+    from ..support.html import render, safe
+
+    first = instances.sort_values("harm_rank").head(_ROWS)
+    return render(
+        "project.html",
+        findings=list_findings(about, instances),
+        table=safe(first[_COLUMNS].to_html(border=0)),
+        folder=str(folder),
+        verdict=verdicts[-1] if verdicts else None,
+    )

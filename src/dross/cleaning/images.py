@@ -1,0 +1,268 @@
+"""Pictures: a folder per class, or a table of file names and labels."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import BadInput
+from ..support.counts import say_count
+from ..support.option_names import name_option
+from ..support.printable import check_encodable, printable
+from .memory_files import is_in_array
+from .memory_pixels import read_picture
+from .source import ENCODER_VERSION, Frame, Source, import_pandas
+from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
+
+# Only what the suffixes stand for: Pillow knows formats whose reading starts other programs.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
+_MANY_SHADES = ("I", "F")  # Pillow's names of grey pictures with more than 256 shades
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_RESIZED = 32  # pixels on a side, for pictures that are large or differ in size
+_MAX_SIDE = 40  # pictures of one size up to this one are learnt as they are
+_MIN_SIDE = 4
+_THUMBNAIL_SIDE = 160
+_MAX_SHARE_BROKEN = 0.1
+_PICTURES_INSPECTED = 200  # to find out whether they are grey and of one size
+_PICTURES_MEASURED = 2000  # for the mean and the deviation of the pixels
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """Every picture under a folder, sorted by path. Links are followed."""
+    return [path for path in list_files(folder) if path.suffix.lower() in SUFFIXES]
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Every file under a folder, sorted by path. Links are followed; a broken link is a file.
+
+    A folder that is reached in two ways is refused: its pictures would have two classes.
+    """
+    files, reached = [], {}
+    for place, _, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in reached:
+            raise BadInput(
+                f"{printable(place)} and {printable(reached[real])} are the same folder, reached "
+                "through a link: the same pictures would be read twice. Remove the link."
+            )
+        reached[real] = place
+        files += [Path(place, name) for name in names]
+    for path in files:
+        check_encodable(str(path))
+    return sorted(files)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise BadInput(
+        f"{printable(str(error.filename))} cannot be read: {error.strerror}. Make it readable, or "
+        "move it out of the folder."
+    ) from None
+
+
+def read_folder(folder: Path) -> Source:
+    """Read a folder that has one folder of pictures per class."""
+    everything = list_files(folder)
+    files = [path for path in everything if path.suffix.lower() in SUFFIXES]
+    if not files:
+        raise BadInput(
+            f"There are no pictures under {folder}. Expected one folder per class with "
+            f"{', '.join(sorted(SUFFIXES))} files in it."
+        )
+    loose = [path for path in files if path.parent == folder]
+    if loose:
+        raise BadInput(
+            f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
+            "folder with its name, or pass a CSV of paths and labels with "
+            f"{name_option('images')} and {name_option('label')}."
+        )
+    names = [path.relative_to(folder).as_posix() for path in files]
+    labels = np.array([name.split("/")[0] for name in names], dtype=object)
+    content = import_pandas().DataFrame({"path": names})
+    notes = _note_left_out(folder, everything, set(labels))
+    return _drop_broken(Source("images", "class", content, labels, names, notes), folder)
+
+
+def _note_left_out(folder: Path, everything: list[Path], classes: set[str]) -> list[str]:
+    """Say which files are not pictures, by their names, and which folders have none."""
+    notes = []
+    others = [path for path in everything if path.suffix.lower() not in SUFFIXES]
+    if others:
+        examples = ", ".join(path.relative_to(folder).as_posix() for path in others[:3])
+        more = " ..." if len(others) > 3 else ""
+        left_out = ("file is not a picture and is", "files are not pictures and are")
+        notes.append(f"{say_count(len(others), *left_out)} left out: {examples}{more}.")
+    empty = sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes
+    )
+    if empty:
+        more = " ..." if len(empty) > 3 else ""
+        notes.append(f"Not classes, because they have no pictures: {', '.join(empty[:3])}{more}.")
+    return notes
+
+
+def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUAL) -> Source:
+    """Read the pictures that a table lists.
+
+    Arguments:
+        table: A CSV, TSV or Parquet file.
+        paths: The column of file names, relative to the folder of the table.
+        label: The column of classes.
+        reading: How to read the table.
+    """
+    frame, notes = read_frame(table, reading=reading, asked=[label, paths])
+    whole = has_text(frame[paths]) & has_text(frame[label])
+    if not whole.all():
+        lacking = ("row lacks a path or a label and is", "rows lack a path or a label and are")
+        notes.append(f"{say_count(int((~whole).sum()), *lacking)} left out.")
+    frame = frame[whole]
+    names = row_names(frame.index)
+    labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
+    content = import_pandas().DataFrame({"path": frame[paths].tolist()})
+    return _drop_broken(Source("images", label, content, labels, names, notes), table.parent)
+
+
+def _drop_broken(source: Source, root: Path) -> Source:
+    """Leave out pictures that cannot be opened.
+
+    Many of them mean that something else is wrong, and are refused.
+    """
+    paths = source.content["path"].tolist()
+    broken = [k for k, name in enumerate(paths) if _open(root / name) is None]
+    if not broken:
+        return source
+    examples = ", ".join(paths[k] for k in broken[:3]) + (" ..." if len(broken) > 3 else "")
+    if len(broken) > _MAX_SHARE_BROKEN * len(source):
+        raise BadInput(
+            f"{len(broken)} of {len(source)} pictures cannot be opened ({examples}). "
+            "Are they pictures, and are the paths right?"
+        )
+    left_out = ("picture cannot be opened and is", "pictures cannot be opened and are")
+    source.notes.append(f"{say_count(len(broken), *left_out)} left out: {examples}.")
+    return source.take(np.setdiff1d(np.arange(len(source)), broken))
+
+
+def _open(path: Path) -> np.ndarray | None:
+    """The pixels between 0 and 255, [H, W, 3]; None if the file is broken or missing.
+
+    They are uint8, or float32 where a picture has more than 256 shades.
+    """
+    from PIL import Image
+
+    if is_in_array(path):
+        return read_picture(path)
+    if not os.path.isfile(path):  # opening a pipe would wait for ever
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=_FORMATS) as picture:
+                mode = picture.mode
+                if mode not in _MANY_SHADES and not mode.startswith("I;16"):
+                    return np.asarray(picture.convert("RGB"))
+                shades = np.asarray(picture, dtype=np.float32)
+    except Exception:  # a damaged picture can fail anywhere inside its decoder
+        return None
+    return _to_bytes_range(shades, mode, path)
+
+
+def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
+    """Grey shades of 16 bits, or floating ones between 0 and 1, brought to 0 ... 255."""
+    white = 1.0 if mode == "F" else 65535.0
+    if shades.size == 0 or not (shades.min() >= 0 and shades.max() <= white):
+        raise BadInput(
+            f"{path} has shades from {shades.min():g} to {shades.max():g}; dross reads only shades "
+            f"from 0 (black) to {white:g} (white). Save the pictures with 8 or 16 bits."
+        )
+    return np.repeat((shades * (255 / white))[..., None], 3, axis=2)
+
+
+def load_picture(path: Path) -> Any:
+    """The picture in its own size, a PIL.Image in RGB."""
+    from PIL import Image
+
+    pixels = _open(path)
+    if pixels is None:
+        raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
+    return Image.fromarray(np.round(pixels).astype(np.uint8))
+
+
+def load_thumbnail(path: Path) -> np.ndarray:
+    """The picture in a size that a page can show, uint8 [H, W, 3]."""
+    small = load_picture(path)
+    small.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    return np.asarray(small)
+
+
+class ImageEncoder:
+    """Turns pictures into float32 [N, C, H, W], standardized by the training part.
+
+    Grey pictures have one channel. Large pictures, and those of different sizes, are resized.
+    """
+
+    def __init__(self, content: Frame, root: Path, version: int = ENCODER_VERSION):
+        self.root = root
+        first = _open(root / content["path"].iloc[0])
+        inspected = content["path"].iloc[:: max(1, len(content) // _PICTURES_INSPECTED)]
+        opened = [_open(root / name) for name in inspected]
+        sample = [picture for picture in opened if picture is not None]
+        assert first is not None and sample
+        self.grey = all(_is_grey(picture) for picture in sample)
+        same_size = len({picture.shape for picture in sample}) == 1
+        height, width = first.shape[:2]
+        self.shortest_side = min(min(picture.shape[:2]) for picture in sample)
+        fits = max(height, width) <= _MAX_SIDE and min(height, width) >= _MIN_SIDE
+        self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
+        pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
+        if torch.equal(pixels, pixels[:1].expand_as(pixels)):
+            raise BadInput(
+                f"All {len(pixels):,} pictures of the training part that were looked at are the "
+                "same: there is nothing to tell apart. Are they the right ones?"
+            )
+        self.mean, deviation = _measure(pixels, version)
+        self.deviation = deviation.clamp_min(1e-3)
+
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """Open, resize and standardize pictures."""
+        return (self._pixels(content) - self.mean) / self.deviation
+
+    def _pixels(self, content: Frame) -> torch.Tensor:
+        """Pixels between 0 and 1, float32 [N, C, H, W]."""
+        pictures = [self._load(self.root / name) for name in content["path"]]
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+
+    def _load(self, path: Path) -> np.ndarray:
+        """One picture in the common size, uint8 or float32 [H, W, C]."""
+        from PIL import Image
+
+        picture = _open(path)
+        if picture is None:
+            raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
+        if picture.shape[:2] != self.size:
+            height, width = self.size
+            whole = picture if picture.dtype == np.uint8 else picture[..., 0]  # grey floats
+            resized = Image.fromarray(whole).resize((width, height), Image.Resampling.BILINEAR)
+            picture = np.asarray(resized)
+            if picture.ndim == 2:
+                picture = np.repeat(picture[..., None], 3, axis=2)
+        return picture[..., :1] if self.grey else picture
+
+
+def _measure(pixels: torch.Tensor, version: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the deviation of each channel, float32 [1, C, 1, 1].
+
+    In version 1 rounding depended on the number of torch's threads, so data looked changed.
+    """
+    if version == 1:
+        return pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True)
+    options: dict[str, Any] = {"axis": (0, 2, 3), "keepdims": True, "dtype": np.float64}
+    found = np.mean(pixels.numpy(), **options), np.std(pixels.numpy(), ddof=1, **options)
+    mean, deviation = (torch.from_numpy(one.astype(np.float32)) for one in found)
+    return mean, deviation
+
+
+def _is_grey(picture: np.ndarray) -> bool:
+    red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
+    return bool((red == green).all() and (green == blue).all())

@@ -1,0 +1,89 @@
+"""What one call of `dross clean` is about: its options, its data, and where its results go."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import BadInput
+from ..record.training_plan import check_batch_size, check_epochs
+from ..support.arguments import check_count
+from ..support.name_hints import check_name
+from .backbones import NONE
+from .label_noise import PRIORS
+from .load import Request
+from .recipe import MODELS, Pair
+from .split_dataset import PreparedData
+
+_MAX_RUNS = 1000
+_MAX_VERIFIED = 100_000
+_MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
+_WHY_RUNS = "each trains new models and keeps them on the disk"
+_WHY_VERIFIED = "each is checked by a training without it"
+CPU = torch.device("cpu")
+_ASSUMED = {"images": "annotated", "text": "annotated"}  # all else is observed
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train and score. Together with the request and the data, it decides the outcome."""
+
+    model: str | None = None
+    make: str | None = None  # module:function that builds a model of the user's own
+    runs: int = 4
+    rate: float | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    verified: int = 16
+    trusted_validation: bool = False  # no label of the validation part is doubted
+    labels: str | None = None  # annotated or observed; by default the kind of data decides
+
+    def __post_init__(self):
+        check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)
+        check_count(
+            self.verified, "verified", at_least=1, at_most=_MAX_VERIFIED, because=_WHY_VERIFIED
+        )
+        if self.epochs is not None:
+            check_epochs(self.epochs)
+        if self.batch_size is not None:
+            check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise BadInput(f"A rate must be above 0, not {self.rate}.")
+        if self.model is not None:
+            check_name("model", self.model, MODELS)
+        if self.labels is not None:
+            check_name("labels", self.labels, tuple(PRIORS))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that the stages of `dross clean` share."""
+
+    request: Request
+    options: Options
+    prepared: PreparedData
+    digest: str  # of the data
+    input_files: dict[str, str]  # digests of all that is in them, learnt from or not
+    folder: Path
+    progress: bool
+    say: Say
+    backbone: str = NONE  # whose features are used or tried
+    device: torch.device = CPU  # where models are trained; it decides nothing else
+
+    @property
+    def labels(self) -> str:
+        """How the labels came about, as given or assumed: annotated or observed."""
+        return self.options.labels or _ASSUMED.get(self.prepared.source.kind, "observed")
+
+    @property
+    def pair(self) -> Pair:
+        """The inputs and targets of the training part."""
+        return self.prepared.pair("train")
+
+    @property
+    def count(self) -> int:
+        """The number of training instances."""
+        return len(self.prepared.y["train"])

@@ -1,0 +1,235 @@
+"""From what the user points at to tensors: find out what it is, read it, encode it."""
+
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import BadInput
+from ..support.option_names import name_option
+from ..support.printable import check_encodable
+from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
+from .images import ImageEncoder, read_folder, read_listing
+from .memory_files import is_given_file, name_places
+from .own_features import read_features, standardize
+from .source import (
+    MIN_INSTANCES,
+    PARTS,
+    Encoder,
+    Frame,
+    Source,
+    check_learnable,
+    join_parts,
+    rare_classes,
+)
+from .split_dataset import PreparedData, assemble
+from .tables import Reading, read_table
+from .text import TextEncoder
+from .user_code import prepare_from_python
+
+_SMALL_TEST_PART = 100
+_MAX_SEED = 1 << 63  # torch takes no larger ones
+_OPTIONAL = ("separator", "na", "given", "features", "backbone")  # as a project keeps a request
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: everything that decides which data are read, and nothing else."""
+
+    data: str
+    label: str | None = None
+    text: str | None = None  # the column that holds the text
+    images: str | None = None  # the column that holds paths of pictures
+    validation: str | None = None
+    test: str | None = None
+    task: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    separator: str | None = None  # between the cells of a CSV file
+    na: list[str] | None = None  # cells that count as missing, besides empty ones
+    given: dict[str, Any] | None = None  # how the data came, if they came from Python's memory
+    features: str | None = None  # a file of features to learn from instead
+    backbone: str | None = None  # the pretrained model that makes features; None: the usual one
+    encoder: int = 1  # the version of how content becomes numbers; a project keeps its own
+
+    def __post_init__(self):
+        if not 0 <= self.seed < _MAX_SEED:
+            raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
+        if self.features is not None and self.backbone not in (None, "none"):
+            names = f"{name_option('features')} or {name_option('backbone')}"
+            raise BadInput(f"Give either {names}, not both: each says what models learn.")
+        for path in (self.data, self.validation, self.test, self.features):
+            if path is not None:
+                check_encodable(path)
+
+    @property
+    def reading(self) -> Reading:
+        """How tables are read."""
+        return Reading(self.separator, self.na)
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as a project keeps it. Options that older versions did not know are left out
+        unless they are given.
+        """
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _OPTIONAL or value is not None
+        }
+
+    def located(self, folder: Path) -> "Request":
+        """The same with the paths of data from Python's memory, which a project's folder keeps."""
+        if self.given is None:
+            return self
+        names = [name for name in ("data", *PARTS[1:]) if is_given_file(getattr(self, name))]
+        paths = {name: str(folder.resolve() / getattr(self, name)) for name in names}
+        return replace(self, **paths)
+
+
+def prepare(request: Request) -> PreparedData:
+    """Read and encode a data set.
+
+    Categories, medians and scales are those of the training part.
+    """
+    path = Path(request.data)
+    if ":" in request.data and not os.path.exists(path):
+        data = prepare_from_python(request.data, request.label or "label")
+        return _learn_own_features(data, request)
+    whole = _read(path, request)
+    check_learnable(whole)
+    whole, parts = _join(whole, request)
+    notes = [*whole.notes, *_check_parts(whole, {part: len(ids) for part, ids in parts.items()})]
+    train = whole.take(parts["train"]).content
+    columns = infer_columns(train, request.columns) if whole.kind == "table" else []
+    check_cells(whole, columns)
+    about: dict[str, Any] = {
+        "columns": columns,
+        "notes": notes + describe_columns(columns),
+        "root": picture_root(path) if whole.kind == "images" else None,
+    }
+    if request.features is not None:  # no encoder is needed, and none may refuse the content
+        nothing = {part: torch.zeros(len(ids), 0) for part, ids in parts.items()}
+        return _learn_own_features(assemble(whole, parts, nothing, **about), request)
+    encoder = _fit_encoder(whole.kind, train, columns, request)
+    if isinstance(encoder, TableEncoder) and encoder.skewed:
+        about["notes"].append(
+            f"Highly skewed, and so on a logarithmic scale: {', '.join(encoder.skewed)}."
+        )
+    x = {part: encoder(whole.take(ids).content) for part, ids in parts.items() if len(ids)}
+    nothing = x["train"][:0]
+    x = {part: x.get(part, nothing) for part in PARTS}
+    return assemble(whole, parts, x, encoder=encoder, **about)
+
+
+def _join(whole: Source, request: Request) -> tuple[Source, dict[str, np.ndarray]]:
+    """Join a source with the parts that have files of their own; other parts stay empty.
+
+    Without such files the whole source is the training part: every instance is examined.
+
+    Returns:
+        All instances, and the ids of each part.
+    """
+    files = {"validation": request.validation, "test": request.test}
+    sources = {"train": whole}
+    for part, file in files.items():
+        if file is not None:
+            sources[part] = _read_like(whole, Path(file), request)
+    joined, parts = join_parts(sources)
+    nothing = np.zeros(0, dtype=np.int64)
+    return joined, {part: parts.get(part, nothing) for part in PARTS}
+
+
+def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
+    """The same data with the features that the user has brought, if any, as inputs."""
+    if request.features is None:
+        return data
+    left_out = " ".join(note for note in data.source.notes if "left out" in note)
+    rows = read_features(Path(request.features), len(data.source), left_out)
+    inputs = standardize(torch.from_numpy(rows), data.parts["train"])
+    x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
+    note = f"Models learn the {rows.shape[1]:,} features in {Path(request.features).name}."
+    return replace(data, x=x, encoder=None, notes=[*data.notes, note])
+
+
+def _read(path: Path, request: Request, task: str | None = None) -> Source:
+    """Read a folder of pictures, a table that lists pictures, a table, or texts."""
+    source = _read_file(path, request, task)
+    if request.given is not None and path.suffix == ".parquet":
+        source = replace(source, names=name_places(source.names))
+    return source
+
+
+def _read_file(path: Path, request: Request, task: str | None) -> Source:
+    if os.path.isdir(path):
+        return read_folder(path)
+    if request.label is None:
+        raise BadInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
+    if request.images is not None:
+        return read_listing(path, request.images, request.label, request.reading)
+    return read_table(
+        path,
+        request.label,
+        task=task or request.task,
+        text=request.text,
+        columns=request.columns,
+        reading=request.reading,
+    )
+
+
+def _read_like(train: Source, path: Path, request: Request) -> Source:
+    """Read a validation or test file; its columns and classes must be those of training."""
+    source = _read(path, request, task=train.task)
+    unknown = sorted(set(source.classes) - set(train.classes))
+    if unknown:
+        raise BadInput(
+            f"{path} has classes that {train.label} does not have in training: "
+            f"{', '.join(unknown[:5])}. Correct them, or leave them out."
+        )
+    present = source.content.columns
+    missing = [str(name) for name in train.content.columns if name not in present]
+    if missing:
+        raise BadInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
+    if source.kind == "images":  # relative paths are relative to the training pictures
+        root = picture_root(path).resolve()
+        absolute = [str(root / name) for name in source.content["path"]]
+        source = replace(source, content=source.content.assign(path=absolute))
+    return source
+
+
+def picture_root(path: Path) -> Path:
+    """The folder that paths of pictures are relative to."""
+    return path if os.path.isdir(path) else path.parent
+
+
+def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
+    """Refuse parts that are too small; return notes about what is merely scarce."""
+    notes = []
+    if rare := rare_classes(source):
+        notes.append(
+            f"Classes with fewer than 5 instances, too few to examine their labels: "
+            f"{', '.join(rare[:5])}."
+        )
+    for part in PARTS:
+        if 0 < sizes[part] < MIN_INSTANCES // 5:
+            raise BadInput(
+                f"The {part} part has only {sizes[part]} instances. Give more data, or a larger "
+                "file for it."
+            )
+    if 0 < sizes["test"] < _SMALL_TEST_PART:
+        notes.append(
+            f"The test part has {sizes['test']} instances: only a large improvement can be proven "
+            "on so few."
+        )
+    return notes
+
+
+def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Request) -> Encoder:
+    """Fit an encoder on the training part."""
+    if kind == "text":
+        return TextEncoder(train)
+    if kind == "images":
+        return ImageEncoder(train, picture_root(Path(request.data)), request.encoder)
+    return TableEncoder(train, columns, request.encoder)

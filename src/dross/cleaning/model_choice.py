@@ -1,0 +1,180 @@
+"""Which inputs and which models are tried on held-out instances, and which of them is taken."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import BadInput, NotFinite
+from ..support.option_names import name_option
+from .backbones import (
+    NONE,
+    PICTURE_BACKBONE,
+    TEXT_BACKBONE,
+    check_backbone,
+    install_command,
+    is_installed,
+)
+from .feature_cache import compute_features
+from .features import AS_READ, BOTH, FEATURES, encode
+from .images import ImageEncoder
+from .job import Job, Options
+from .load import Request
+from .split_dataset import PreparedData
+from .train_many import SearchResult
+
+_SMALLEST_PICTURE = 12  # pixels; a pretrained model sees nothing in a smaller one
+_CLEARLY_BETTER = 0.01  # of the loss of what is simpler, ...
+_LEAST_DIFFERENCE = 0.002  # ... and no less than this: near 0 all are good
+_MODELS = ("linear", "mlp")  # the simpler first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to learn the data."""
+
+    model: str  # one of MODELS, or custom
+    inputs: str = AS_READ
+    backbone: str | None = None
+
+    def describe(self, kind: str) -> str:
+        """In words: "mlp on features of efficientnet-lite0"."""
+        as_read = {"images": "pixels", "text": "tf-idf"}.get(kind)
+        words = {AS_READ: as_read, FEATURES: f"features of {self.backbone}"}
+        words[BOTH] = f"{as_read} and features of {self.backbone}"
+        on = words[self.inputs]
+        return self.model if on is None else f"{self.model} on {on}"
+
+
+def choose_backbone(request: Request, options: Options, data: PreparedData) -> tuple[str, str]:
+    """The backbone that is used or tried, which may be `none`, and what to say about it.
+
+    Raises:
+        BadInput: the one that was asked for is unknown, not installed, or does not suit.
+    """
+    kind = data.source.kind
+    if request.backbone is not None:
+        if options.model == "cnn" and request.backbone != NONE:
+            raise BadInput(
+                f"A cnn learns pictures, not the features of {request.backbone}. Choose "
+                f"{name_option('model', 'linear')} or mlp, or {name_option('backbone', NONE)}."
+            )
+        check_backbone(request.backbone, kind)
+        return request.backbone, ""
+    usual = {"images": PICTURE_BACKBONE, "text": TEXT_BACKBONE}.get(kind)
+    own_way = request.features is not None or options.make is not None or options.model == "cnn"
+    if usual is None or own_way or _is_tiny(data):
+        return NONE, ""
+    if is_installed(usual):
+        return usual, ""
+    if kind == "text":
+        return NONE, f"Learnt from tf-idf alone; to try embeddings too: {install_command(usual)}"
+    how = "a small network learns the pictures from scratch, as thumbnails"
+    return NONE, f"No pretrained model is installed: {how}. Install one: {install_command(usual)}"
+
+
+def list_candidates(job: Job) -> list[Candidate]:
+    """What is tried; the first is taken unless another is clearly better."""
+    options, request, kind = job.options, job.request, job.prepared.source.kind
+    asked, backbone = request.backbone is not None, job.backbone
+    if options.make is not None:
+        return [Candidate("custom", *_inputs_of(backbone))]
+    if kind == "images" and request.features is None:
+        model = options.model or "mlp"
+        if backbone == NONE:
+            tiny = options.model is None and _is_tiny(job.prepared) and not asked
+            return [Candidate(options.model or ("mlp" if tiny else "cnn"))]
+        with_features = Candidate(model, FEATURES, backbone)
+        return [with_features] if asked else [with_features, Candidate(model)]
+    if kind == "text" and request.features is None:
+        model = options.model or "linear"
+        both = [Candidate(model, inputs, backbone) for inputs in (FEATURES, BOTH)]
+        if backbone == NONE:
+            return [Candidate(model)]
+        return both if asked else [Candidate(model), *both]
+    if options.model is not None:
+        return [Candidate(options.model)]
+    if kind == "table" or request.features is not None:
+        return [Candidate(model) for model in _MODELS]
+    return [Candidate("mlp")]
+
+
+def _inputs_of(backbone: str) -> tuple[str, str | None]:
+    return (AS_READ, None) if backbone == NONE else (FEATURES, backbone)
+
+
+def _is_tiny(data: PreparedData) -> bool:
+    """Whether the pictures are too small for a pretrained model."""
+    encoder = data.encoder
+    return isinstance(encoder, ImageEncoder) and encoder.shortest_side < _SMALLEST_PICTURE
+
+
+class Encoder:
+    """Makes the inputs of candidates; features are computed once, when they are needed."""
+
+    def __init__(self, job: Job):
+        self._job, self._features = job, dict[str, Tensor]()
+
+    def __call__(self, candidate: Candidate) -> PreparedData:
+        """The data as the candidate's model learns them."""
+        name = candidate.backbone
+        if name is None:
+            return encode(self._job.prepared, AS_READ)
+        if name not in self._features:
+            self._features[name] = self._compute(name)
+        return encode(self._job.prepared, candidate.inputs, name, self._features[name])
+
+    def _compute(self, backbone: str) -> Tensor:
+        job = self._job
+        return compute_features(
+            job.prepared,
+            backbone,
+            job.folder,
+            job.digest,
+            device=job.device,
+            progress=job.progress,
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was trained."""
+
+    candidate: Candidate
+    data: PreparedData
+    found: SearchResult
+
+    @property
+    def loss(self) -> float:
+        """Its lowest validation loss at any rate."""
+        losses = [min(curve) for curve in self.found.curves.values() if all(map(_finite, curve))]
+        return min(losses, default=float("inf"))
+
+
+def _finite(value: float) -> bool:
+    return abs(value) < float("inf")
+
+
+def take_best(trials: list[Trial], failure: NotFinite | None) -> Trial:
+    """The first, unless a later one is clearly better; raises `failure` if nothing worked."""
+    if not trials:
+        assert failure is not None
+        raise failure
+    best = trials[0]
+    for trial in trials[1:]:
+        if trial.loss < best.loss - max(_CLEARLY_BETTER * best.loss, _LEAST_DIFFERENCE):
+            best = trial
+    return best
+
+
+def describe_choice(trials: list[Trial], taken: Trial, kind: str) -> str:
+    """A sentence about what was tried; empty where there was nothing to choose."""
+    if len(trials) < 2:
+        return ""
+    losses = ", ".join(f"{t.candidate.describe(kind)} {t.loss:.3f}" for t in trials)
+    return f"Held-out loss: {losses}. Taken: {taken.candidate.describe(kind)}."
+
+
+def add_note(data: PreparedData, note: Any) -> PreparedData:
+    """The data with one more sentence for the report."""
+    return replace(data, notes=[*data.notes, note]) if note else data

@@ -1,0 +1,336 @@
+"""`dross clean` itself: the order of its stages."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ..engine.devices import choose_device
+from ..errors import BadInput
+from ..support.installed import TABLES, check_installed
+from ..support.option_names import name_option
+from ..support.progress import Overall, overall_progress
+from .checked_labels import CheckedLabels, read_checked, settle_labels
+from .duplicates import MOST_COMPARED, find_copies
+from .examine import examine
+from .input_files import digest_inputs, digest_listed_pictures
+from .job import Job, Options, Say
+from .load import Request, prepare
+from .memory import is_given, take_given
+from .memory_files import file_name, keep_files
+from .model_choice import choose_backbone
+from .output_folder import check_answer, claimed_folder
+from .project import FORMAT, Project
+from .reopen import names_code
+from .search import count_trainings, find_recipe
+from .source import ENCODER_VERSION, PARTS
+from .split_dataset import PreparedData, data_digest
+from .tracking import report_plan
+from .user_code import source_digest
+from .write_project import write_project
+
+_STAGES = {  # how long each takes, compared with the others
+    "search": 4,
+    "copies": 1,
+    "labels": 5,
+    "plans": 12,
+    "runs": 5,
+    "checks": 2,
+    "writing": 1,
+}
+
+
+def clean(
+    data: Any,
+    label: Any = None,
+    *,
+    out: str | os.PathLike | None = None,
+    text: str | None = None,
+    images: str | None = None,
+    validation: Any = None,
+    test: Any = None,
+    task: str | None = None,
+    columns: dict[str, str] | None = None,
+    separator: str | None = None,
+    na: Sequence[str] | None = None,
+    features: str | os.PathLike | None = None,
+    backbone: str | None = None,
+    model: str | None = None,
+    make: str | None = None,
+    labels: str | None = None,
+    runs: int = 4,
+    rate: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    verified: int = 16,
+    trusted_validation: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    say: Say | None = None,
+) -> Project:
+    """Find the training instances that make a model worse.
+
+    The input is never touched. `dross review`, `dross judge` and `dross export` go on from the
+    result. To go on with a call that was stopped, repeat it with the same arguments. One that was
+    finished scores again if validation labels have been checked on the page since.
+
+    Arguments:
+        data: a CSV, TSV or Parquet file; a folder of pictures with one folder per class; or
+            module:function, which returns {"train": (x, y), "validation": ..., "test": ...}. Or the
+            data themselves: a DataFrame, an array, a tensor or a sparse matrix [N, features],
+            pictures as an array [N, H, W] or [N, H, W, C], or a list of texts. The folder keeps a
+            copy of them.
+        label: the column to learn, or, for data themselves, the labels [N]. Pictures in folders
+            need none.
+        out: the folder for everything that is found; runs/NAME by default.
+        text: the column that holds the text, where instances are texts.
+        images: the column that holds the paths of pictures, where `data` is a table of them.
+        validation, test: files or folders for these parts; where `data` are data themselves, pairs
+            (X, y), or frames with the column `label`. They stay as they are. Without them, every
+            row of `data` is examined, and plans are compared on rows that had no part in them.
+        task: `classification` or `regression`. By default the labels decide.
+        columns: {name: kind} for columns that are not what their cells look like. A kind is
+            number, category, date, text or ignore.
+        separator: between the cells of a CSV file: one character, or `tab`. By default it is
+            guessed.
+        na: cells that count as missing, besides empty ones. By default `?`, `NA`, `N/A`, `nan`,
+            `NaN`, `null`, `NULL`, `None` and `-`.
+        features: a file of features to learn from instead: .npy [N, d], or Parquet whose columns
+            are numbers. One row per instance: rows of a table as they stand, pictures sorted by
+            path; then those of `validation`, then those of `test`.
+        backbone: the pretrained model that looks at pictures or texts: `efficientnet-lite0`,
+            `timm:NAME`, `torchvision:NAME`, `transformers:NAME`, `wordllama`,
+            `sentence-transformers:NAME`, or `none`. By default the one that is installed, unless
+            models do better on the validation part without it.
+        model: `linear`, `mlp` or `cnn`. By default the held-out loss decides: for tables, which
+            of `linear` and `mlp` is better; for pictures and texts, which inputs are.
+        make: module:function that builds a torch.nn.Module, instead of `model`.
+        labels: how the labels came about. `annotated`: somebody judged each instance, and careful
+            people would nearly always agree (topics, objects in images). `observed`: they are what
+            happened (income, survival, default), so equal instances can differ. By default
+            `annotated` for images and texts, and `observed` otherwise.
+        runs: how many independent runs the scores are averaged over.
+        rate, epochs, batch_size: for training. By default a search finds rate and epochs.
+        verified: how many of the most harmful, and how many others, to check by retraining.
+        trusted_validation: treat every label of `validation` as right. Otherwise
+            `Project.labels_to_check` lists those that are likely wrong.
+        seed: decides the split, the initial weights and the order of the batches.
+        device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
+            are recorded on the CPU). By default a CUDA GPU if there is one, otherwise the CPU.
+        overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
+        progress: show progress bars where stderr is a terminal.
+        say: a function that gets a sentence about each stage; by default nothing is said.
+
+    Returns:
+        The project in the folder `out`.
+
+    Raises:
+        BadInput: the data or an argument cannot be used, or the folder holds something else.
+        NotFinite: training diverges at every rate that was tried.
+        StorageFailed: the folder cannot be written.
+
+    Example:
+        project = dross.clean("people.csv", "income", out="runs/people")
+        worst = project.instances.sort_values("harm_rank").head(20)
+        X, y = dross.clean(X, y, out="runs/mine").cleaned()
+    """
+    check_installed("dross.clean", *TABLES, "matplotlib", "jinja2", "PIL")
+    asked: dict[str, Any] = {
+        "label": label,
+        "text": text,
+        "images": images,
+        "validation": validation,
+        "test": test,
+        "task": task,
+        "columns": dict(columns or {}),
+        "seed": seed,
+        "separator": separator,
+        "na": None if na is None else list(na),
+        "features": None if features is None else _absolute(features),
+        "backbone": backbone,
+        "encoder": ENCODER_VERSION,
+    }
+    options = Options(
+        model=model,
+        make=make,
+        runs=runs,
+        rate=rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        verified=verified,
+        trusted_validation=trusted_validation,
+        labels=labels,
+    )
+    folder = _default_folder(data) if out is None else Path(out)
+    here, say = choose_device(device), say or (lambda _: None)
+    rest = (options, folder, here, overwrite, progress, say)
+    if not is_given(data):
+        return _clean(_request_files(data, asked), None, *rest)
+    with TemporaryDirectory(prefix="dross-") as place:
+        return _clean(_request_given(data, asked, Path(place)), Path(place), *rest)
+
+
+def _request_files(data: Any, asked: dict[str, Any]) -> Request:
+    """The request for a file, a folder or a function."""
+    for name in ("label", *PARTS[1:]):
+        if is_given(asked[name]):
+            raise BadInput(
+                f"{name} has the type {type(asked[name]).__name__}, but the data are the name of a "
+                "file. Give both as files and columns, or both as data: dross.clean(X, y)."
+            )
+    paths = {part: _absolute(asked[part]) for part in PARTS[1:] if asked[part] is not None}
+    said: dict[str, Any] = asked | paths
+    return Request(_absolute(data), **said)
+
+
+def _request_given(data: Any, asked: dict[str, Any], place: Path) -> Request:
+    """The request for data themselves, which are written under `place` as files."""
+    others = {part: asked[part] for part in PARTS[1:]}
+    kept = {
+        part: file_name(part) if is_given(value) else None if value is None else _absolute(value)
+        for part, value in others.items()
+    }
+    options = {name: asked[name] for name in ("text", "images")}
+    given = take_given(data, asked["label"], others, place, **options)
+    said: dict[str, Any] = {
+        "label": given.label,
+        "text": given.text,
+        "images": given.images,
+        "columns": given.columns | asked["columns"],
+        "given": given.about,
+    }
+    whole: dict[str, Any] = asked | kept | said
+    return Request(file_name("train"), **whole)
+
+
+def _clean(
+    request: Request,
+    place: Path | None,
+    options: Options,
+    folder: Path,
+    device: torch.device,
+    overwrite: bool,
+    progress: bool,
+    say: Say,
+) -> Project:
+    """place: where data that were given from Python lie as files, until the folder keeps them."""
+    located = request if place is None else request.located(place)
+    files = digest_inputs(located)  # before they are read: what changes later is noticed
+    prepared = prepare(located)
+    files |= digest_listed_pictures(located, prepared)
+    _describe_data(prepared, say)
+    backbone, advice = choose_backbone(request, options, prepared)
+    if advice:
+        say(advice)
+    digest = data_digest(prepared)
+    chosen = (backbone, device)
+    job = Job(request, options, prepared, digest, files, folder, progress, say, *chosen)
+    say(_describe_labels(job))
+    begun = _describe_job(job)
+    with claimed_folder(folder, request, begun, overwrite) as finished:
+        if place is not None:
+            keep_files(place, folder)
+        checked = read_checked(folder, prepared)
+        if settle_labels(folder, checked) and finished is not None:
+            say(f"Everything is there already, in {folder}.")
+            return check_answer(finished, begun)
+        if checked:
+            say(checked.describe())
+        with overall_progress("dross clean", _STAGES, show=progress) as stages:
+            project = _run_stages(job, checked, begun, stages)
+        report_plan(project.recommended)
+        return check_answer(project, begun)
+
+
+def _absolute(given: str | os.PathLike) -> str:
+    """An absolute path, as a project may be opened from elsewhere; module:function stays as is."""
+    return str(Path(given).resolve()) if os.path.exists(given) else str(given)
+
+
+def _default_folder(data: Any) -> Path:
+    if is_given(data):
+        return Path("runs") / "data"
+    return Path("runs") / (Path(str(data).partition(":")[0]).stem or "data")
+
+
+def _run_stages(
+    job: Job, checked: CheckedLabels, begun: dict[str, Any], stages: Overall
+) -> Project:
+    """Everything after the data were read."""
+    started = time.monotonic()
+    stages.begin("search", bars=count_trainings(job))
+    job, searched = find_recipe(job)
+    stages.begin("copies")
+    if len(job.prepared.source) > MOST_COMPARED:
+        job.say(f"With more than {MOST_COMPARED:,} rows, only exact copies are looked for.")
+    copies, counts = find_copies(job.prepared, device=job.device, progress=job.progress)
+    outcome = examine(job, searched, copies, checked, stages)
+    stages.begin("writing")
+    return write_project(
+        job,
+        searched,
+        outcome,
+        copies=copies,
+        counts=counts,
+        begun=begun,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _describe_data(prepared: PreparedData, say: Say) -> None:
+    source = prepared.source
+    what = (
+        f"{len(source.classes)} classes of '{source.label}'"
+        if source.classes
+        else f"the number '{source.label}'"
+    )
+    given = [part for part in PARTS[1:] if len(prepared.parts[part])]
+    others = "".join(f", {len(prepared.parts[part]):,} for {part}" for part in given)
+    count = len(prepared.parts["train"])
+    say(f"{count:,} instances ({source.kind}), {what}{others}.")
+    for note in prepared.notes:
+        say(note)
+
+
+def _describe_labels(job: Job) -> str:
+    """Which kind of labels is taken for granted, and what it changes."""
+    assumed = "" if job.options.labels else "assumed, change it with "
+    how = f" ({assumed}{name_option('labels', other_kind(job.labels))})" if assumed else ""
+    if job.labels == "annotated":
+        return (
+            f"Labels: annotated{how}. Somebody judged each instance, and careful people would "
+            "nearly always agree: a label that models find unlikely is probably wrong."
+        )
+    return (
+        f"Labels: observed{how}. They are what happened, and equal instances can differ: an "
+        "unlikely label is changed only on strong evidence."
+    )
+
+
+def other_kind(labels: str) -> str:
+    """The kind of labels that was not assumed."""
+    return "observed" if labels == "annotated" else "annotated"
+
+
+def _describe_job(job: Job) -> dict[str, Any]:
+    """The content of begun.json: with anything else, a folder holds another job."""
+    begun: dict[str, Any] = {
+        "made_by": "dross",
+        "format": FORMAT,
+        "request": job.request.to_json(),
+        "options": asdict(job.options),
+        "digest": job.digest,
+        "input_files": job.input_files,
+    }
+    if job.options.make is not None:
+        begun["model_source"] = source_digest(job.options.make)
+    if names_code(job.request):
+        begun["data_source"] = source_digest(job.request.data)
+    return begun

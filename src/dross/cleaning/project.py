@@ -1,0 +1,389 @@
+"""What `dross clean` leaves in a folder. The page, the verdict, the report and the export read it.
+
+project.json          what was read, how it was split and trained, what is suggested
+instances.parquet     one row per training instance: its label, its scores, what the models say
+content.parquet       what each training instance looks like: columns, text, or name of a picture
+validation.parquet    the same for the validation instances, with their labels
+copies.parquet        what is in the training part twice, or in another part as well
+labels.parquet        the labels that a person may check: of the validation file, else of all rows
+tokens.parquet        for chats: the tokens of each example, and the effect of each
+why.json              for the instances that a person looks at first: whom they hurt, what they
+                      resemble, what is unusual about them
+given/                the data themselves, where they were given from Python and not as a file
+pictures/             small copies of the pictures: train-000012.png, validation-000003.png
+decisions.sqlite      what a person decided (decisions.py)
+verdicts/             what `dross judge` found: one JSON file each
+runs/                 the recorded training runs (tapes)
+report.html, scores.parquet, scores.csv
+
+checked.json          the labels that a person had checked when this was made
+checks.json           the labels that were drawn for a check, with their weights
+begun.json            what dross clean was asked for; without project.json it has not finished
+dross.lock            while dross clean works: its process and host
+
+project.json is written last. It has the digests of the tables and of why.json, and one of itself.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import TapeDamaged, TapeMismatch
+from ..support.arguments import fit_together, fits
+from ..support.installed import TABLES, check_installed
+from ..support.plots import open_axes
+from .decision_state import TRAIN, Decision
+from .decisions import Decisions
+from .duplicates_groups import FILE as COPIES
+from .duplicates_groups import Copies, split_content
+from .findings import show_project
+from .project_files import (
+    ABOUT,
+    MEND,
+    check_about,
+    explain_lack,
+    explain_missing,
+    read_json,
+    read_table,
+    read_whole,
+)
+from .recommendation import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
+from .registered import copy_cleaned
+from .source import PARTS, Frame
+
+FORMAT = 1
+LABELS = "labels.parquet"
+TOKENS = "tokens.parquet"
+DIGESTED = (
+    "instances.parquet",
+    "content.parquet",
+    "validation.parquet",
+    COPIES,
+    LABELS,
+    "why.json",
+)
+_REASONS = {
+    "hurts": list[list[float | bool | None]],
+    "similar": list[int],
+    "unusual": dict[str, str],
+    "words": list[list[str | float]],
+    "columns": list[list[str | float]],
+}  # of why.json
+
+
+@dataclass(frozen=True)
+class Project:
+    """Everything that `dross clean` found, read from its folder when it is asked for.
+
+    Make one with `dross.clean` or `Project.open`.
+
+    Example:
+        project = dross.Project.open("runs/people")
+        worst = project.instances.sort_values("harm_rank").head(20)
+    """
+
+    folder: Path
+
+    @staticmethod
+    def open(folder: str | os.PathLike) -> "Project":
+        """Open a folder that `dross clean` has finished.
+
+        Arguments:
+            folder: the folder that was passed to `dross.clean` as `out`.
+
+        Returns:
+            The project. Its tables are read only when they are used.
+
+        Raises:
+            TapeDamaged: the folder is missing, unfinished, or not one of dross.
+            TapeMismatch: another version of dross wrote it in another format.
+            StorageFailed: project.json cannot be read.
+        """
+        check_installed("A project", *TABLES)
+        project = Project(Path(folder))
+        if not (project.folder / ABOUT).is_file():
+            raise TapeDamaged(explain_missing(project.folder))
+        about = project.about
+        if not isinstance(about, dict) or about.get("made_by") != "dross":
+            raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
+        if about.get("format") != FORMAT:
+            raise TapeMismatch(
+                f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
+                "Run dross clean again."
+            )
+        check_about(project.folder, about)
+        return project
+
+    @staticmethod
+    def describe(folder: Path, about: dict[str, Any]) -> "Project":
+        """A project whose project.json is yet to be written, with this content."""
+        project = Project(folder)
+        project.__dict__["about"] = about
+        return project
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The content of project.json: request, options, recipe, suggestion, and so on.
+
+        Raises:
+            TapeDamaged: the file is not JSON, or not as it was written.
+            StorageFailed: it cannot be read.
+        """
+        return read_json(self.folder / ABOUT)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of the model's outputs; none for a regression."""
+        return self.about["classes"]
+
+    @cached_property
+    def instances(self) -> Frame:
+        """One row per training instance.
+
+        Returns:
+            A pandas.DataFrame [N], indexed by id: the place of an instance in the training part.
+            Columns: source, label, score, spread, harmful_in, learned_in, harm_rank, loss,
+            training_loss, mislabel_rank, wrong (the probability that the label is wrong),
+            prediction, probability, label_probability, outlier, verified, action: what the
+            recommended plan does with it (keep, remove, or relabel as the prediction), and
+            confidence: how sure that is, from 0 to 1.
+
+            A negative score means that the instance makes the expected held-out error worse. Loss,
+            prediction and the like come from models that did not learn the instance; training_loss
+            comes from models that did.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return self._table("instances.parquet")
+
+    @cached_property
+    def recommended(self) -> KnownPlan | None:
+        """The plan that `judge` and `export` follow by default; None: do nothing.
+
+        Raises:
+            TapeDamaged: a file of the project is not as it was written.
+        """
+        return read_recommended(self.about)
+
+    @cached_property
+    def plans(self) -> list[KnownPlan]:
+        """The plans that were compared with changing nothing, the best first.
+
+        Raises:
+            TapeDamaged: a file of the project is not as it was written.
+        """
+        return read_plans(self.about)
+
+    @cached_property
+    def content(self) -> Frame:
+        """What each training instance looks like.
+
+        Returns:
+            A pandas.DataFrame [N] in the order of `instances`: the columns of a table, the column
+            `text`, or the column `path` of pictures.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return self._table("content.parquet")
+
+    @cached_property
+    def tokens(self) -> Frame:
+        """For chats, the columns texts and effects, which hold lists. Effects add up to the
+        example's score; they are nan for tokens that are not learnt. Raises as `content`.
+        """
+        return self._table(TOKENS)
+
+    @cached_property
+    def validation(self) -> Frame:
+        """What each validation instance looks like, with its label.
+
+        Returns:
+            A pandas.DataFrame, indexed by place in the validation part: the columns of `content`,
+            then ` source` and ` label`, whose names begin with a space.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return self._table("validation.parquet")
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Training instances that occur twice or in another part as well, exactly or nearly.
+
+        Returns:
+            The copies in groups; see `Copies`.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return split_content(self._table(COPIES), self.about["counts"], self.folder / COPIES)
+
+    @property
+    def labels_to_check(self) -> Frame:
+        """The labels whose check by a person would decide most, the most important first.
+
+        Returns:
+            A pandas.DataFrame: rows of `label_table` with a `rank`, in its order.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        table = self.label_table
+        return table[table["rank"] >= 0].sort_values("rank", kind="stable")
+
+    @cached_property
+    def label_table(self) -> Frame:
+        """The labels that a person may check: of the validation file, or else of all rows.
+
+        Returns:
+            A pandas.DataFrame, indexed by place in that part. Columns: source, label, wrong (the
+            probability that it is), prediction, probability, label_probability, checked (right,
+            wrong, relabelled, or empty), and rank, which is -1 where no check is asked for.
+
+        Raises:
+            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+        """
+        return self._table(LABELS)
+
+    @property
+    def checks_training(self) -> bool:
+        """Whether the labels to check are those of training instances: no validation file."""
+        return not self.about["counts"]["validation"]
+
+    @cached_property
+    def _reasons(self) -> dict[str, Any]:
+        path = self.folder / "why.json"
+        read_whole(path, self._digests.get(path.name))
+        reasons = read_json(path)
+        if not isinstance(reasons, dict):
+            raise TapeDamaged(f"{path} is not as dross writes it. {MEND}")
+        return reasons
+
+    def why(self, id: int) -> dict[str, Any]:
+        """Why an instance is suggested.
+
+        Arguments:
+            id: the id of a training instance.
+
+        Returns:
+            hurts: [[validation id, change of its loss without this instance, verified?], ...];
+            similar: [training ids];
+            unusual: {column: in words};
+            words, columns: [[word or column, how much it speaks for the given label], ...].
+            Each is empty where it was not worked out.
+
+        Raises:
+            TapeDamaged: why.json is not JSON, or not as it was written.
+        """
+        reasons = self._reasons.get(str(id), {})
+        if not fit_together(reasons, _REASONS):
+            raise TapeDamaged(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
+        return {name: {} if name == "unusual" else [] for name in _REASONS} | reasons
+
+    def picture(self, part: str, id: int) -> bytes | None:
+        """A small copy of an instance's picture.
+
+        Arguments:
+            part: `train`, `validation` or `test`; of the test part only copies are kept.
+            id: the place of the instance in that part.
+
+        Returns:
+            The bytes of a PNG file; None where there is no such picture.
+        """
+        path = self.folder / "pictures" / f"{part}-{id:06d}.png"
+        return path.read_bytes() if part in PARTS and path.is_file() else None
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """The log of what people decided; see `Decisions`.
+
+        Raises:
+            TapeDamaged: decisions.sqlite is damaged or not a file of dross.
+            TapeMismatch: another version of dross wrote it in another format.
+            StorageFailed: it cannot be opened or written.
+        """
+        return Decisions(self.folder / "decisions.sqlite")
+
+    def current_decisions(self, part: str = TRAIN) -> dict[int, Decision]:
+        """What is decided now about a part: {id: (action, label)}. No file is created for it.
+
+        Raises as `decisions`.
+        """
+        is_new = not (self.folder / "decisions.sqlite").exists()
+        return {} if is_new and "decisions" not in self.__dict__ else self.decisions.current(part)
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Every verdict of `dross judge` so far.
+
+        Returns:
+            The fields of each `Verdict` as a dict, newest last.
+
+        Raises:
+            TapeDamaged: one of the files is not JSON, or not as it was written.
+        """
+        return [read_json(path) for path in sorted((self.folder / "verdicts").glob("*.json"))]
+
+    def __repr__(self) -> str:
+        count = f"{len(self.instances):,} training instances"
+        return f"<Project {self.about['name']}: {count} in {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was found, the first suggestions, and the latest verdict."""
+        return show_project(self.folder, self.about, self.instances, self.verdicts())
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Plot how each plan changes the first measure, the error; the recommended one in blue.
+
+        Arguments, Returns, Raises: as `Scores.plot`.
+        """
+        ax = open_axes(ax)
+        first = list_measures(self.about)[:1]
+        draw_plans([ax] * len(first), self.about, first)
+        return ax
+
+    def cleaned(self, *, remove: int | None = None, relabel: int | None = None) -> Any:
+        """The data without the removed instances and with the corrected labels, for Python.
+
+        Everything is as in the file that `dross.export` writes: decisions made on the page are
+        applied, else the recommended plan; files for validation and test stay as they are.
+
+        Arguments:
+            remove: instead, leave out the N most harmful instances.
+            relabel: instead, give the N most probably mislabelled the labels that the models
+                predict.
+
+        Returns:
+            For `dross.clean(X, y)`, the pair (X, y), each in the type that it was given in: arrays,
+            tensors and sparse matrices with their dtype, frames and Series with the index of the
+            rows that are left, lists as lists. Columns that held objects of several types hold
+            texts. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
+
+        Raises:
+            BadInput: there is nothing to apply, or the data are pictures in a folder or came from
+                a function.
+            TapeMismatch: the data have changed since `dross.clean`.
+        """
+        return copy_cleaned(self, remove, relabel)
+
+    def check_files(self) -> None:
+        """Read everything that project.json has a digest of.
+
+        Raises:
+            TapeDamaged: a file is missing or not as it was written.
+        """
+        for name, digest in self._digests.items():
+            read_whole(self.folder / name, digest)
+
+    @property
+    def _digests(self) -> dict[str, str]:
+        digests: Any = self.about.get("digests")
+        if not fits(digests, dict[str, str]):
+            raise explain_lack(self.folder, "digests")
+        return digests
+
+    def _table(self, name: str) -> Frame:
+        return read_table(self.folder / name, self._digests.get(name))

@@ -1,0 +1,262 @@
+"""The files of a project: which ones dross writes, which are whole, and how to delete only those.
+
+A file that dross cannot name is somebody else's, and stays.
+"""
+
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import StorageFailed, TapeDamaged
+from ..support.arguments import fit_together, fits
+from ..support.atomic_files import find_stale, write_json
+from ..support.file_digests import break_seal, digest_bytes, seal
+from .recommendation import is_recommendation
+from .source import PARTS, Frame, import_pandas
+
+ABOUT = "project.json"
+BEGUN = "begun.json"
+LOCK = "dross.lock"
+MEND = "Run dross clean again; your decisions are kept."
+
+_ALWAYS_THERE = {
+    "name": str,
+    "kind": str,
+    "task": str,
+    "label": str,
+    "classes": list[str],
+    "counts": dict[str, int],
+    "runs": int,
+    "recommendation": dict,
+    "digest": str,
+    "request": dict,
+    "options": dict,
+}  # of project.json
+_CHECKED_LABELS = {
+    "part": str,
+    "count": int,
+    "to_check": int,
+    "checked": int,
+    "wrong": int,
+    "before": dict[str, str] | None,
+    "trusted": bool,
+}  # of its `checked_labels`, which projects of chats do not have
+_TAPE = r"(manifest\.json|(segment|state|retrace|hashes)-[0-9a-f]+\.safetensors)"
+_WRITTEN = re.compile(
+    "|".join(
+        (
+            r"(begun|project|why|search|judging|checked|checks)\.json",
+            r"(instances|content|validation|copies|labels|scores|tokens)\.parquet",
+            r"scores\.csv",
+            r"report\.html",
+            r"given/(data|validation|test)\.(parquet|npy)",
+            r"pictures/(train|validation|test)-\d+\.png",
+            r"verdicts/[\d-]+\.json",
+            r"judging/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"trials/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"features/[0-9a-f]{16}/piece-\d+\.safetensors",
+            r"runs/run-\d+-scores\.safetensors",
+            rf"runs/run-\d+/{_TAPE}",
+        )
+    )
+)
+_FOLDERS = re.compile(
+    r"given|pictures|verdicts|(judging|features|trials)(/[0-9a-f]{16})?|runs(/run-\d+)?"
+)
+_DECISIONS = re.compile(r"decisions(-[\d-]+)?\.sqlite(-journal)?")
+_TEMPORARY = re.compile(r"\.?(?P<name>.+?)\.(\d+\.)?tmp")  # left by a process that was killed
+
+
+# --- their names ---
+
+
+def is_written_by_dross(name: str) -> bool:
+    """Whether a project has a file of this name: "runs/run-0/manifest.json"."""
+    return bool(_WRITTEN.fullmatch(name) or _DECISIONS.fullmatch(name) or name == LOCK)
+
+
+def delete_written(folder: Path, under: str = "") -> None:
+    """Delete what dross wrote into a project's folder, or into one folder in it.
+
+    Decisions, begun.json and all files that dross cannot name stay. Nothing is followed through a
+    link. project.json is the first to go: without it the rest is known to be unfinished.
+
+    Raises:
+        StorageFailed: something cannot be deleted.
+    """
+    try:
+        if not under:
+            (folder / ABOUT).unlink(missing_ok=True)
+        for name in list(_walk(folder, under)):
+            if name != BEGUN and _WRITTEN.fullmatch(_without_temporary(name)):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
+    _delete_empty_folders(folder, under)
+
+
+def delete_named(folder: Path, names: re.Pattern[str]) -> None:
+    """Delete files of a project's folder whose names match; nothing is followed through a link.
+
+    Raises:
+        StorageFailed: something cannot be deleted.
+    """
+    try:
+        for name in list(_walk(folder, "")):
+            if names.fullmatch(name):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
+
+
+def delete_stale_files(folder: Path) -> None:
+    """Delete temporary files in a project's folder that a killed process has left."""
+    for name in list(_walk(folder, "")):
+        path = folder / name
+        if find_stale(path) is not None and _WRITTEN.fullmatch(_without_temporary(name)):
+            with suppress(OSError):
+                path.unlink()
+
+
+def set_decisions_aside(folder: Path) -> None:
+    """Give the decisions a name with the time in it, which no file has yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number = 0
+    while any(folder.glob(f"decisions-{stamp}-{number:02d}.*")):
+        number += 1
+    for path in sorted(folder.glob("decisions.sqlite*")):
+        aside = f"decisions-{stamp}-{number:02d}{path.name.removeprefix('decisions')}"
+        try:
+            path.rename(folder / aside)
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be set aside: {error.strerror}.") from error
+
+
+def _walk(folder: Path, under: str) -> Iterator[str]:
+    """Names of plain files, relative to the folder; links are neither named nor followed."""
+    for place, folders, files in os.walk(folder / under):
+        here = Path(place)
+        folders[:] = [name for name in folders if not (here / name).is_symlink()]
+        for name in files:
+            if not (here / name).is_symlink():
+                yield (here / name).relative_to(folder).as_posix()
+
+
+def _without_temporary(name: str) -> str:
+    """The name of the file that a temporary one was going to be."""
+    place, _, last = name.rpartition("/")
+    found = _TEMPORARY.fullmatch(last)
+    last = found["name"] if found else last
+    return f"{place}/{last}" if place else last
+
+
+def _delete_empty_folders(folder: Path, under: str) -> None:
+    for place, _, _ in os.walk(folder / under, topdown=False):
+        name = Path(place).relative_to(folder).as_posix()
+        if _FOLDERS.fullmatch(name):
+            with suppress(OSError):  # somebody else's files are in it
+                Path(place).rmdir()
+
+
+def explain_missing(folder: Path) -> str:
+    """Why a folder has no project.json, and what to do."""
+    if not folder.exists():
+        return f"There is no folder {folder}. Run dross clean first."
+    if (folder / BEGUN).exists():
+        return f"dross clean has not finished in {folder}. Run the same command again to go on."
+    return (
+        f"{folder} is not a folder that `dross clean` made: {ABOUT} is missing. "
+        "Run dross clean first."
+    )
+
+
+# --- their content ---
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object together with its digest; `read_json` checks it."""
+    write_json(path, seal(value))
+
+
+def read_json(path: Path) -> Any:
+    """The content of one of a project's JSON files, or an error that says what to do."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TapeDamaged(f"{path} is not readable JSON ({error}). {MEND}") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+    if not isinstance(value, dict):
+        return value
+    content = break_seal(value)
+    if content is None:
+        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+    return content
+
+
+def read_intact(path: Path) -> Any:
+    """The same, or None where the file is missing or damaged and has to be written again."""
+    try:
+        return read_json(path) if path.exists() else None
+    except (TapeDamaged, StorageFailed):
+        return None
+
+
+def check_about(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse the content of a project.json that lacks what all versions write (TapeDamaged)."""
+    for key, kind in _ALWAYS_THERE.items():
+        if not fits(about.get(key), kind):
+            raise explain_lack(folder, key)
+    if not set(PARTS) <= set(about["counts"]):
+        raise explain_lack(folder, "counts")
+    if "checked_labels" in about:
+        checked = about["checked_labels"]
+        whole = fit_together(checked, _CHECKED_LABELS) and set(_CHECKED_LABELS) <= set(checked)
+        if not whole or "what" not in (checked["before"] or {"what": ""}):
+            raise explain_lack(folder, "checked_labels")
+    if not is_recommendation(about["recommendation"], about["counts"], about["classes"]):
+        raise explain_lack(folder, "recommendation")
+
+
+def explain_lack(folder: Path, key: str) -> TapeDamaged:
+    """The error where project.json does not have a key as dross writes it."""
+    return TapeDamaged(f"{folder / ABOUT} lacks a valid '{key}'. {MEND}")
+
+
+def read_whole(path: Path, digest: str | None) -> bytes:
+    """The bytes of a file, once they are known to be those that were written.
+
+    Arguments:
+        path: Of the file.
+        digest: Of what was written; None where an earlier version kept none.
+
+    Raises:
+        TapeDamaged: the file is missing, or not as it was written.
+        StorageFailed: it cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise TapeDamaged(f"{path} is missing. {MEND}") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+    if digest is not None and digest_bytes(raw) != digest:
+        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+    return raw
+
+
+def read_table(path: Path, digest: str | None) -> Frame:
+    """The table in a file, read as `read_whole` does and with the same errors."""
+    from pyarrow import ArrowException
+
+    raw = read_whole(path, digest)
+    try:
+        return import_pandas().read_parquet(io.BytesIO(raw))
+    except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
+        raise TapeDamaged(f"{path} cannot be read ({error}). {MEND}") from None

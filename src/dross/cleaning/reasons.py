@@ -1,0 +1,190 @@
+"""Why an instance is suggested, for those that a person will look at first."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from ..engine.functional import call_model
+from ..influence.run import Run
+from .columns import TableEncoder
+from .numbers import parse_finite
+from .outlier_cells import UnusualCells
+from .recipe import Recipe
+from .scoring import RetrainingCheck, RunPart
+from .source import Frame
+from .split_dataset import PreparedData
+from .text import TextEncoder
+
+_MAX_HURT = 3  # held-out instances
+_MAX_SIMILAR = 4  # training instances
+_MAX_WORDS = 10
+_MAX_COLUMNS = 10
+_MAX_GRADIENT_NUMBERS = 60_000_000  # held at once
+
+
+def find_reasons(
+    data: PreparedData,
+    run: Run,
+    recipe: Recipe,
+    part: RunPart,
+    check: RetrainingCheck,
+    ids: np.ndarray,
+) -> dict[str, dict[str, Any]]:
+    """What speaks against some training instances.
+
+    Arguments:
+        data: The data set.
+        run: A recorded run.
+        recipe: How it was trained.
+        part: What it learned, and what it held out.
+        check: What retraining showed, which is used in place of estimates.
+        ids: The training instances to explain.
+
+    Returns:
+        {id as text: what `Project.why` describes}
+    """
+    reasons: dict[int, dict[str, Any]] = {int(k): {} for k in ids}
+    for k, similar in zip(ids, _find_similar(data.x["train"], ids)):
+        reasons[int(k)]["similar"] = similar
+    for k, hurt in _estimate_hurt(data, run, recipe, part, ids).items():
+        reasons[k]["hurts"] = hurt
+    for k, hurt in _measured_hurt(check, part).items():
+        if k in reasons:
+            reasons[k]["hurts"] = hurt
+    if data.source.kind == "table":
+        content = data.part("train").content
+        unusual = UnusualCells(content, data.columns)
+        for k in ids:
+            reasons[int(k)]["unusual"] = unusual(content.iloc[int(k)])
+        for k, columns in zip(ids, _find_telling_columns(data, run, ids)):
+            reasons[int(k)]["columns"] = columns
+    if isinstance(data.encoder, TextEncoder):
+        for k, words in zip(ids, _find_telling_words(data, run, ids, data.encoder.words)):
+            reasons[int(k)]["words"] = words
+    return {str(k): entry for k, entry in reasons.items()}
+
+
+def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
+    """The nearest other training instances of each."""
+    from sklearn.neighbors import NearestNeighbors
+
+    flat = x.reshape(len(x), -1).numpy()
+    neighbors = NearestNeighbors(n_neighbors=min(_MAX_SIMILAR + 1, len(flat))).fit(flat)
+    places = neighbors.kneighbors(flat[ids], return_distance=False)
+    others = [[int(other) for other in row if other != k] for k, row in zip(ids, places)]
+    return [row[:_MAX_SIMILAR] for row in others]
+
+
+def _measured_hurt(check: RetrainingCheck, part: RunPart) -> dict[int, list]:
+    """The held-out instances whose loss fell the most in a real run without the instance."""
+    hurt = {}
+    for place, k in enumerate(part.learned[check.verification.instances].tolist()):
+        change = check.changes[:, place]
+        lowest = np.argsort(change)[:_MAX_HURT]
+        hurt[k] = [[int(check.asked[v]), float(change[v]), True] for v in lowest if change[v] < 0]
+    return hurt
+
+
+def _estimate_hurt(
+    data: PreparedData, run: Run, recipe: Recipe, part: RunPart, ids: np.ndarray
+) -> dict[int, list]:
+    """The held-out instances whose loss the instance raises the most.
+
+    Estimated by the product of their gradients at the trained model, which tells a direction
+    without a size. Nothing for models that are too large, or that have buffers.
+    """
+    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    loss, size = recipe.loss_function, len(state.theta)
+    ids = ids[np.isin(ids, part.learned)]
+    if size * len(ids) > _MAX_GRADIENT_NUMBERS or state.buffers or not len(ids):
+        return {}
+
+    def loss_of_one(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        outputs = call_model(objective.model, objective.layout.unflatten(theta), x[None])
+        return loss(outputs, y[None]).sum()
+
+    gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="same")
+    chunk = max(1, _MAX_GRADIENT_NUMBERS // 4 // size)
+    there = state.theta.device
+    held_out = zip(*(tensor.split(chunk) for tensor in part.held_out_pair(data)))
+    with objective.evaluating():
+        suspects = (tensor[ids].to(there) for tensor in data.pair("train"))
+        own = gradients(state.theta, *suspects)  # [K, p]
+        parts = [own @ gradients(state.theta, x.to(there), y.to(there)).T for x, y in held_out]
+    products = torch.cat(parts, dim=1)  # [K, held out]
+    low = products.topk(min(_MAX_HURT, products.shape[1]), largest=False)
+    return {
+        int(k): [
+            [int(part.held_out[v]), None, False]
+            for v, product in zip(places, values)
+            if product < 0
+        ]
+        for k, places, values in zip(ids, low.indices.tolist(), low.values.tolist())
+    }
+
+
+def _find_telling_words(
+    data: PreparedData, run: Run, ids: np.ndarray, words: np.ndarray
+) -> list[list]:
+    """The words that speak most for or against the given label, with their weights.
+
+    A weight is the gradient of the label's output times the input.
+    """
+    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+    x = data.x["train"][ids].to(state.theta.device, copy=True).requires_grad_()
+    with objective.evaluating():
+        outputs = objective.predict(state.theta, state.buffers, x)
+    if data.source.task == "classification":
+        outputs = outputs.gather(1, data.y["train"][ids][:, None].to(x.device))
+    (g,) = torch.autograd.grad(outputs.sum(), x)
+    weights = (
+        (g * x).detach().cpu()[:, : len(words)]
+    )  # features of the whole text may come after them
+    strongest = weights.abs().topk(min(_MAX_WORDS, weights.shape[1]))
+    return [
+        [[str(words[w]), round(float(row[w]), 4)] for w in places if row[w] != 0]
+        for row, places in zip(weights, strongest.indices.tolist())
+    ]
+
+
+def _find_telling_columns(data: PreparedData, run: Run, ids: np.ndarray) -> list[list]:
+    """The columns that speak most for or against the given label, with their weights.
+
+    A weight is what the model's answer loses when the cell is replaced by a usual one of its
+    column, the median or the most frequent: log p(label) of classes, the prediction of numbers.
+    Nothing where the model did not learn from the columns.
+    """
+    encoder, train = data.encoder, data.part("train").content
+    if not isinstance(encoder, TableEncoder):
+        return []
+    rows = train.iloc[ids]
+    if encoder(rows.head(1)).shape[1:] != data.x["train"].shape[1:]:
+        return []
+    objective, state = run.recording.objective, run.recording.state_at(run.steps)
+
+    def answer(content: Frame) -> Tensor:
+        with objective.evaluating(), torch.no_grad():
+            x = encoder(content).to(state.theta)
+            outputs = objective.predict(state.theta, state.buffers, x).cpu()
+        if data.source.task != "classification":
+            return outputs[:, 0]
+        return outputs.log_softmax(1).gather(1, data.y["train"][ids][:, None])[:, 0]
+
+    as_is, names, lost = answer(rows), [], []
+    for column in encoder.columns:
+        cells = train[column.name]
+        is_number = column.kind == "number"
+        usual = parse_finite(cells).median() if is_number else cells.mode().iloc[0]
+        changed = rows.copy()
+        changed[column.name] = usual
+        names.append(column.name)
+        lost.append(as_is - answer(changed))
+    weights = torch.stack(lost, 1)  # [K, columns]
+    strongest = weights.abs().topk(min(_MAX_COLUMNS, weights.shape[1]))
+    return [
+        [[names[c], round(float(row[c]), 4)] for c in places if row[c] != 0]
+        for row, places in zip(weights, strongest.indices.tolist())
+    ]

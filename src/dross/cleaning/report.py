@@ -1,0 +1,339 @@
+"""The report: one HTML file for a reader who has never heard of influence.
+
+Figures are inline, and there are no scripts.
+"""
+
+import base64
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..support import charts
+from ..support.atomic_files import write_bytes
+from ..support.html import render, safe
+from ..support.plots import plot_agreement
+from .cells import format_cell, name_label, order_columns
+from .chats import CHATS
+from .duplicates_report import show_groups
+from .duplicates_text import describe_copies, describe_natural
+from .findings import describe_change, describe_checks, is_share, list_findings, name_measure
+from .label_noise import LIKELY
+from .project import Project
+from .project_files import explain_lack
+from .recommendation import KEEP, draw_plans, list_measures, tabulate_plans
+from .source import Frame
+
+_CARDS = 24  # instances in each list
+_PAIRS = 12  # of classes in a table
+_CELLS_PER_CARD = 8
+_LETTERS_PER_CARD = 400
+_REQUEST_FLAGS = (
+    "label",
+    "text",
+    "images",
+    "validation",
+    "test",
+    "task",
+    "separator",
+    "features",
+    "backbone",
+)
+_OPTION_FLAGS = {
+    "model": "--model",
+    "make": "--model",
+    "rate": "--rate",
+    "epochs": "--epochs",
+    "batch_size": "--batch-size",
+    "labels": "--labels",
+}
+
+
+def write_report(project: Project) -> Path:
+    """Write report.html into the project's folder, with the latest verdict if there is one."""
+    path = project.folder / "report.html"
+    if project.about["kind"] == CHATS:
+        write_bytes(path, _render_chats(project).encode())
+        return path
+    about, instances, verdicts = project.about, project.instances, project.verdicts()
+    ranked = instances.sort_values("harm_rank")
+    suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
+    page = render(
+        "report.html",
+        about=about,
+        name=about["name"],
+        findings=list_findings(about, instances),
+        measure=name_measure(about),
+        in_percent=is_share(about),
+        verdict=verdicts[-1] if verdicts else None,
+        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
+        plans_figure=safe(draw_plans_figure(about)),
+        scatter=safe(_draw_verification(about["verification"])),
+        training=safe(_draw_rate_search(about)),
+        harmful=_cards(project, ranked.head(_CARDS // 2)),
+        helpful=_cards(project, ranked.tail(_CARDS // 4).iloc[::-1]),
+        pairs=_count_pairs(project),
+        mislabelled=_cards(project, suspects.head(_CARDS)),
+        copies=_describe_copies(project),
+        to_check=_label_cards(project),
+        checks=describe_checks(about),
+        per_class=_count_by_class(project),
+        command=write_command(about, project.folder),
+        folder=str(project.folder),
+    )
+    write_bytes(path, page.encode())
+    return path
+
+
+def _render_chats(project: Project) -> str:
+    about, verdicts = project.about, project.verdicts()
+    ranked = project.instances.sort_values("harm_rank")
+    return render(
+        "chats.html",
+        about=about,
+        name=about["name"],
+        findings=list_findings(about, project.instances),
+        verdict=verdicts[-1] if verdicts else None,
+        verdict_figure=safe(_draw_verdict(verdicts[-1])) if verdicts else None,
+        plans=tabulate_plans(project.plans, about["recommendation"]["recommended"]),
+        plans_figure=safe(draw_plans_figure(about)),
+        harmful=_cards(project, ranked.head(_CARDS)),
+        helpful=_cards(project, ranked.tail(_CARDS // 2).iloc[::-1]),
+        copies=_describe_copies(project),
+        folder=str(project.folder),
+    )
+
+
+def _describe_copies(project: Project) -> dict[str, Any]:
+    """What the section on copies shows."""
+    copies, about = project.copies, project.about
+    groups = show_groups(copies, project.picture, classes=bool(about["classes"]))
+    said = {"findings": describe_copies(about), "natural": describe_natural(about)}
+    return said | {"groups": groups, "count": len(copies)}
+
+
+def _count_by_class(project: Project) -> list[dict[str, Any]]:
+    """How the suggestions fall on the classes."""
+    instances, rows = project.instances, []
+    for name in project.classes:
+        members = instances[instances["label"] == name]
+        if len(members):
+            rows.append(
+                {
+                    "name": name,
+                    "count": len(members),
+                    "suggested": int((members["action"] != KEEP).sum()),
+                    "suspects": int((members["mislabel_rank"] >= 0).sum()),
+                    "right": float((members["prediction"] == name).mean()),
+                }
+            )
+    return rows
+
+
+def _count_pairs(project: Project) -> list[dict[str, Any]]:
+    """How many labels that are likely wrong are given and suggested as what, the most first."""
+    if not project.classes:
+        return []
+    instances = project.instances
+    wrong = instances[
+        (instances["wrong"] > LIKELY) & (instances["prediction"] != instances["label"])
+    ]
+    counts = wrong.groupby(["label", "prediction"]).size().sort_values(ascending=False)
+    return [
+        {"given": given, "suggested": suggested, "count": int(count)}
+        for (given, suggested), count in counts.head(_PAIRS).items()
+    ]
+
+
+def _cards(project: Project, rows: Frame) -> list[dict[str, Any]]:
+    return [_card(project, int(id), row) for id, row in rows.iterrows()]
+
+
+def _card(project: Project, id: int, row: Any) -> dict[str, Any]:
+    """An instance as what it is: a picture, a text, or the cells that matter."""
+    card = {
+        "id": id,
+        "source": row["source"],
+        "label": name_label(row["label"], project.about),
+        "prediction": name_label(row["prediction"], project.about),
+        "effect": _effect(row["score"], project.about),
+        "harmful_in": int(row["harmful_in"]),
+        "learned_in": int(row["learned_in"]),
+        "verified": None if np.isnan(row["verified"]) else _effect(row["verified"], project.about),
+        "action": row["action"],
+        "confidence": None if np.isnan(row["confidence"]) else float(row["confidence"]),
+        "probability": None if np.isnan(row["probability"]) else float(row["probability"]),
+    }
+    return card | _look(project.content.iloc[id], project.picture("train", id), project.why(id))
+
+
+def _label_cards(project: Project) -> list[dict[str, Any]]:
+    """The labels to check first."""
+    cards = []
+    part = "train" if project.checks_training else "validation"
+    for id, row in project.labels_to_check.head(_CARDS // 2).iterrows():
+        content = project.content.loc[id] if part == "train" else project.validation.loc[id]
+        content = content.drop([" source", " label"], errors="ignore")
+        card = {**row[["source", "label", "prediction", "wrong"]]}
+        card |= {name: name_label(card[name], project.about) for name in ("label", "prediction")}
+        card["probability"] = None if np.isnan(row["probability"]) else float(row["probability"])
+        cards.append(card | _look(content, project.picture(part, int(id)), {}))
+    return cards
+
+
+def _look(content: Any, picture: bytes | None, why: dict[str, Any]) -> dict[str, Any]:
+    look: dict[str, Any] = {"picture": None, "text": None, "cells": []}
+    if picture is not None:
+        look["picture"] = "data:image/png;base64," + base64.b64encode(picture).decode()
+    elif "text" in content.index:
+        look["text"] = str(content["text"] or "")[:_LETTERS_PER_CARD]
+    else:
+        look["cells"] = _cells(content, why.get("columns", []), why.get("unusual", {}))
+    return look
+
+
+def _effect(change: float, about: dict[str, Any]) -> str:
+    return describe_change(change, about) if change else "nothing changes"
+
+
+def _cells(content: Any, weights: list, unusual: dict[str, str]) -> list[dict[str, Any]]:
+    """The cells of a row that matter most for it."""
+    return [
+        {
+            "name": name,
+            "value": format_cell(content[name]),
+            "unusual": unusual.get(name, ""),
+        }
+        for name in order_columns(content.index, weights, unusual)[:_CELLS_PER_CARD]
+    ]
+
+
+def write_command(about: dict[str, Any], folder: Path, *, short: bool = False) -> str:
+    """The command that makes this project again; data from Python are a file in the folder.
+
+    Arguments:
+        about: `Project.about`.
+        folder: Of the project.
+        short: Whether to name files from the current folder on, where they lie in it.
+
+    Raises:
+        TapeDamaged: project.json lacks what was asked for.
+    """
+    try:
+        return _write_command(about, folder, short)
+    except (AttributeError, KeyError, TypeError):
+        raise explain_lack(folder, "request") from None
+
+
+def _write_command(about: dict[str, Any], folder: Path, short: bool) -> str:
+    request, options = about["request"], about["options"]
+    if request.get("given") is not None:
+        kept = [name for name in ("data", "validation", "test") if request[name] is not None]
+        request = request | {name: str(folder / request[name]) for name in kept}
+    show = _shorten if short else str
+    words = ["dross", "clean", show(request["data"])]
+    for name in _REQUEST_FLAGS:
+        if request.get(name) is not None:
+            words += [f"--{name}", show(request[name])]
+    for name, kind in request["columns"].items():
+        words += ["--column", f"{name}={kind}"]
+    for cell in request.get("na") or []:
+        words += ["--na", cell]
+    for name, flag in _OPTION_FLAGS.items():
+        if options.get(name) is not None:
+            words += [flag, str(options[name])]
+    words += ["--trusted-validation"] if options.get("trusted_validation") else []
+    for name, (value, usual) in _defaults(request, options).items():
+        if not short or value != usual:
+            words += [f"--{name}", str(value)]
+    return shlex.join([*words, "--out", show(str(folder))])
+
+
+def _defaults(request: dict[str, Any], options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options that always have a value: what was given, and the default."""
+    return {
+        "runs": (options["runs"], 4),
+        "verified": (options["verified"], 16),
+        "seed": (request["seed"], 0),
+    }
+
+
+def _shorten(path: str) -> str:
+    """A path from the current folder on, where it lies in it; other words stay."""
+    here = Path.cwd()
+    absolute = Path(path)
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else path
+
+
+# --- figures ---
+
+
+@charts.house_style()
+def draw_plans_figure(about: dict[str, Any]) -> str:
+    """How each plan changes each measure, as an <svg> element; "" where none was measured.
+
+    Takes `Project.about`.
+    """
+    measures = list_measures(about)
+    if not measures:
+        return ""
+    rows = len(about["recommendation"]["plans"])
+    count = len(measures)
+    figure, panels = charts.panels(count, count, width=3.6 * count, height=0.9 + 0.3 * rows)
+    draw_plans(panels, about, measures)
+    return charts.as_svg(figure)
+
+
+@charts.house_style()
+def _draw_verification(verification: dict) -> str:
+    figure, (panel,) = charts.panels(1, 1, width=3.6, height=2.9)
+    plot_agreement(panel, np.array(verification["estimated"]), np.array(verification["actual"]))
+    return charts.as_svg(figure)
+
+
+@charts.house_style()
+def _draw_rate_search(about: dict) -> str:
+    """The held-out loss against the number of epochs, one line per learning rate."""
+    curves: dict[str, list[float]] = about["search"]
+    tried = about["searched_epochs"]
+    figure, (panel,) = charts.panels(1, 1, width=5.2, height=2.4)
+    colours = dict(zip(curves, ("#c9b28a", "#9bb8a0", "#b7a3c4", "#c7a0a0", "#a8b3bd", "0.7")))
+    for rate, losses in curves.items():
+        is_chosen = np.isclose(float(rate), about["recipe"]["rate"])
+        panel.plot(
+            tried,
+            [loss if np.isfinite(loss) else np.nan for loss in losses],
+            color=charts.BLUE if is_chosen else colours[rate],
+            linewidth=1.4 if is_chosen else 0.8,
+            marker="o",
+            markersize=3,
+            label=f"learning rate {float(rate):g}{' (chosen)' if is_chosen else ''}",
+        )
+    panel.set(xlabel="epochs (each run to its end)", ylabel="held-out loss")
+    shown = [loss for losses in curves.values() for loss in losses if 0 < loss < np.inf]
+    if shown:  # data that are easy to learn reach 0
+        lowest, highest = min(shown), max(shown)
+        panel.set(yscale="log", ylim=(0.9 * lowest, min(highest, 20 * lowest)))
+    panel.legend()
+    return charts.as_svg(figure)
+
+
+@charts.house_style()
+def _draw_verdict(verdict: dict) -> str:
+    """Seed by seed: the control, before, and after."""
+    metrics = verdict["metrics"]
+    figure, panels = charts.panels(len(metrics), len(metrics), width=3.4 * len(metrics), height=2.6)
+    for panel, (name, comparison) in zip(panels, metrics.items()):
+        scale = 100 if name == "error" else 1
+        groups = [scale * np.array(comparison[key]) for key in ("random", "before", "after")]
+        for one_seed in zip(*groups):
+            panel.plot(range(3), one_seed, color="0.85", linewidth=0.7, zorder=0)
+        for place, (group, colour) in enumerate(zip(groups, (charts.GREY, "0.2", charts.BLUE))):
+            places = np.full(len(group), place)
+            panel.scatter(places, group, s=12, color=colour, alpha=0.8, linewidths=0)
+            panel.plot([place - 0.2, place + 0.2], [group.mean()] * 2, color=colour, linewidth=1.6)
+        panel.set_xticks(range(3), ["as many\nrandom edits", "before", "after"])
+        panel.set(ylabel="error, %" if name == "error" else name, xlim=(-0.5, 2.5))
+    return charts.as_svg(figure)

@@ -1,0 +1,329 @@
+"""Score every training instance by several independent runs.
+
+The scores of one run are partly an accident of that run: other initial weights and another order
+blame other instances. What the runs agree on carries over to the next model. So the score is the
+mean over runs, and its spread tells how much to trust it.
+
+A score estimates how the expected error on held-out instances changes without the instance. That
+error, the mean of 1 - exp(-loss / scale), is bounded: wrong held-out labels do not turn the scores
+around. Where there is a validation part, it is the held-out part of every run. Otherwise every run
+holds out another part of the training data, so that most runs learn each instance.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.dataset import Instances
+from ..data.seeds import mix_seeds
+from ..errors import NotSupported, TapeDamaged
+from ..estimators.outliers import features
+from ..influence.queries import expected_error
+from ..influence.queries import losses as losses_of
+from ..influence.run import Run
+from ..influence.scores import Scores
+from ..influence.verification import Verification, compare
+from ..record.train import train
+from .label_noise import Rows, assign_folds
+from .recipe import MOMENTUM, Pair, Recipe
+from .split_dataset import PreparedData
+
+_FEWEST_FOLDS = 4  # that runs hold out in turn
+_MAX_ASKED = 2000  # held-out instances whose own losses are compared
+_INSTANCES_AT_ONCE = 4096
+_DEVIATIONS = 1.4826  # standard deviations of a normal variable per median absolute value
+_MIN_SCALE = 1e-6  # of the variance of the labels: smaller squared errors are rounding
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """What one recorded run learns, and the instances that its scores are about."""
+
+    learned: np.ndarray  # int64: ids of the training part
+    held_out: np.ndarray  # int64: ids of the part `held_out_part`
+    held_out_part: str  # validation, or train where there is no validation part
+
+    def learned_pair(self, data: PreparedData) -> Pair:
+        """The inputs and targets that the run learns."""
+        x, y = data.pair("train")
+        return x[self.learned], y[self.learned]
+
+    def held_out_pair(self, data: PreparedData) -> Pair:
+        """The inputs and targets of the held-out instances."""
+        x, y = data.pair(self.held_out_part)
+        return x[self.held_out], y[self.held_out]
+
+
+def cut_for_runs(data: PreparedData, runs: int, rows: Rows, seed: int) -> list[RunPart]:
+    """What each run learns and holds out.
+
+    Arguments:
+        data: The data set.
+        runs: How many runs there are.
+        rows: Of the data, the training instances first; copies are held out together.
+        seed: Decides the folds.
+    """
+    everything = np.arange(len(data.y["train"]))
+    if len(data.parts["validation"]):
+        held_out = np.arange(len(data.y["validation"]))
+        return [RunPart(everything, held_out, "validation") for _ in range(runs)]
+    folds = max(_FEWEST_FOLDS, runs)
+    # the labels as given: a label that a person corrects leaves the recorded runs as they are
+    given = rows if rows.given is None else replace(rows, y=rows.given)
+    fold = assign_folds(given, folds, mix_seeds(seed, 3))
+    return [
+        RunPart(everything[fold != number], everything[fold == number], "train")
+        for number in range(runs)
+    ]
+
+
+@dataclass(frozen=True)
+class InstanceScores:
+    """What R runs find about N training instances; nan where a run held the instance out."""
+
+    by_run: np.ndarray  # [R, N]: the scores
+    losses: np.ndarray  # [R, N]: of the models that learned the instance
+    scale: float = 1.0  # of the expected error that the scores are about
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The mean over runs, [N]. Below 0: the expected error would fall without it."""
+        return mean_over_runs(self.by_run)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """The standard deviation over runs, [N]; nan where no run learned the instance."""
+        known = np.isfinite(self.by_run).any(0)
+        spread = np.full(self.by_run.shape[1], np.nan)
+        spread[known] = np.nanstd(self.by_run[:, known], axis=0)
+        return spread
+
+    @property
+    def runs(self) -> np.ndarray:
+        """How many runs learned each instance, int64 [N]."""
+        return np.isfinite(self.by_run).sum(0)
+
+
+def mean_over_runs(values: np.ndarray) -> np.ndarray:
+    """The mean of [R, N] over the runs that know an instance; nan where none does."""
+    known = np.isfinite(values).any(0)
+    mean = np.full(values.shape[1], np.nan)
+    mean[known] = np.nanmean(values[:, known], axis=0)
+    return mean
+
+
+def score(
+    recipe: Recipe,
+    data: PreparedData,
+    parts: list[RunPart],
+    folder: Path,
+    *,
+    scale: float,
+    seed: int,
+    progress: bool,
+) -> tuple[list[Run], InstanceScores]:
+    """Train and retrace one run for each part.
+
+    Each run's scores are kept in `folder` as soon as they are known, and are not computed again.
+
+    Arguments:
+        recipe: How to train.
+        data: The data set.
+        parts: What each run learns and holds out.
+        folder: Where the tapes and the scores go.
+        scale: Of the expected error; see `error_scale`.
+        seed: Of the runs.
+        progress: Whether to show progress bars.
+    """
+    count = len(data.y["train"])
+    by_run = np.full((len(parts), count), np.nan)
+    losses = np.full((len(parts), count), np.nan)
+    recorded = []
+    for number, part in enumerate(parts):
+        pair = part.learned_pair(data)
+        tape = folder / f"run-{number}"
+        run = record_run(recipe, pair, number, tape, seed=seed, progress=progress)
+        query = expected_error(part.held_out_pair(data), scale=scale)
+        saved = folder / f"run-{number}-scores.safetensors"
+        scores = _read_intact(saved)
+        if scores is None or scores.query != query.name:
+            scores = run.influence(query)
+            scores.save(saved)
+        recorded.append(run)
+        by_run[number, part.learned] = scores.values
+        final = recipe.loss_function(final_outputs(run, pair[0]), pair[1])
+        losses[number, part.learned] = final.double().numpy()
+    return recorded, InstanceScores(by_run, losses, scale)
+
+
+def error_scale(errors: np.ndarray) -> float:
+    """The scale of the expected error of numbers: twice a robust variance.
+
+    errors: how far off predictions of models are that did not learn the instances, [N].
+    """
+    return max(2 * robust_deviation(errors) ** 2, _MIN_SCALE)
+
+
+def robust_deviation(errors: np.ndarray) -> float:
+    """The standard deviation of absolute errors, by their median: a few wild ones do not count."""
+    return _DEVIATIONS * float(np.median(np.abs(errors)))
+
+
+def split_half_agreement(by_run: np.ndarray) -> float | None:
+    """How far independent runs agree on the order of harm.
+
+    The runs are cut into halves, each half is averaged, and the two orders are compared by their
+    rank correlation r, which is averaged over all cuts. By the Spearman-Brown formula, the mean of
+    all runs would then have the correlation 2 r / (1 + r) with the mean of as many new runs. Below
+    r = 1/3 that is less than one half: more than half of the order is chance.
+
+    Arguments:
+        by_run: Scores, [R, N]; nan where a run held the instance out.
+
+    Returns:
+        None with one run, fewer than three instances, or a half whose scores are all equal.
+    """
+    runs, count = by_run.shape
+    if runs < 2 or count < 3:
+        return None
+    found = []
+    for half in combinations(range(runs), runs // 2):
+        if 2 * len(half) == runs and 0 not in half:
+            continue  # the same cut as its complement
+        chosen = np.isin(np.arange(runs), half)
+        one = mean_over_runs(by_run[chosen])
+        other = mean_over_runs(by_run[~chosen])
+        known = np.isfinite(one) & np.isfinite(other)
+        found.append(_rank_correlation(one[known], other[known]))
+    return None if np.isnan(found).any() else float(np.mean(found))
+
+
+def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's; nan where one of them is constant or has fewer than three values."""
+    from scipy.stats import rankdata
+
+    if len(first) < 3:
+        return float("nan")
+    a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
+    sizes = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / sizes if sizes else float("nan")
+
+
+def _read_intact(path: Path) -> Scores | None:
+    """Scores that an earlier attempt kept; None if there are none, or they are damaged."""
+    try:
+        return Scores.load(path) if path.exists() else None
+    except TapeDamaged:
+        return None
+
+
+def record_run(
+    recipe: Recipe, data: Pair, number: int, folder: Path, *, seed: int, progress: bool
+) -> Run:
+    """One recorded run.
+
+    It is read from its tape if that is complete. Otherwise it is trained, from where the tape ends.
+    """
+    model = recipe.build(mix_seeds(seed, number, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=MOMENTUM)
+    steps = recipe.epochs * recipe.steps_per_epoch(len(data[1]))
+    begun = (folder / "manifest.json").exists()
+    return train(
+        model,
+        data,
+        recipe.loss,
+        optimizer,
+        tape=folder,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        eta=lambda step: recipe.rate * recipe.rate_factor(step, steps),
+        seed=mix_seeds(seed, number, 2),
+        device="cpu" if recipe.device.startswith("mps") else recipe.device,  # no float64 there
+        progress=progress,
+        resume=begun,
+        overwrite=not begun,
+    )
+
+
+def final_outputs(run: Run, x: Tensor) -> Tensor:
+    """The outputs of the trained model, [N, outputs], on the CPU."""
+    state, objective = run.recording.state_at(run.steps), run.recording.objective
+    with objective.evaluating(), torch.no_grad():
+        parts = [part.to(state.theta.device) for part in x.split(_INSTANCES_AT_ONCE)]
+        outputs = [objective.predict(state.theta, state.buffers, part) for part in parts]
+        return torch.cat(outputs).cpu()
+
+
+def rank(values: np.ndarray) -> np.ndarray:
+    """0 for the lowest value; equal ones in their order, nan last."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
+
+
+def outlier_ranks(run: Run, data: Pair) -> np.ndarray:
+    """How unusual each instance looks to the model, [N]: 1 the most, 0 the least."""
+    from sklearn.ensemble import IsolationForest
+
+    learned = run.recording.instances
+    try:
+        seen = features(run, Instances(data, learned.device, learned.dtype))
+    except NotSupported:  # no linear layer to look through: the inputs themselves
+        seen = data[0].reshape(len(data[0]), -1).float().numpy()
+    anomaly = -IsolationForest(random_state=0).fit(seen).score_samples(seen)
+    ranks = np.empty(len(seen))
+    ranks[np.argsort(anomaly, kind="stable")] = np.linspace(0, 1, len(seen))
+    return ranks
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RetrainingCheck:
+    """What retraining without some instances, one by one, did to each held-out instance."""
+
+    verification: Verification  # in places among what the run learned
+    asked: np.ndarray  # int64: the ids of held-out instances, or of a sample of them
+    changes: np.ndarray  # [asked, checked]: how their losses changed
+
+
+def verify(
+    run: Run,
+    scores: np.ndarray,
+    held_out: np.ndarray,
+    pair: Pair,
+    *,
+    count: int,
+    scale: float,
+    seed: int,
+    progress: bool,
+) -> RetrainingCheck:
+    """Check scores by real runs that each leave one instance out.
+
+    Arguments:
+        run: The run that the scores are of.
+        scores: Its scores of the instances that it learned, [L].
+        held_out: The ids of the instances that the scores are about.
+        pair: Their inputs and targets.
+        count: How many of the most harmful are checked, and how many others, drawn at random.
+        scale: Of the expected error that the scores are about.
+        seed: Decides which others.
+        progress: Whether to show a progress bar.
+    """
+    first = np.argsort(scores, kind="stable")[:count]
+    others = np.setdiff1d(np.arange(len(scores)), first)
+    rng = np.random.default_rng(mix_seeds(seed, 4))
+    sample = rng.choice(others, min(count, len(others)), replace=False)
+    ids = np.concatenate([first, np.sort(sample)])
+    without = replace(run, progress=progress).counterfactual([[k] for k in ids])
+    shuffled = np.random.default_rng(mix_seeds(seed, 8)).permutation(len(held_out))
+    asked = np.sort(shuffled[:_MAX_ASKED])
+    changes = without.changes(losses_of((pair[0][asked], pair[1][asked])))
+    actual = without.changes(expected_error(pair, scale=scale))
+    verification = compare(ids, scores[ids], actual)
+    return RetrainingCheck(verification, held_out[asked], changes)

@@ -1,0 +1,140 @@
+"""Instances as they were read, before a model learns from them."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..errors import BadInput
+from ..support.option_names import name_option
+from .numbers import check_size, read_number
+
+# pandas is imported when it is needed, and typed as Any: its own types are hard to satisfy.
+Frame = Any  # a pandas.DataFrame
+Series = Any  # a pandas.Series
+
+PARTS = ("train", "validation", "test")
+ENCODER_VERSION = 2  # a project is opened again with the one that made it
+MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
+_MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
+
+
+def import_pandas() -> Any:
+    """Import pandas now, so that `import dross` does not have to."""
+    import pandas
+
+    return pandas
+
+
+class Encoder(Protocol):
+    """Turns content into numbers. It is fitted on the training part alone."""
+
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """The inputs of a model, float32 [N, ...]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """N instances: what they look like, their labels, and where each comes from."""
+
+    kind: str  # table, images, text or custom
+    label: str  # the name of what is learnt
+    content: Frame  # one row per instance; pictures by their file names
+    labels: np.ndarray  # [N]: str for classes, float64 for numbers
+    names: list[str]  # where each instance comes from: "row 17", a file name
+    notes: list[str] = field(default_factory=list)  # for the user: what was inferred or left out
+
+    @property
+    def task(self) -> str:
+        """Either classification or regression."""
+        return "classification" if self.labels.dtype.kind in "OUT" else "regression"
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes in their natural order; none for a regression."""
+        return sorted(set(self.labels), key=_natural_order) if self.task == "classification" else []
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, ids: np.ndarray) -> "Source":
+        """The same source with these instances only, in this order."""
+        return replace(
+            self,
+            content=self.content.iloc[ids],
+            labels=self.labels[ids],
+            names=[self.names[k] for k in ids],
+        )
+
+
+def _natural_order(name: str) -> tuple:
+    """A sorting key that puts classes named by numbers in the order of the numbers."""
+    number = read_number(name)
+    return (1, 0.0, name) if number is None else (0, number, name)
+
+
+def check_learnable(source: Source) -> None:
+    """Refuse a source from which nothing can be learnt, and say why."""
+    if len(source) < MIN_INSTANCES:
+        raise BadInput(
+            f"There are {len(source)} instances with a label. dross needs at least "
+            f"{MIN_INSTANCES}; a useful verdict needs a few hundred."
+        )
+    if source.task == "regression":
+        check_size(source.names, source.label, source.labels)
+        if float(np.std(source.labels)) == 0:
+            raise BadInput(
+                f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn."
+            )
+        return
+    classes = source.classes
+    if len(classes) < 2:
+        raise BadInput(
+            f"'{source.label}' is '{classes[0]}' everywhere: there is nothing to tell apart. "
+            "Is it the right column?"
+        )
+    if len(classes) > max(20, len(source) // 4):
+        raise BadInput(
+            f"'{source.label}' has {len(classes)} different values for {len(source)} instances: "
+            "too many to be classes. Is it the right column? For a number to be predicted, pass "
+            f"{name_option('task', 'regression')}."
+        )
+
+
+def rare_classes(source: Source) -> list[str]:
+    """The classes that have too few instances for their labels to be examined."""
+    if source.task != "classification":
+        return []
+    counts = Counter(source.labels)
+    return sorted(name for name in counts if counts[name] < _MIN_INSTANCES_OF_A_CLASS)
+
+
+def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray]]:
+    """Join parts that were read from files of their own.
+
+    Returns:
+        One source with all instances, and the ids of each part.
+    """
+    first = next(iter(sources.values()))
+    contents = [source.content for source in sources.values()]
+    names = [
+        f"{part}: {name}" if part != "train" else name
+        for part, source in sources.items()
+        for name in source.names
+    ]
+    whole = replace(
+        first,
+        content=import_pandas().concat(contents, ignore_index=True),
+        labels=np.concatenate([source.labels for source in sources.values()]),
+        names=names,
+    )
+    return whole, consecutive_ids({part: len(source) for part, source in sources.items()})
+
+
+def consecutive_ids(sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """The ids of parts that lie one after the other."""
+    ends = np.cumsum(list(sizes.values()))
+    return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1])))

@@ -1,0 +1,39 @@
+"""Texts as tf-idf vectors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import BadInput
+from .source import Frame
+
+_MAX_WORDS = 4000
+_MIN_WORDS = 100
+_MAX_BYTES = 400 << 20  # of the vectors of all texts together
+SCALE = 4  # tf-idf vectors have length 1; longer ones suit the usual learning rates
+
+
+class TextEncoder:
+    """Turns the column `text` into tf-idf vectors, float32 [N, words]."""
+
+    def __init__(self, content: Frame, max_words: int = _MAX_WORDS):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        affordable = max(_MIN_WORDS, _MAX_BYTES // (4 * max(len(content), 1)))
+        self.vectorizer = TfidfVectorizer(
+            max_features=min(max_words, affordable), sublinear_tf=True, min_df=2
+        )
+        try:
+            self.vectorizer.fit(content["text"].fillna(""))
+        except ValueError:
+            raise BadInput(
+                "The texts have no word that occurs twice: there is nothing to learn from. "
+                "Is it the right column?"
+            ) from None
+        self.words = self.vectorizer.get_feature_names_out()
+
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """Encode texts; words that the training part does not have are left out."""
+        vectors: Any = self.vectorizer.transform(content["text"].fillna(""))
+        return torch.from_numpy(SCALE * vectors.toarray().astype(np.float32))

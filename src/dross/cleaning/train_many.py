@@ -1,0 +1,367 @@
+"""Train a recipe many times: to find a rate, to choose how many to remove, and for the verdict.
+
+Many small models are trained side by side (`vmap`): thirty small networks cost about as much as
+five. Each has its own initial weights, its own order of instances, its own rate and its own
+instances. All take the same number of steps, so a model with fewer instances sees each a little
+more often.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import grad, stack_module_state, vmap
+
+from ..data.seeds import mix_seeds
+from ..engine import threads
+from ..engine.functional import call_model
+from ..engine.update_rules import SGD
+from ..errors import NotFinite
+from ..support.option_names import name_option
+from ..support.progress import Advance, progress_bar
+from .recipe import MOMENTUM, Pair, Recipe, default_batch_size
+
+MAX_SEARCHED_INSTANCES = 5_000
+# At larger rates the scores, which are first-order estimates, can be no better than chance.
+_SEARCHED_RATES = (0.1, 0.03, 0.01, 0.003)
+SEARCHED_EPOCHS = (10, 30)
+_ABOUT_AS_GOOD = 1.10  # times the lowest validation loss of all
+_MAX_BYTES_SIDE_BY_SIDE = 256 << 20
+_INSTANCES_AT_ONCE = 4096
+# Convolutions gain nothing from running side by side; the others draw random numbers or keep state
+_LAYERS_TRAINED_ALONE = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Dropout,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model to train: from which seed, on which instances, at which rate."""
+
+    seed: int
+    ids: np.ndarray
+    rate: float
+    labels: Tensor | None = None  # if its labels are not those of the rest
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """K models of one kind."""
+
+    model: nn.Module
+    parameters: dict[str, Tensor]  # each [K, ...]
+    buffers: dict[str, Tensor]  # each [K, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return next(iter(self.parameters.values())).device
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """What each model says of N instances, in eval mode: [K, N, outputs], on the CPU."""
+        self.model.eval()
+        stacked = {**self.parameters, **self.buffers}
+        count = len(next(iter(self.parameters.values())))
+        outputs = []
+        with torch.no_grad():
+            for k in range(count):
+                state = {name: values[k] for name, values in stacked.items()}
+                chunks = [part.to(self.device) for part in x.split(_INSTANCES_AT_ONCE)]
+                parts = [call_model(self.model, state, part).cpu() for part in chunks]
+                outputs.append(torch.cat(parts))
+        return torch.stack(outputs)
+
+
+def train_many(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    specs: Sequence[ModelSpec],
+    *,
+    what: str = "training",
+    progress: bool = False,
+) -> TrainedModels:
+    """Train one model per spec, on the recipe's device.
+
+    Arguments:
+        recipe: The model and its settings; the rate, before it decays, is that of the spec.
+        x: The inputs of all instances, [N, ...].
+        y: Their targets, [N] or [N, 1].
+        specs: What each model learns.
+        what: Words for the progress bar.
+        progress: Whether to show the bar.
+    """
+    together = can_train_together(recipe)
+    size = _models_at_once(recipe, x, len(specs)) if together else 1
+    steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
+    chunks: list[TrainedModels] = []
+    shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
+    with threads.manage_threads(), shown as advance:
+        here = x.to(recipe.device), y.to(recipe.device)
+        trainer = _Trainer(recipe, *here, steps, advance)
+        for start in range(0, len(specs), size):
+            chunk = specs[start : start + size]
+            if together:  # no convolutions: every weight is multiplied with every instance once
+                threads.set_threads_for(2 * weights * recipe.batch_size * len(chunk))
+            train = trainer.train_together if len(chunk) > 1 else trainer.train_alone
+            chunks.append(train(chunk))
+    return _join(chunks)
+
+
+def can_train_together(recipe: Recipe) -> bool:
+    """Whether models can share a vmap, and whether that is faster."""
+    model = recipe.build(0)
+    frozen = any(not p.requires_grad for p in model.parameters())
+    alone = any(isinstance(module, _LAYERS_TRAINED_ALONE) for module in model.modules())
+    return not frozen and not alone and not list(model.buffers())
+
+
+def _models_at_once(recipe: Recipe, x: Tensor, count: int) -> int:
+    fitting = _MAX_BYTES_SIDE_BY_SIDE // max(1, _bytes_per_model(recipe, x))
+    return max(1, min(count, fitting))
+
+
+def _bytes_per_model(recipe: Recipe, x: Tensor) -> int:
+    """Memory for weights, gradients, velocities, and twice a batch."""
+    return 4 * (3 * recipe.count_parameters() + 2 * recipe.batch_size * x[0].numel())
+
+
+def _join(chunks: list[TrainedModels]) -> TrainedModels:
+    if len(chunks) == 1:
+        return chunks[0]
+
+    def join(tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
+
+    return TrainedModels(
+        chunks[0].model,
+        join([chunk.parameters for chunk in chunks]),
+        join([chunk.buffers for chunk in chunks]),
+    )
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    """What the models of one call have in common."""
+
+    recipe: Recipe
+    x: Tensor
+    y: Tensor
+    steps: int
+    advance: Advance
+
+    def train_together(self, specs: Sequence[ModelSpec]) -> TrainedModels:
+        """Train several models by one vmap over their stacked parameters."""
+        models = [self._build(spec) for spec in specs]
+        orders = [self._batch_order(spec) for spec in specs]
+        targets = torch.stack([self._targets(spec) for spec in specs])  # [K, N, ...]
+        rows = torch.arange(len(specs), device=self.x.device)[:, None]
+        parameters, _ = stack_module_state(models)
+        parameters = {name: p.detach() for name, p in parameters.items()}
+        velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32).to(self.x.device)
+        shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
+        gradient = self._stacked_gradient(models[0])
+        for step in range(self.steps):
+            drawn = np.stack([order.next() for order in orders])  # [K, batch]
+            ids = torch.from_numpy(drawn).to(self.x.device)
+            g = gradient(parameters, self.x[ids], targets[rows, ids])
+            factor = self.recipe.rate_factor(step, self.steps)
+            # Not SGD.update: it takes one rate for all, and fuses the product into the sum, which
+            # rounds differently.
+            for name, p in parameters.items():
+                velocity[name] = SGD.next_momentum_buffer(velocity[name], g[name], MOMENTUM)
+                p.sub_(factor * shaped[name] * velocity[name])
+            self.advance(len(specs))
+        return TrainedModels(models[1].train(), parameters, {})
+
+    def train_alone(self, specs: Sequence[ModelSpec]) -> TrainedModels:
+        """Train a single model as anybody would."""
+        (spec,) = specs
+        model, order, targets = self._build(spec), self._batch_order(spec), self._targets(spec)
+        learnt = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(learnt, lr=spec.rate, momentum=MOMENTUM)
+        loss = self.recipe.loss_function
+        model.train()
+        for step in range(self.steps):
+            optimizer.param_groups[0]["lr"] = spec.rate * self.recipe.rate_factor(step, self.steps)
+            ids = torch.from_numpy(order.next()).to(self.x.device)
+            loss(model(self.x[ids]), targets[ids]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.advance(1)
+        return _snapshot(model)
+
+    def _build(self, spec: ModelSpec) -> nn.Module:
+        return self.recipe.build(mix_seeds(spec.seed, 1)).to(self.x.device)
+
+    def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
+        return _BatchOrder(spec.ids, mix_seeds(spec.seed, 2), self.recipe.batch_size)
+
+    def _targets(self, spec: ModelSpec) -> Tensor:
+        return self.y if spec.labels is None else spec.labels.to(self.y.device)
+
+    def _stacked_gradient(self, model: nn.Module) -> Callable[..., dict[str, Tensor]]:
+        """The gradients of K models, given parameters [K, ...], x [K, batch, ...], y [K, batch]."""
+        model, loss = model.train(), self.recipe.loss_function
+
+        def mean_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(call_model(model, parameters, x), y).mean()
+
+        return vmap(grad(mean_loss))
+
+
+def _snapshot(model: nn.Module) -> TrainedModels:
+    """One model as a stack of one."""
+    return TrainedModels(
+        model,
+        {name: p.detach().clone()[None] for name, p in model.named_parameters()},
+        {name: b.detach().clone()[None] for name, b in model.named_buffers()},
+    )
+
+
+class _BatchOrder:
+    """Batches of one size from endless shuffles of some instances."""
+
+    def __init__(self, ids: np.ndarray, seed: int, size: int):
+        self.ids, self.rng, self.size = ids, np.random.default_rng(seed), size
+        self.left = np.zeros(0, dtype=np.int64)
+
+    def next(self) -> np.ndarray:
+        """The ids of the next batch, int64 [size]."""
+        while len(self.left) < self.size:
+            self.left = np.concatenate([self.left, self.rng.permutation(self.ids)])
+        taken, self.left = self.left[: self.size], self.left[self.size :]
+        return taken
+
+
+# --- the search for a rate ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The recipe with the rate and the epochs that were found, and what was tried."""
+
+    recipe: Recipe
+    curves: dict[float, list[float]]  # rate -> validation loss for each number of epochs
+    epochs: list[int]  # the numbers of epochs
+    seconds_per_step: float = 0.0  # that training took, with one model for each rate
+    enlarged: float = 1.0  # how many times larger the batches of the recipe are
+
+
+def search_rate(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    validation: Pair,
+    *,
+    rates: Sequence[float] | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> SearchResult:
+    """Find a rate and a number of epochs with about the lowest validation loss.
+
+    Each pair is trained to its end: where the rate decays, a short run is not the beginning of a
+    long one. For a large set, the search uses a sample; the whole set is then trained for about
+    as many steps.
+
+    Arguments:
+        recipe: The model; its rate and epochs are ignored.
+        x: The inputs of the training part, [N, ...].
+        y: Its targets.
+        validation: The inputs and targets of the validation part, wrong labels included: they
+            count against overfitting.
+        rates: The rates to try.
+        epochs: The number of epochs, if it is not to be searched for.
+        seed: Of the initial weights and the order of instances.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        NotFinite: Training diverges at every rate.
+    """
+    if len(x) > MAX_SEARCHED_INSTANCES:
+        return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
+    specs = [ModelSpec(seed, np.arange(len(x)), rate) for rate in (rates or _SEARCHED_RATES)]
+    tried: list[int] = [*SEARCHED_EPOCHS] if epochs is None else [epochs]
+    curves: dict[float, list[float]] = {spec.rate: [] for spec in specs}
+    started = time.monotonic()
+    for count in tried:
+        what = f"looking for a rate ({count} epochs)"
+        trained = train_many(
+            replace(recipe, epochs=count), x, y, specs, what=what, progress=progress
+        )
+        losses = recipe.losses(trained.outputs(validation[0]), validation[1]).mean(1)
+        for spec, loss in zip(specs, losses.tolist()):
+            curves[spec.rate].append(loss)
+    rate, best_epochs = _choose_rate(curves, tried)
+    steps = sum(tried) * recipe.steps_per_epoch(len(x))
+    seconds = (time.monotonic() - started) / steps
+    return SearchResult(replace(recipe, rate=rate, epochs=best_epochs), curves, tried, seconds)
+
+
+def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[float, int]:
+    """The least training that is about as good as the best: the rate, and the number of epochs.
+
+    The scores are first-order estimates: the smaller the steps and the shorter their sum, the more
+    accurate.
+    """
+    losses = {
+        (rate, epochs): loss
+        for rate, curve in curves.items()
+        if np.isfinite(curve).all()
+        for epochs, loss in zip(tried, curve)
+    }
+    if not losses:
+        raise NotFinite(
+            "Training diverges at every rate that was tried "
+            f"({', '.join(map(str, curves))}). Pass a smaller one: {name_option('rate', 0.001)}."
+        )
+    limit = _ABOUT_AS_GOOD * min(losses.values())
+    good = [pair for pair, loss in losses.items() if loss <= limit]
+    return min(good, key=lambda pair: (round(pair[0] * pair[1], 12), pair[0]))
+
+
+def _search_on_sample(
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    validation: Pair,
+    rates: Sequence[float] | None,
+    epochs: int | None,
+    seed: int,
+    progress: bool,
+) -> SearchResult:
+    def sample(count: int, size: int) -> Tensor:
+        return torch.from_numpy(np.random.default_rng(seed).permutation(count))[:size]
+
+    train_ids = sample(len(y), MAX_SEARCHED_INSTANCES)
+    validation_ids = sample(len(validation[1]), MAX_SEARCHED_INSTANCES // 4)
+    batch_size = min(recipe.batch_size, default_batch_size(MAX_SEARCHED_INSTANCES))
+    small = replace(recipe, batch_size=batch_size)
+    per_epoch, whole_per_epoch = (
+        small.steps_per_epoch(MAX_SEARCHED_INSTANCES),
+        recipe.steps_per_epoch(len(x)),
+    )
+    as_long = None if epochs is None else -(-epochs * whole_per_epoch // per_epoch)
+    found = search_rate(
+        small,
+        x[train_ids],
+        y[train_ids],
+        (validation[0][validation_ids], validation[1][validation_ids]),
+        rates=rates,
+        epochs=None if as_long is None else min(as_long, SEARCHED_EPOCHS[-1]),
+        seed=seed,
+        progress=progress,
+    )
+    enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
+    whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
+    return replace(found, recipe=whole, enlarged=recipe.batch_size / small.batch_size)

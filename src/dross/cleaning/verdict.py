@@ -1,0 +1,423 @@
+"""The verdict: what the models before, after and of the control measure, in figures and in words.
+
+Every measure has one value per pass and row. A pass trains three models on everything (before), on
+the edited data (after), and on data with as many random edits (the control), and measures all rows
+once. The interval of a change covers three kinds of chance: which rows there are to measure, the
+seeds of the passes, and that even random edits change a model a little, now for the better and now
+for the worse. An edit helps if it does more than that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..support.option_names import name_option
+from .edits import BY_DECISIONS, Edits
+from .findings import name_some
+
+ERROR, LOG_LOSS, BRIER = "error", "log loss", "Brier score"
+ABSOLUTE_ERROR, SQUARED_ERROR = "absolute error", "squared error"
+IMPROVED, WORSE, INCONCLUSIVE = "improved", "worse", "inconclusive"
+
+FALSE_ALARMS = 0.025  # "improved" for random removals, at most; see benchmarks/false_alarms.py
+NO_PROBABILITIES = "only its errors are compared"
+
+_COVERED = 0.975  # of both sides: intervals of 95 %
+_VERDICTS_BEFORE_WARNING = 3
+_SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measure of the models before and after the edits, and of the control. Lower is better.
+
+    Attributes:
+        before, after, random: the mean over all measured rows, one number per pass [passes].
+        difference: the mean of after - before.
+        interval: its 95 % interval, from the rows, the seeds, and what random edits do by chance.
+        random_difference, random_interval: the same for the control.
+        random_reach: by how much the edits must be better than the control to be so beyond chance.
+        rows_error: the standard error of the difference that comes from the choice of rows.
+        seeds_error: the standard error that comes from the seeds.
+    """
+
+    before: list[float]
+    after: list[float]
+    random: list[float]
+    difference: float
+    interval: tuple[float, float]
+    random_difference: float
+    random_interval: tuple[float, float]
+    random_reach: float
+    rows_error: float
+    seeds_error: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the edits lower the measure beyond chance, and further than random edits do."""
+        beyond_random = self.difference < self.random_difference - self.random_reach
+        return self.interval[1] < 0 and beyond_random
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the edits raise the measure beyond chance."""
+        return self.interval[0] > 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the edits help: what `dross.judge` returns.
+
+    Attributes:
+        made: when, as local time.
+        what: what was judged, in words.
+        removed, relabelled: how many instances.
+        seeds: how many times every measured row was measured, each time by other models.
+        metrics: what decides. For classes `error`, the share of given labels that a model does not
+            predict, and `log loss`, which counts that some given labels are wrong: predicted
+            probabilities are passed through the estimated label noise first. For numbers
+            `absolute error`, and `squared error`, in which an error counts for no more than the
+            size from which on the label is more likely wrong than right.
+        plain: as if every given label were right: `log loss` and `Brier score`, or `squared error`.
+        per_class: the error of each class before and after; none for a regression.
+        verdict: `improved`, `worse` or `inconclusive`.
+        sentence: the verdict with its figures, as a sentence.
+        settle: what it takes to know more, or a warning; may be empty.
+        model: which model judged: `linear`, `mlp`, ..., or the name of the user's own.
+        resampled: whether each pass drew a bootstrap sample of the training rows, because seeds
+            make no difference to the model.
+        nested: whether there was no test file: every row was then measured by models, and after
+            edits, that did not see it.
+        rows: how many rows were measured.
+        noise: the estimated share of wrong labels among them.
+    """
+
+    made: str
+    what: str
+    removed: int
+    relabelled: int
+    seeds: int
+    metrics: dict[str, Comparison]
+    per_class: list[dict[str, Any]]
+    verdict: str
+    sentence: str
+    settle: str
+    model: str = ""
+    resampled: bool = False
+    plain: dict[str, Comparison] = field(default_factory=dict)
+    nested: bool = False
+    rows: int = 0
+    noise: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field as plain dicts, lists, numbers and strings, as in the verdicts folder.
+
+        Returns:
+            A dict of the attributes; each metric is a dict, too.
+        """
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Verdict: {self.verdict}. {self.sentence}>"
+
+    def _repr_html_(self) -> str:
+        from ..support.html import render
+
+        return render("verdict.html", verdict=self.to_json())
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def compare_metric(values: np.ndarray, groups: np.ndarray | None = None) -> Comparison:
+    """Compare one measure.
+
+    Arguments:
+        values: float64 [passes, 3 (before, after, random), rows].
+        groups: The group of each row; copies of each other do not count as independent.
+    """
+    before, after, random = (values[:, place].mean(1) for place in range(3))
+    change = values[:, 1] - values[:, 0]
+    control = values[:, 2] - values[:, 0]
+    rows_error, seeds_error = _standard_error(change.mean(0), groups), _seeds_error(change)
+    control_error = _standard_error(control.mean(0), groups)
+    difference, random_difference = float(change.mean()), float(control.mean())
+    draw_error = _draw_error(change, control)
+    reach = _reach(len(values), rows_error, seeds_error, draw_error)
+    control_seeds = _seeds_error(control)
+    random_reach = _reach(len(values), 0.0, seeds_error, control_seeds, draw_error)
+    control_reach = _reach(len(values), control_error, control_seeds)
+    return Comparison(
+        before=before.tolist(),
+        after=after.tolist(),
+        random=random.tolist(),
+        difference=difference,
+        interval=(difference - reach, difference + reach),
+        random_difference=random_difference,
+        random_interval=(random_difference - control_reach, random_difference + control_reach),
+        random_reach=random_reach,
+        rows_error=rows_error,
+        seeds_error=seeds_error,
+    )
+
+
+def _standard_error(differences: np.ndarray, groups: np.ndarray | None) -> float:
+    """Of the mean of differences [rows]; rows of one group vary together."""
+    off = differences - differences.mean()
+    count = len(off)
+    if groups is not None:
+        off = np.bincount(np.unique(groups, return_inverse=True)[1], weights=off)
+    if len(off) < 2:
+        return float("inf")
+    return float(np.sqrt((off**2).sum() * len(off) / (len(off) - 1)) / count)
+
+
+def _seeds_error(differences: np.ndarray) -> float:
+    """Of the mean over passes of differences [passes, rows]."""
+    return float(differences.mean(1).std(ddof=1) / np.sqrt(len(differences)))
+
+
+def _quantile(passes: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(_COVERED, passes - 1))
+
+
+def _reach(passes: int, rows_error: float, *over_passes: float) -> float:
+    """Half a 95 % interval, of a standard error from many rows and others from a few passes."""
+    wide = _quantile(passes) * np.hypot.reduce(over_passes)
+    return float(np.hypot(1.96 * rows_error, wide))
+
+
+def _draw_error(change: np.ndarray, control: np.ndarray) -> float:
+    """How far one draw of random edits is from the mean of those seen: its standard error.
+
+    Each pass draws other random edits, with other seeds; the judged edits are the same in each. So
+    what the passes of the control vary more comes from the draw of the edits. If the judged edits
+    were random, they would be one more draw.
+    """
+    passes = len(control)
+    spread = control.mean(1).var(ddof=1) - change.mean(1).var(ddof=1)
+    return float(np.sqrt(max(spread, 0.0) * (1 + 1 / passes)))
+
+
+def best_reading(noisy: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    """The log loss of each kind of model in the reading that suits its predictions better.
+
+    A model that has learned noisy labels predicts given labels; one that has learned right ones
+    predicts true classes, which are passed through the label noise to predict given ones. Where the
+    classes overlap and the overlap is taken for noise, the second reading forgives a model that is
+    too sure of itself. It then predicts the given labels no better than the model before the edits,
+    each in its best reading.
+
+    Arguments:
+        noisy: The log loss after passing through the label noise, [passes, 3, rows].
+        plain: The log loss without that.
+    """
+    suits = noisy.mean((0, 2)) < plain.mean((0, 2))
+    return np.where(suits[None, :, None], noisy, plain)
+
+
+def decide_verdict(metrics: Mapping[str, Comparison], read: Comparison | None = None) -> str:
+    """`worse` if any measure is worse; else `improved` if any is better; else `inconclusive`.
+
+    read: of `best_reading`; the edits must not make it worse either.
+    """
+    compared = [*metrics.values(), *([] if read is None else [read])]
+    if any(metric.is_worse for metric in compared):
+        return WORSE
+    if any(metric.is_better for metric in metrics.values()):
+        return IMPROVED
+    return INCONCLUSIVE
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def describe_verdict(
+    verdict: str,
+    metrics: Mapping[str, Comparison],
+    edits: Edits,
+    seeds: int,
+    model: str | None = None,
+    *,
+    resampled: bool = False,
+    nested: bool = False,
+    rows: int = 0,
+    noise: float = 0.0,
+) -> str:
+    """The verdict with its figures, as one sentence.
+
+    model: the name of the user's own, if it judged; the others as in `Verdict`.
+    """
+    model = model or "The model"
+    opening = {
+        IMPROVED: f"{model} improved",
+        WORSE: f"{model} got worse",
+        INCONCLUSIVE: f"{model} did not change beyond chance",
+    }[verdict]
+    done = []
+    if len(edits.removed):
+        done.append(f"{len(edits.removed):,} removed")
+    if edits.relabelled:
+        done.append(f"{len(edits.relabelled):,} relabelled")
+    changes = "; ".join(describe_metric(name, metric) for name, metric in metrics.items())
+    where = ""
+    if rows:
+        where = f" on {rows:,} test rows"
+        if nested:
+            where = f" on all {rows:,} rows, each measured by models that did not see it"
+    over = f"{seeds} passes with fresh seeds"
+    if resampled:
+        over = (
+            f"{seeds} bootstrap samples of the training rows (the model learns the same with every "
+            "seed)"
+        )
+    counted = ""
+    if noise > _SMALL_NOISE and LOG_LOSS in metrics:
+        counted = (
+            f" The log loss takes into account that about {100 * noise:.0f} % of these labels are "
+            "wrong."
+        )
+    return f"{opening} with {' and '.join(done)}: {changes}{where} ({over}).{counted}"
+
+
+def describe_metric(name: str, metric: Comparison) -> str:
+    """As in "error: 15.7 % -> 15.4 % (-0.3 points, 95 % interval -0.5 to -0.1)"."""
+    low, high = (format_change(name, value, unit="") for value in metric.interval)
+    colon = ":" if name == ERROR else ""
+    before, after = (format_value(name, np.mean(each)) for each in (metric.before, metric.after))
+    change = format_change(name, metric.difference)
+    return f"{name}{colon} {before} -> {after} ({change}, 95 % interval {low} to {high})"
+
+
+def format_value(name: str, value: Any) -> str:
+    """Errors of classes in percent, everything else to three or four digits."""
+    if name == ERROR:
+        return f"{100 * float(value):.1f} %"
+    if abs(value) >= 1000:
+        return f"{float(value):,.0f}"
+    return f"{float(value):.3f}" if abs(value) < 10 else f"{float(value):.4g}"
+
+
+def format_change(name: str, value: float, unit: str = " points") -> str:
+    """A change with its sign; that of an error in points."""
+    if name == ERROR:
+        size = 100 * value
+        return f"{size:+.2f}{unit}" if abs(size) < 0.095 else f"{size:+.1f}{unit}"
+    size = abs(value)
+    if 0.00095 < size < 1:
+        return f"{value:+.3f}"
+    return f"{value:+,.0f}" if size >= 100 else f"{value:+.2g}"
+
+
+def describe_plain(plain: Mapping[str, Comparison], metrics: Mapping[str, Comparison]) -> str:
+    """Why the log loss on the given labels rises where that on true ones falls; or ""."""
+    if LOG_LOSS not in plain or LOG_LOSS not in metrics:
+        return ""
+    if not plain[LOG_LOSS].is_worse or metrics[LOG_LOSS].is_worse:
+        return ""
+    before, after = (
+        format_value(LOG_LOSS, np.mean(each))
+        for each in (plain[LOG_LOSS].before, plain[LOG_LOSS].after)
+    )
+    return (
+        f"If all given labels counted as right, the log loss would rise from {before} to {after}: "
+        "a model that predicts the true class is surer than wrong labels allow."
+    )
+
+
+def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: int) -> str:
+    """What it takes to know, if the change that was seen is the true one; "" if it is known.
+
+    rows: how many were measured.
+    """
+    if verdict != INCONCLUSIVE:
+        return ""
+    changed = {name: metric for name, metric in metrics.items() if metric.difference}
+    if not changed:
+        return (
+            f"With or without the edits, the models predict the same for all {rows:,} rows. Only "
+            "more rows to measure or more edits can show a change."
+        )
+    name, metric = min(changed.items(), key=lambda item: _relative_reach(item[1]))
+    if metric.interval[1] < 0 and not metric.is_better:
+        return f"As many random edits lower the {name} as much."
+    reach = (metric.interval[1] - metric.interval[0]) / 2
+    seen = format_change(name, metric.difference)
+    if abs(metric.difference) < reach / 10:
+        limit = format_change(name, reach).lstrip("+")
+        return f"If the {name} changes at all, it is probably by less than {limit}."
+    from_seeds = _quantile(seeds) * metric.seeds_error
+    by_rows = float(np.sqrt(max(reach**2 - from_seeds**2, 0.0))) / abs(metric.difference)
+    by_seeds = from_seeds / abs(metric.difference)
+    if by_rows < 0.9:
+        enough = _round_up(max(seeds * by_seeds**2 / (1 - by_rows**2), seeds + 2))
+        return (
+            f"If the {name} really changes by {seen}, about {enough} seeds would show it "
+            f"({name_option('seeds')})."
+        )
+    enough = _round_up(rows * max(by_rows, 1.0) ** 2 * 1.3)
+    return (
+        f"If the {name} really changes by {seen}, about {enough} instances would show it (there "
+        f"are {rows:,})."
+    )
+
+
+def _relative_reach(metric: Comparison) -> float:
+    return (metric.interval[1] - metric.interval[0]) / abs(metric.difference)
+
+
+def warn_of_sight(edits: Edits) -> str:
+    """A fixed list was chosen with the labels in sight that measure it; "" for a rule."""
+    if edits.rule is not None:
+        return ""
+    if edits.ranked:
+        return (
+            "Models made this list that saw the labels which measure it, so it is not called an "
+            "improvement: judge a plan, which is repeated without them, or give a test file "
+            f"({name_option('test')})."
+        )
+    who = "These decisions were" if edits.what == BY_DECISIONS else "This list was"
+    return (
+        f"{who} made with all labels in sight, those that measure the models included, and so the "
+        f"change may look better than it is. A separate test file gives a stronger verdict "
+        f"({name_option('test')})."
+    )
+
+
+def warn_of_reuse(earlier: int) -> str:
+    """Every verdict on the same test rows makes the next one worth less."""
+    if earlier < _VERDICTS_BEFORE_WARNING:
+        return ""
+    return (
+        f"This is verdict number {earlier + 1} on the same test rows: if you choose by its "
+        "verdicts, it can no longer judge the choice. Keep fresh test data for the last word."
+    )
+
+
+def warn_of_vanished(gone: Sequence[str], measured: np.ndarray) -> str:
+    """Say that classes have no training instances any more; "" if there is none.
+
+    gone: their names; measured: the labels of the measured rows.
+    """
+    if not gone:
+        return ""
+    count, it = int(np.isin(measured, list(gone)).sum()), "it" if len(gone) == 1 else "them"
+    tests = (
+        f"the {count:,} test instances of {it} count as wrong"
+        if count
+        else f"the test rows have none of {it}, so no figure here shows it"
+    )
+    return (
+        f"After these edits no training instance of {name_some(gone)} is left: no model can "
+        f"predict {it}, and {tests}."
+    )
+
+
+def _round_up(value: float) -> str:
+    """To two digits."""
+    size = 10 ** max(0, int(np.log10(max(value, 1))) - 1)
+    return f"{int(np.ceil(value / size) * size):,}"

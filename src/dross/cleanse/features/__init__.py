@@ -1,1 +1,0 @@
-"""Features: what a pretrained model, or the user's own, makes of pictures and texts."""

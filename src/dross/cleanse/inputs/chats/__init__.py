@@ -1,1 +1,0 @@
-"""Conversations to fine-tune a language model on: read from JSONL and Parquet files, and copied."""

@@ -1,1 +1,0 @@
-"""Training models again and again, and what they find about each instance: scores and reasons."""

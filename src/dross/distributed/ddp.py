@@ -1,0 +1,180 @@
+"""A loop under DistributedDataParallel, recorded as one run.
+
+DDP steps with the mean of its ranks' gradients, and each rank has a batch of its own. That is a
+step with one micro-batch per rank, in which instance i has the weight c_i / ranks: an ordinary step
+of a tape. So the ranks exchange their ids and weights at each step, and one process or many can
+retrace the tape. An instance with which DistributedSampler fills up the last batch is in the step
+twice, and counts twice.
+
+Every rank has the whole state. The first one writes small states, while the training goes on; of
+large ones each rank writes its shard, at the same time as the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.batch import MicroBatch
+from ..data.instance_hashes import HashNotes
+from ..engine.objective import Objective
+from ..engine.optim import Optimizer
+from ..engine.state import State
+from ..engine.step import Step
+from ..errors import NotSupported
+from ..tape.average_record import AverageRecord
+from ..tape.retention import Keep
+from .ranks import RankReducer
+from .reducer import ALONE, Reducer
+
+_LARGE_STATE = 64 << 20  # bytes from which on a state is written in shards
+
+
+def find_ddp(model: Any) -> DistributedDataParallel | None:
+    """The DistributedDataParallel around a model, if there is one, compiled or not."""
+    model = getattr(model, "_orig_mod", model)
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
+def ranks_of(model: Any) -> Reducer:
+    """The ranks that train this model together, each on its own batches."""
+    wrapper = find_ddp(model)
+    if wrapper is None:
+        return ALONE
+    return RankReducer(wrapper.process_group, next(wrapper.parameters()).device)
+
+
+def bare_module(model: Any) -> Any:
+    """The module inside DistributedDataParallel, or the model itself."""
+    wrapper = find_ddp(model)
+    return model if wrapper is None else wrapper.module
+
+
+def check_recordable(objective: Objective, ranks: Reducer) -> None:
+    """Refuse BatchNorm's statistics where several ranks train the model."""
+    if ranks.size > 1 and objective.layout.moving_buffers:
+        statistic = objective.layout.moving_buffers[0]
+        raise NotSupported(
+            f"BatchNorm under DistributedDataParallel has statistics of its own on each rank "
+            f"('{statistic}'), and SyncBatchNorm's join the ranks: neither can be recorded yet. "
+            "Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on one process."
+        )
+
+
+def writes_shards(
+    ranks: Reducer, optimizer: Optimizer, keep: Keep, state_bytes: int, earlier: dict | None
+) -> bool:
+    """Whether every rank writes its shard of the states, and not the first one all of them.
+
+    Arguments:
+        ranks: that train the model.
+        optimizer: theirs. Only what it keeps per number of theta can be cut.
+        keep: what the tape keeps. A tape is thinned out to fit a budget by one rank.
+        state_bytes: of a whole state.
+        earlier: the manifest of the tape to be continued. It goes on as it began.
+    """
+    if ranks.size == 1:
+        return False
+    if earlier is not None:
+        return earlier.get("shards", 1) > 1
+    return state_bytes >= _LARGE_STATE and optimizer.blocks is None and keep.limit is None
+
+
+@dataclass(frozen=True)
+class SharedStep:
+    """A step as all ranks know it."""
+
+    micros: tuple[MicroBatch, ...]  # of all ranks
+    opens_segment: bool
+
+
+def place_among_ranks(k: int, ranks: Reducer) -> int:
+    """The place of this rank's k-th micro-batch in the whole step; it seeds its random numbers."""
+    return k * ranks.size + ranks.rank
+
+
+def share_step(
+    ranks: Reducer, micros: list[MicroBatch], opens_segment: bool, notes: HashNotes | None
+) -> SharedStep:
+    """Every rank's micro-batches, in their places, with their weights in the mean over ranks.
+
+    Arguments:
+        ranks: all of them call this.
+        micros: this rank's micro-batches.
+        opens_segment: whether the step opens a segment; the first rank's answer counts.
+        notes: of what instances look like; each rank gets to know what the others have seen.
+    """
+    if ranks.size == 1:
+        return SharedStep(tuple(micros), opens_segment)
+    weighted = [(micro.ids, micro.weights / ranks.size) for micro in micros]
+    seen = [] if notes is None else [notes.seen(micro.ids) for micro in micros]
+    gathered = ranks.gather((weighted, opens_segment, seen))
+    counts = [len(own) for own, _, _ in gathered]
+    if len(set(counts)) > 1:
+        raise NotSupported(
+            f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let "
+            "each have as many."
+        )
+    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _, _ in gathered)
+    for found in (found for _, _, seen in gathered for found in seen):
+        if notes is not None:
+            notes.add_seen(*found)
+    return SharedStep(tuple(merged), gathered[0][1])
+
+
+def after_averaging(action: Callable[[], None]) -> None:
+    """In a backward pass: call `action` once the gradients hold the mean over the ranks.
+
+    DDP computes the mean in a callback at the end of the pass, queued when the last gradient is
+    there. A callback that is queued by a callback runs after it.
+    """
+    engine = Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(action))
+
+
+class NoTape:
+    """Stands in for the TapeWriter where the first rank writes: counts steps and writes none."""
+
+    def __init__(self, steps: int, notes: HashNotes | None = None):
+        self.first = self.next = steps
+        self.notes = notes
+
+    def wants_state(self) -> bool:
+        """True: a step that opens a segment is rehearsed from its state.
+
+        Only the first rank knows which step that is. It says so when the step has been taken, too
+        late to read the state before it.
+        """
+        return True
+
+    def opens_segment(self) -> bool:
+        """False: the first rank decides."""
+        return False
+
+    def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
+        """Do nothing: there is nothing to write."""
+
+    def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
+        """Count a step."""
+        if self.notes is not None:
+            self.notes.record(step.ids)
+        self.next += 1
+
+    def flush(self, after: State | None = None) -> None:
+        """Begin a new segment."""
+        self.first = self.next
+
+    def save(self, after: State) -> None:
+        """Begin a new segment."""
+        self.first = self.next
+
+    def finish(
+        self,
+        after: State | None = None,
+        complete: bool = True,
+        average: AverageRecord | None = None,
+    ) -> None:
+        """End the last segment."""
+        self.first = self.next

@@ -1,0 +1,260 @@
+"""Find out from a model under fully_shard, its optimizer and a batch what a run consists of.
+
+It is what step/inspect_model.py finds of a whole model, but no rank ever has all of its parameters.
+"""
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Batch
+from ..data.seeds import global_generators, use_seed
+from ..engine.casting import PassNotes
+from ..engine.inspect import complete_precision, is_shard, names_by_group
+from ..engine.layout import Layout
+from ..engine.objective import Objective
+from ..engine.optim import Optimizer, read_optimizer
+from ..engine.precision import use_arithmetic
+from ..engine.state import State
+from ..engine.vjp import probe_direction
+from ..errors import BadInput, NotSupported
+from ..tape.reader import Tape
+from .gathering import GatheredParameters, saving_notes
+from .ranks import RankReducer
+from .shard_ranks import ShardReducer
+from .sharded_objective import GatheringLayout, ShardedObjective, shard_objective
+from .tape_reader import ShardTape
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model's parameters are in shards, as fully_shard makes them."""
+    return any(is_shard(p) for p in model.parameters())
+
+
+def ranks_of(model: nn.Module) -> RankReducer:
+    """The ranks that hold the shards of this model.
+
+    Raises:
+        NotSupported: where the parameters are not in shards of rows over one group of ranks.
+    """
+    parameters: list[tuple[str, Any]] = list(model.named_parameters())
+    meshes = {p.device_mesh for _, p in parameters if is_shard(p)}
+    for name, p in parameters:
+        if is_shard(p) and not p.requires_grad:
+            raise NotSupported(
+                f"The frozen parameter '{name}' is in shards. dross keeps frozen parameters whole: "
+                "give them to fully_shard as ignored_params."
+            )
+        placed = p.placements if is_shard(p) else "whole"
+        if p.requires_grad and str(placed) != "(Shard(dim=0),)":
+            raise NotSupported(
+                f"The parameter '{name}' is {placed}. dross records loops in which fully_shard "
+                "cuts every parameter in training by its rows, over a mesh of one axis."
+            )
+    if len(meshes) != 1:
+        raise NotSupported("The parameters lie on several meshes: use one for the whole model.")
+    for name, module in model.named_modules():
+        if hasattr(module, "_get_fsdp_state"):
+            policy = module._get_fsdp_state()._mp_policy  # type: ignore[operator]
+            if policy.param_dtype is not None or policy.reduce_dtype is not None:
+                raise NotSupported(
+                    f"'{name or type(model).__name__}' has a MixedPrecisionPolicy, which dross "
+                    "does not follow: use autocast=torch.bfloat16 of the recorder."
+                )
+    device = next(model.parameters()).device
+    return RankReducer(meshes.pop().get_group(), device)
+
+
+def check_options(**given: Any) -> None:
+    """Refuse options of a recorder that do not work with shards.
+
+    Raises:
+        NotSupported: it names the option.
+    """
+    for name, value in given.items():
+        if value:
+            raise NotSupported(
+                f"Under fully_shard, {name} is not supported yet. Leave it out, or record under "
+                "DistributedDataParallel."
+            )
+
+
+def refuse_to_open() -> NoReturn:
+    """A model under fully_shard is trained, and not asked."""
+    raise NotSupported(
+        "A loop under fully_shard does not open its tape by itself. Call recorder.close() on every "
+        "rank, then dross.Run.open(tape, model, train_set, loss) with a model that is not under "
+        "fully_shard, perhaps on the meta device; and run.influence(query, group=..., "
+        "sharded=True)."
+    )
+
+
+class LocalLayout(GatheringLayout):
+    """A layout that reads this rank's shards from DTensors."""
+
+    def flatten(self, named: dict[str, Tensor]) -> Tensor:
+        """This rank's parts, one after the other: [p_r]."""
+        return torch.cat([self.local(named[name]).reshape(-1) for name in self.names])
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """[p_r] -> this rank's part of each parameter."""
+        assert self.ranks is not None
+        return dict(zip(self.names, vector.split(self.ranks.layout.sizes(self.ranks.rank), -1)))
+
+    def write(self, state: State, model: nn.Module) -> None:
+        """Copy this rank's shard of theta into the model's."""
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, part in self.split(state.theta).items():
+                own = self.local(parameters[name])
+                own.copy_(part.view_as(own))
+
+    def wrap(self, part: Tensor, parameter: Tensor) -> Tensor:
+        """A DTensor in which this part of a slot is this rank's, laid out as the parameter is."""
+        from torch.distributed.tensor import DTensor  # takes a third of a second to import
+
+        own = part.clone().view_as(self.local(parameter))
+        at = {"device_mesh": parameter.device_mesh, "placements": parameter.placements}  # type: ignore[attr-defined]
+        whole = {"shape": parameter.shape, "stride": parameter.stride()}
+        return DTensor.from_local(own, run_check=False, **at, **whole)
+
+    def local(self, t: Tensor) -> Tensor:
+        """This rank's part of a tensor of torch's."""
+        if not is_shard(t):
+            raise BadInput(
+                "The model's parameters are whole at the moment, because a forward pass without "
+                "backward() has left them so: call model.reshard() after it."
+            )
+        return t.to_local()  # type: ignore[attr-defined]
+
+
+def own_shards(
+    tape: Tape, layout: Layout, optimizer: Optimizer, ranks: RankReducer
+) -> tuple[Tape, Layout, Optimizer]:
+    """A tape, a layout and an optimizer as this rank has them. All ranks call this.
+
+    Raises:
+        TapeDamaged: where the files of the tape's end are not as they were written.
+    """
+    shards = ShardReducer(ranks.group, ranks.device, layout, by_rows=True)
+    given = (layout.names, layout.shapes, layout.group_sizes, layout.moving_buffers)
+    own_sizes = shards.layout.group_sizes(ranks.rank)
+    own_tape = ShardTape(tape, shards)
+    own_tape.check_steps(own_tape.steps, own_tape.steps, show=False)
+    own_layout = LocalLayout(*given, ranks=shards)
+    return own_tape, own_layout, replace(optimizer, group_sizes=own_sizes, shapes=())
+
+
+def inspect_sharded(
+    bare: Objective, optimizer: torch.optim.Optimizer, batch: Batch, ranks: RankReducer
+) -> tuple[Objective, ShardedObjective, Optimizer]:
+    """What a run under fully_shard consists of. All ranks call this with a batch each.
+
+    Arguments:
+        bare: an objective that does not know yet which parameters train.
+        optimizer: the loop's.
+        batch: the first one of this rank.
+        ranks: that train together.
+
+    Returns:
+        The objective as the tape knows it, the one that computes with shards, and the optimizer.
+
+    Raises:
+        NotSupported: for a model or an optimizer that cannot be recorded so.
+    """
+    parameters = dict(bare.model.named_parameters())
+    candidates = names_by_group(parameters, optimizer)
+    every = _layout(parameters, candidates)
+    used, seen = _run_first_batch(_shard(replace(bare, layout=every), ranks), batch)
+    used = {name for found in ranks.gather(sorted(used)) for name in found}
+    groups = [[name for name in names if name in used] for names in candidates]
+    kept = [k for k, names in enumerate(groups) if names]
+    if not kept:
+        raise BadInput("The loss depends on none of the parameters that the optimizer has.")
+    objective = replace(
+        bare,
+        layout=_layout(parameters, [groups[k] for k in kept]),
+        stochastic=seen.stochastic,
+        evaluated=tuple(name for name, module in bare.model.named_modules() if not module.training),
+        unused=tuple(name for names in candidates for name in names if name not in used),
+        precision=complete_precision(bare.precision, seen.notes),
+    )
+    sharded = _shard(objective, ranks)
+    assert sharded.gathering.ranks is not None
+    own_sizes = sharded.gathering.ranks.layout.group_sizes(ranks.rank)
+    pure = read_optimizer(optimizer, own_sizes, [optimizer.param_groups[k] for k in kept])
+    _check(objective, sharded, pure, batch)
+    return objective, sharded, pure
+
+
+class _Seen:
+    """What one pass tells of a model."""
+
+    def __init__(self, stochastic: bool, notes: PassNotes):
+        self.stochastic, self.notes = stochastic, notes
+
+
+def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
+    shards = ShardReducer(ranks.group, ranks.device, objective.layout, by_rows=True)
+    sharded = shard_objective(objective, shards)
+    own = sharded.gathering
+    given = (own.names, own.shapes, own.group_sizes, own.moving_buffers, own.units, own.ranks)
+    return replace(sharded, layout=LocalLayout(*given))
+
+
+def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Layout:
+    names = tuple(name for group in groups for name in group)
+    sizes = tuple(sum(parameters[name].numel() for name in group) for group in groups)
+    return Layout(names, tuple(parameters[name].shape for name in names), sizes, ())
+
+
+def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], _Seen]:
+    """Which parameters get a gradient, and what the pass was like."""
+    layout, model = objective.gathering, objective.model
+    assert layout.units is not None
+    theta = layout.read(model)[0]
+    leaves = {
+        name: part.detach().clone().requires_grad_()
+        for name, part in layout.split(theta).items()  # type: ignore[attr-defined]
+    }
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    layout.alike[0] = True  # no order is known yet
+    with use_seed(theta.device, 0), use_arithmetic(model), torch.enable_grad(), saving_notes():
+        generators = global_generators(theta.device)
+        states = [g.get_state() for g in generators]
+        gathered = GatheredParameters(layout.units.single, leaves, 1.0)
+        with PassNotes(theta) as notes, objective.precision.cast("model"):
+            outputs = objective.call(gathered, {}, batch.x)
+        drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
+        losses = objective.apply_loss(outputs, batch.y)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    layout.alike[0] = False
+    for name, buffer in model.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise NotSupported(
+                f"The forward pass moves '{name}', and under fully_shard each rank has its own. "
+                "Put BatchNorm into eval mode, or use GroupNorm or LayerNorm."
+            )
+    return {name for name, g in zip(leaves, grads) if g is not None}, _Seen(drawn, notes)
+
+
+def _check(objective: Objective, sharded: ShardedObjective, pure: Optimizer, batch: Batch) -> None:
+    """Find what can be trained but not retraced now, and not after a long run."""
+    if pure.blocks is not None:
+        raise NotSupported(
+            f"{pure.name} takes every parameter as a whole, and under fully_shard no rank has one. "
+            "Use an optimizer that treats every number alike, such as AdamW."
+        )
+    theta = sharded.layout.read(sharded.model)[0]
+    c = torch.full((len(batch.c),), 1 / len(batch.c), dtype=batch.c.dtype, device=batch.c.device)
+    try:
+        with sharded.training():
+            given = (theta, {}, replace(batch, c=c), probe_direction(theta), {})
+            sharded.pull_reverse(*given)
+    except (RuntimeError, NotImplementedError) as error:
+        raise NotSupported(
+            "The model has an operator without a second derivative, so its runs cannot be "
+            f"retraced: {error}"
+        ) from error

@@ -1,0 +1,324 @@
+"""Find out what a run consists of from a model, its optimizer and a batch, or refuse it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..data.batch import Batch
+from ..data.seeds import global_generators, use_seed
+from ..errors import BadInput, DrossError, NotSupported, first_line
+from .attention import MATH
+from .batchnorm import statistics_of
+from .buffer_check import hold_what_has_no_derivative
+from .casting import NARROW, PassNotes
+from .functional import call_model
+from .layout import Layout
+from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
+from .objective import Objective, Penalty
+from .optim import Optimizer, read_optimizer
+from .precision import STRICT, Precision, use_arithmetic
+from .vjp import probe_direction
+
+
+def inspect_run(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: str | Loss,
+    penalty: Penalty | None,
+    x: Any,
+    y: Any,
+    *,
+    precision: Precision = STRICT,
+) -> tuple[Objective, Optimizer]:
+    """The objective and the pure optimizer of a run whose first batch is (x, y).
+
+    The model is left as it was.
+
+    Arguments:
+        model, optimizer, loss, penalty: of the run.
+        x, y: its first batch.
+        precision: in which the loop computes, as far as it is known.
+    """
+    check_optimizer(optimizer)
+    loss_name, loss_function = find_loss(loss)
+    parameters = dict(model.named_parameters())
+    candidates = names_by_group(parameters, optimizer)
+    empty = Layout((), (), (), ())
+    bare = Objective(model, empty, loss_function, loss_name, penalty, precision=precision)
+    seen = _run_first_batch(bare, x, y)
+
+    groups = [[name for name in names if name in seen.used] for names in candidates]
+    kept = [k for k, names in enumerate(groups) if names]
+    if not kept:
+        raise BadInput("The loss depends on none of the parameters that the optimizer has.")
+    names = tuple(name for k in kept for name in groups[k])
+    listed = tuple(name for name in parameters if name in set(names))
+    shapes = tuple(parameters[name].shape for name in names)
+    sizes = tuple(sum(parameters[name].numel() for name in groups[k]) for k in kept)
+    objective = Objective(
+        model,
+        Layout(names, shapes, sizes, seen.moving, listed=listed),
+        loss_function,
+        loss_name,
+        penalty,
+        stochastic=seen.stochastic,
+        evaluated=tuple(name for name, module in model.named_modules() if not module.training),
+        unused=tuple(name for group in candidates for name in group if name not in seen.used),
+        precision=complete_precision(precision, seen.notes),
+    )
+    pure = read_optimizer(
+        optimizer,
+        sizes,
+        [optimizer.param_groups[k] for k in kept],
+        objective.layout.shapes_by_group,
+        objective.layout.slices,
+    )
+    _check_second_derivative(objective, x, y)
+    return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
+
+
+def complete_precision(known: Precision, notes: PassNotes) -> Precision:
+    """With what the model does by itself. A model without attention needs no choice of kernels."""
+    inner = notes.cast or notes.narrow if known.autocast is None else None
+    return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
+
+
+def is_shard(t: Any) -> bool:
+    """Whether a tensor is a DTensor, of which this process has a part."""
+    return hasattr(t, "to_local")  # by its method: the class takes long to import
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse anything that is not a torch optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(
+            f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
+        )
+
+
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """The optimizer of torch inside that of a trainer (Accelerate's, Lightning's)."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def unwrap_model(model: Any) -> nn.Module:
+    """The module that can be differentiated twice: a compiled one gives its original back.
+
+    Compiled parts of it run as written in dross's own passes (engine/without_checkpointing.py).
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    original = getattr(model, "_orig_mod", None)
+    model = original if isinstance(original, nn.Module) else model
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise NotSupported(
+            f"{type(model).__name__} is not supported here: pass the bare module, model.module. "
+            "dross.Recorder follows a loop under DistributedDataParallel."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotSupported(
+                f"The module '{name or type(model).__name__}' is a TorchScript module, which "
+                "cannot be differentiated twice. Record the model before scripting it; "
+                "torch.compile is fine."
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise NotSupported(f"'{name}' has sparse gradients. Build it with sparse=False.")
+    return model
+
+
+def device_and_dtype(
+    model: nn.Module, *, without_weights: bool = False
+) -> tuple[torch.device, torch.dtype]:
+    """Where the parameters to train are, and their type; both must be one and the same for all.
+
+    without_weights: they may be on the meta device, where their own values are not used. Then
+        the default device is meant.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise BadInput("The model has no parameters to train.")
+    kinds = {(p.device, p.dtype) for p in parameters}
+    if len(kinds) > 1:
+        raise NotSupported(
+            "The parameters to train must share one device and one dtype; found "
+            f"{sorted(map(str, kinds))}."
+        )
+    device, dtype = kinds.pop()
+    trained = {id(p) for p in parameters} if device.type == "meta" and without_weights else set()
+    device = torch.get_default_device() if trained else device
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device != device and id(tensor) not in trained:
+            raise NotSupported(
+                f"'{name}' is not on {device}, where the parameters to train are: move the whole "
+                "model to one device."
+            )
+    if dtype not in (torch.float32, torch.float64, *NARROW):
+        raise NotSupported(
+            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use "
+            "float32 or float64, and autocast= for speed."
+        )
+    return device, dtype
+
+
+def count_instances(y: Any) -> int:
+    """How many instances a batch of labels is for."""
+    leaves = tree_leaves(y)
+    if not leaves or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim for t in leaves):
+        raise BadInput(
+            f"The labels of a batch must be a tensor with one row per instance, not {y!r:.60}. "
+            "Turn texts into numbers first: a class becomes its index."
+        )
+    return len(leaves[0])
+
+
+def trained_groups(
+    layout: Layout, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> list[dict]:
+    """The optimizer's parameter groups that have a part of theta, in theta's order."""
+    moving = {parameters[name] for name in layout.names}
+    return [group for group in optimizer.param_groups if any(p in moving for p in group["params"])]
+
+
+# --- the first batch ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _FirstBatch:
+    """What one forward and backward pass shows about a model."""
+
+    used: set[str]  # parameters that get a gradient
+    moving: tuple[str, ...]  # buffers that the forward pass changes
+    stochastic: bool  # whether it draws random numbers
+    notes: PassNotes
+
+
+def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
+    """bare: an objective that does not know yet which parameters train."""
+    model = bare.model
+    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = {name: p.detach().requires_grad_() for name, p in learnt}
+    named = parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
+    device = next(iter(parameters.values())).device
+    with use_seed(device, 0), use_arithmetic(model), torch.enable_grad():
+        generators = global_generators(device)
+        before = [g.get_state() for g in generators]
+        frozen = {
+            name: (p, p._version) for name, p in model.named_parameters() if name not in named
+        }
+        with PassNotes(next(iter(parameters.values()))) as notes, bare.precision.cast("model"):
+            outputs = _call(model, named, x)
+        _check_frozen(frozen)
+        after = [g.get_state() for g in generators]
+        losses = _compute_losses(bare, outputs, y)
+        if bare.penalty is not None:
+            losses = losses + bare.penalty_at(parameters)
+        check_differentiable(losses)
+        grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+    return _FirstBatch(
+        {name for name, g in zip(parameters, grads) if g is not None},
+        _find_moving_buffers(model, named),
+        any(not torch.equal(one, other) for one, other in zip(before, after)),
+        notes,
+    )
+
+
+def _check_frozen(frozen: Mapping[str, tuple[Tensor, int]]) -> None:
+    for name, (parameter, version) in frozen.items():
+        if parameter._version != version:
+            raise NotSupported(
+                f"The forward pass changes the frozen parameter '{name}'. dross follows buffers "
+                "that a forward pass moves: make it a buffer (register_buffer), or update it "
+                "outside the model, as an AveragedModel does (recorder.average)."
+            )
+
+
+def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
+    """The model's outputs for x, which must stay as it is. Moved buffers are in `named` then."""
+    copy = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, x)
+    try:
+        outputs = call_model(model, named, copy)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the model is the user's code
+        raise BadInput(f"The model does not take the training inputs: {error}") from error
+    if any(isinstance(t, Tensor) and t._version for t in tree_leaves(copy)):
+        raise NotSupported(
+            "The model changes its input in place, so a batch would look different the second "
+            "time. Use x = x - 1, not x -= 1."
+        )
+    return outputs
+
+
+def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
+    if isinstance(y, Tensor):
+        check_labels(outputs, y, bare.loss_name)
+    try:
+        return check_per_instance(bare.apply_loss(outputs, y), count_instances(y))
+    except DrossError:
+        raise
+    except Exception as error:  # the loss is the user's code
+        got = f"of the type {type(outputs).__name__}"
+        if isinstance(outputs, Tensor):
+            got = f"outputs of shape {tuple(outputs.shape)}"
+        raise BadInput(
+            f"The loss does not take what the model returns ({got}) and the labels: {error}"
+        ) from error
+
+
+def _find_moving_buffers(model: nn.Module, after: dict[str, Tensor]) -> tuple[str, ...]:
+    """The buffers that training moves. after: the tensors as a forward pass left them."""
+    buffers = dict(model.named_buffers())
+    moved = {name for name, buffer in buffers.items() if not torch.equal(after[name], buffer)}
+    known = statistics_of(model)
+    # one may by chance not have moved in this batch; those of one module move together
+    modules = {name.rpartition(".")[0] for name in moved - set(known)}
+    own = [n for n in buffers if n.rpartition(".")[0] in modules and n not in known]
+    return (*statistics_of(model, training=True), *own)
+
+
+def names_by_group(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> list[list[str]]:
+    """The names of the parameters to train in each of the optimizer's groups."""
+    name_of = {parameter: name for name, parameter in parameters.items()}
+
+    def find_name(parameter: Tensor) -> str:
+        if parameter not in name_of:
+            raise BadInput(
+                f"The optimizer has a parameter of shape {tuple(parameter.shape)} that is not one "
+                "of the model's."
+            )
+        return name_of[parameter]
+
+    return [
+        [find_name(p) for p in group["params"] if p.requires_grad]
+        for group in optimizer.param_groups
+    ]
+
+
+def _as_batch(objective: Objective, x: Any, y: Any) -> Batch:
+    theta, count = objective.layout.read(objective.model)[0], count_instances(y)
+    return Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+
+
+def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
+    """Find now, not after a long run, an operator that can be trained but not retraced."""
+    theta, buffers = objective.layout.read(objective.model)
+    batch = _as_batch(objective, x, y)
+    try:
+        with objective.training():
+            objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        raise NotSupported(
+            "The model has an operator without a second derivative, so its runs cannot be "
+            f"retraced: {first_line(error)}"
+        ) from error

@@ -1,0 +1,400 @@
+"""The per-instance losses of a model as a pure function of its state, and their derivatives.
+
+    losses      l(z_i; theta), one number per instance
+    gradient    g = sum_i w_i c_i grad l(z_i; theta)                what a training step needs
+    pull        the adjoint of (theta, w, buffers) -> (g, buffers)  what a reverse step needs
+    push        its tangent                                         what parameter influence needs
+
+The paper's letters: z_i is an instance of the batch S_t, and c_i = 1/|S_t| in plain training. The
+weights w are all 1 in the real run; removing z_j is w_j: 1 -> 0. Algorithm 2 needs, for an adjoint
+u, the products <u, grad l_i> and H u. For a_g = -eta u, `pull` gives -eta c_i <u, grad l_i> and
+-eta H u.
+
+This file is mathematics only. How a pass is run (as a program, as a CUDA graph, how many queries at
+once) is decided in `engine/executor.py`; `DROSS_EXECUTOR=eager` runs these functions as they are.
+Shapes: B instances, p parameters, Q adjoints, J directions, K models.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from ..data.batch import Batch
+from ..data.seeds import use_seed
+from ..errors import BadInput, NotSupported
+from .batchnorm import statistics_of, watch_statistics
+from .casting import widen
+from .forward_rules import ForwardRules
+from .functional import call_model, use_modes
+from .layout import Layout
+from .losses import Loss, check_per_instance
+from .moving_buffers import Gates, open_gates
+from .norms import PresentRows
+from .precision import STRICT, Precision, use_arithmetic
+from .vjp import batched_jvp, batched_vjp, jvp, times, unit_factor
+
+Buffers = dict[str, Tensor]
+Penalty = Callable[[dict[str, Tensor]], Tensor]
+Pulled = tuple[Tensor, Tensor, Buffers]  # terms [Q, B], a_theta [Q, p], a_buffers [Q, ...]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A model, its loss and its penalty, as functions of theta [p] and of the moving buffers."""
+
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    loss_name: str = ""
+    penalty: Penalty | None = None
+    stochastic: bool = False  # the forward pass draws random numbers (dropout)
+    evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
+    unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
+    precision: Precision = STRICT  # the types and kernels that it computes in
+    held: tuple[str, ...] = ()  # moving buffers that derivatives treat as constants
+
+    @cached_property
+    def own_moving(self) -> tuple[str, ...]:
+        """The buffers that the model's own code moves, not BatchNorm."""
+        known = set(statistics_of(self.model))
+        return tuple(name for name in self.layout.moving_buffers if name not in known)
+
+    @cached_property
+    def followed(self) -> tuple[str, ...]:
+        """Those of `own_moving` that have a derivative."""
+        buffers = dict(self.model.named_buffers())
+        floating = (name for name in self.own_moving if buffers[name].is_floating_point())
+        return tuple(name for name in floating if name not in self.held)
+
+    # --- the losses -------------------------------------------------------------------------------
+
+    def losses(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        *,
+        track_buffers: bool = False,
+        rules: ForwardRules | None = None,
+        parameters: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Buffers]:
+        """One loss per instance, and the buffers that the forward pass leaves.
+
+        Arguments:
+            theta: the parameters, [p].
+            buffers: the buffers that the forward pass moves, by name.
+            batch: the B instances.
+            track_buffers: whether the new buffers are differentiable functions of theta and of the
+                old ones, for the adjoint of BatchNorm's statistics.
+            rules: forward-mode rules, within a jvp.
+            parameters: theta by name, where the caller already has it.
+
+        Returns:
+            The losses [B], and the buffers after the pass by name.
+        """
+        parameters = self.layout.unflatten(theta) if parameters is None else parameters
+        if not track_buffers:
+            moved = {name: buffer.clone() for name, buffer in buffers.items()}
+            return self._forward(parameters, moved, batch, rules), moved
+        followed = set(self.followed)
+        copies = {n: b.clone() if n in followed else b.detach().clone() for n, b in buffers.items()}
+        gates = Gates(copies[name] for name in followed) if followed else nullcontext()
+        with watch_statistics(self.model) as move:
+            with gates:
+                losses = self._forward(parameters, copies, batch, rules)
+            return losses, move(buffers) | {name: copies[name] for name in self.own_moving}
+
+    def _forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Buffers,
+        batch: Batch,
+        rules: ForwardRules | None,
+    ) -> Tensor:
+        """The losses [B]. The forward pass writes into `buffers`."""
+        device = batch.c.device
+        random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
+        with rules or nullcontext():
+            with random, self.precision.cast("model"):
+                outputs = self.call(parameters, buffers, batch.x)
+            try:
+                losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
+            except IndexError as error:  # what torch says of a label that is out of range
+                raise BadInput(f"The loss does not take the labels: {error}") from error
+        if self.penalty is None:
+            return losses
+        with self.precision.cast("loss"):
+            return losses + self.penalty_at(parameters)
+
+    def call(self, parameters: Mapping[str, Tensor], buffers: Buffers, x: Any) -> Any:
+        """The model's outputs. What it assigns to its buffers is in `buffers` afterwards."""
+        named = {**parameters, **buffers}
+        outputs = call_model(self.model, named, x)
+        buffers.update((name, named[name]) for name in buffers)
+        return outputs
+
+    def apply_loss(self, outputs: Any, y: Any) -> Tensor:
+        """The loss of outputs as the model gave them, in the types it was trained in."""
+        cast = self.precision.autocast
+        outputs = widen(outputs) if cast is not None and not cast.loss else outputs
+        with self.precision.cast("loss"):
+            return self.loss(outputs, y)
+
+    def penalty_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The penalty of these parameters and of the frozen ones, as a tensor of one number.
+
+        Raises:
+            BadInput: the user's function fails, or returns something else.
+        """
+        assert self.penalty is not None
+        named = self.model.named_parameters()
+        frozen = {name: p.detach() for name, p in named if name not in parameters}
+        try:
+            value = self.penalty({**parameters, **frozen})
+        except (AttributeError, TypeError, LookupError) as error:
+            raise BadInput(
+                f"penalty(params) failed: {error}. params is a dict of name -> tensor; sum over "
+                "params.values()."
+            ) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise BadInput(
+                "penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of "
+                "squares."
+            )
+        return value.reshape(())
+
+    def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
+        """The model's outputs for x in eval mode, under the autocast that it was trained in."""
+        with self.precision.cast_in_evaluation(), self.precision.math_attention():
+            return self.call(self.layout.unflatten(theta), {**buffers}, x)
+
+    # --- gradients --------------------------------------------------------------------------------
+
+    def gradient(
+        self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """g = sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers.
+
+        w [B] is 1 for every instance unless given.
+        """
+        theta = theta.detach().requires_grad_()
+        named = self.model.named_parameters() if self.unused else ()
+        idle = {name: p for name, p in named if name in self.unused}
+        leaves = self.precision.own_leaves(self.layout.unflatten(theta))
+        inputs = [theta] if leaves is None else list(leaves.values())
+        with torch.enable_grad():
+            losses, moved = self.losses(theta, buffers, batch, parameters=leaves)
+            weights = (batch.c if w is None else batch.c * w).to(losses.dtype)
+            with self.precision.cast("backward"):
+                found = torch.autograd.grad(
+                    losses, [*inputs, *idle.values()], weights, allow_unused=True
+                )
+        g = found[0]
+        if leaves is not None:
+            torch.clear_autocast_cache()  # of these leaves
+            pairs = zip(leaves.items(), found)
+            g = self.layout.flatten(
+                {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
+            )
+        for name, other in zip(idle, found[len(inputs) :]):
+            if other is not None:
+                raise NotSupported(
+                    f"The parameter '{name}' had no part in the first batch but has one in a later "
+                    "batch. dross needs the same parameters to train in every step: put such a "
+                    "batch first, or freeze the parameter."
+                )
+        return g, losses.detach(), moved
+
+    def gradients(
+        self, thetas: Tensor, buffers: Buffers, batch: Batch, w: Tensor, cut: bool = False
+    ) -> tuple[Tensor, Buffers]:
+        """The gradients of K models at once, and their moved buffers.
+
+        Arguments:
+            thetas: the parameters of each model, [K, p].
+            buffers: the buffers of each model, [K, ...].
+            batch: the instances, the same for all.
+            w: each model's weights of the instances, [K, B].
+            cut: whether an instance of weight 0 is gone from BatchNorm's batch as well.
+
+        Returns:
+            g [K, p], and the buffers [K, ...].
+        """
+
+        def losses_of_one(theta: Tensor, buffers: Buffers, present: Tensor):
+            with PresentRows(present) if cut else nullcontext():
+                return self.losses(theta, buffers, batch)
+
+        thetas = thetas.detach().requires_grad_()
+        with torch.enable_grad(), self.precision.math_attention():
+            losses, moved = vmap(losses_of_one, randomness="same")(thetas, buffers, w)  # [K, B]
+            # model k's losses depend on its own row: the gradient of the sum holds every model's
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(losses, thetas, (batch.c * w).to(losses.dtype))
+        return g, {name: buffer.detach() for name, buffer in moved.items()}
+
+    # --- second order: the heart of a reverse step ------------------------------------------------
+
+    def pull_reverse(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ) -> Pulled:
+        """The adjoint of (theta, w, buffers) -> (g, moved buffers), for Q adjoints at once.
+
+            terms_i  = c_i <a_g, grad l_i>                                    = d query / d w_i
+            a_theta  = sum_i c_i H_i a_g  +  d <a_buffers, moved> / d theta
+
+        Reverse over reverse: it works for every operator with a double backward, and it is the
+        quicker way where a model is so small that torch.func costs more than its arithmetic.
+
+        Arguments:
+            theta: the parameters before the step, [p].
+            buffers: the moving buffers before the step, by name.
+            batch: the B instances.
+            a_g: the adjoint of the gradient g, [Q, p].
+            a_buffers: the adjoint of the moved buffers, each [Q, ...]; only of floating-point ones.
+            hessian: False gives the terms alone.
+
+        Returns:
+            terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
+        """
+        theta = theta.detach().requires_grad_()
+        w, a_g = torch.ones_like(batch.c, requires_grad=True), a_g.to(theta.dtype)
+        statistics = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
+        with torch.enable_grad(), self.precision.twice_differentiable(len(a_g)):
+            before = {**buffers, **statistics}
+            losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
+            weighted = (losses * batch.c * w).sum()
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(weighted, theta, create_graph=True)
+        if not hessian:
+            (terms,) = batched_vjp([g], [w], [a_g])
+            return terms, torch.zeros_like(a_g), a_buffers
+        outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
+        inputs = [w, theta, *statistics.values()]
+        with open_gates():
+            terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        return terms, a_theta, dict(zip(statistics, a_before))
+
+    def pull_forward(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ) -> Pulled:
+        """`pull_reverse` by forward mode: about the work of 2-3 training steps.
+
+        One jvp gives the directional losses d_i = <a_g, grad l_i>. The derivative of
+        sum_i c_i d_i in theta is the Hessian-vector product.
+        """
+        statistics = {name: buffers[name] for name in a_buffers}
+        single, a_g = len(a_g) == 1, a_g.to(theta.dtype)
+        joined = single and theta.is_cuda  # on a CPU it gains nothing
+        rules = ForwardRules(joined=joined, several=not single)
+
+        def directional(theta: Tensor, statistics: Buffers, a_g: Tensor) -> tuple[Tensor, Buffers]:
+            """d [B], and the moved statistics."""
+
+            def losses(theta: Tensor) -> tuple[Tensor, Buffers]:
+                before, track = {**buffers, **statistics}, bool(statistics)
+                return self.losses(theta, before, batch, track_buffers=track, rules=rules)
+
+            with self.precision.twice_differentiable():
+                along: Any = jvp(losses, (theta,), (a_g,), has_aux=True)
+            _, d, moved = along
+            return d, {name: moved[name] for name in statistics}
+
+        def pull_one(a_g: Tensor, a_buffers: Buffers) -> Pulled:
+            if not hessian:
+                d, _ = directional(theta, statistics, a_g)
+                return batch.c * d, torch.zeros_like(a_g), a_buffers
+            along = lambda theta, statistics: directional(theta, statistics, a_g)
+            pulled: Any = vjp(along, theta, statistics)
+            (d, _), back = pulled
+            return batch.c * d, *back((batch.c.to(d.dtype), a_buffers))
+
+        if not single:
+            return vmap(pull_one, randomness="same")(a_g, a_buffers)
+        terms, a_theta, a_before = pull_one(a_g[0], {name: a[0] for name, a in a_buffers.items()})
+        return terms[None], a_theta[None], {name: a[None] for name, a in a_before.items()}
+
+    def push(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        theta_dot: Tensor,
+        buffers_dot: Buffers,
+        w_dot: Tensor,
+    ) -> tuple[Tensor, Buffers]:
+        """The tangent of (theta, w, buffers) -> (g, moved buffers), for J directions at once.
+
+            g_dot = H theta_dot + sum_i w_dot_i c_i grad l_i              H = sum_i c_i H_i
+
+        H is symmetric, so its products come from the reverse pass: a double backward is enough.
+
+        Arguments:
+            theta: the parameters before the step, [p].
+            buffers: the moving buffers before the step, by name.
+            batch: the B instances.
+            theta_dot: how theta moves, [J, p].
+            buffers_dot: how the floating-point buffers move, each [J, ...].
+            w_dot: how the weights of the instances move, [J, B].
+
+        Returns:
+            g_dot [J, p], and how the buffers after the step move.
+        """
+        theta, theta_dot = theta.detach().requires_grad_(), theta_dot.to(theta.dtype)
+        statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
+        with torch.enable_grad(), self.precision.twice_differentiable(len(theta_dot)):
+            before = {**buffers, **statistics}
+            losses, moved = self.losses(theta, before, batch, track_buffers=bool(statistics))
+            weighted = losses * batch.c
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(weighted.sum(), theta, create_graph=True)
+        (through_w,) = batched_vjp([weighted], [theta], [w_dot])
+        inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
+        outputs = [moved[name] for name in statistics]
+        if self.followed:  # what is behind gates, and in buffers, makes it unsymmetric
+            with open_gates():
+                through_theta, *moved_dot = batched_jvp([g, *outputs], inputs, tangents)
+            return through_theta + through_w, dict(zip(statistics, moved_dot))
+        narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
+        factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
+        (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])
+        g_dot = times(through_theta, 1 / factor) + through_w
+        if not statistics:
+            return g_dot, {}
+        return g_dot, dict(zip(statistics, batched_jvp(outputs, inputs, tangents)))
+
+    # --- contexts ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside: modules are in the modes they were trained in; arithmetic is repeatable."""
+        evaluated = set(self.evaluated)
+        wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
+        how = (self.precision.arithmetic, self.precision.kernels)
+        with use_modes(wanted), use_arithmetic(self.model, *how):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside: all modules are in eval mode; arithmetic is strict and repeatable."""
+        wanted = dict.fromkeys(self.model.modules(), False)
+        with use_modes(wanted), use_arithmetic(self.model):
+            yield

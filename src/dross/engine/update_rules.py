@@ -1,0 +1,275 @@
+"""SGD and Adam as pure elementwise maps, each with its Jacobian.
+
+An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
+Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
+coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
+(the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
+entry; entries that are 0 are left out.
+
+The other optimizers of torch.optim follow the same protocol in torch_step.py.
+Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .hyperparams import Numbers
+from .state import Counters
+
+Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
+Updated = tuple[Tensor, Slots, Counters]
+Table = dict[tuple[str, str], Tensor | float]  # (output, input) -> d output / d input
+
+
+class Rule(Protocol):
+    """How an optimizer updates one parameter group. `h` holds the group's numbers at this step."""
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the table depends on the gradient, so that a retrace has to compute it."""
+        ...
+
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """The memory of an optimizer that has not stepped yet."""
+        ...
+
+    def update(
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+    ) -> Updated:
+        """theta, slots and counters after a step with the gradient g."""
+        ...
+
+    def table(
+        self, theta: Tensor, slots: Slots, counters: Counters, g: Tensor, h: Numbers
+    ) -> Table:
+        """The Jacobian of `update` at the same arguments."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """torch.optim.SGD with all its options.
+
+        g'     = g + weight_decay theta               -g instead of g with maximize
+        m'     = mu m + (1 - dampening) g'            g' in the first step
+        theta' = theta - lr m'                        theta - lr (g' + mu m') with nesterov
+
+    m is the slot "momentum_buffer". Without momentum there is none, and theta' = theta - lr g'.
+    """
+
+    momentum: bool
+    nesterov: bool
+    maximize: bool
+    needs_gradient: bool = False
+
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """A momentum buffer of zeros, which the first step does not read."""
+        slots = {"momentum_buffer": torch.zeros_like(theta)} if self.momentum else {}
+        return slots, {"step": 0.0}
+
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """The formulas above."""
+        lr, mu = h["lr"], h["momentum"]
+        g = _with_decay(theta, g, self.maximize, h["weight_decay"])
+        if self.momentum:
+            m = slots["momentum_buffer"]
+            m = g if counters["step"] == 0 else self.next_momentum_buffer(m, g, mu, h["dampening"])
+            slots = {"momentum_buffer": m}
+            if mu:
+                g = g.add(m, alpha=mu) if self.nesterov else m
+        return theta.add(g, alpha=-lr), slots, {"step": counters["step"] + 1}
+
+    @staticmethod
+    def next_momentum_buffer(m: Tensor, g: Tensor, mu: float, dampening: float = 0.0) -> Tensor:
+        """The momentum buffer m' after a step that is not the first."""
+        return (m * mu).add(g, alpha=1 - dampening)
+
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """d (theta', m') / d (theta, m, g). It depends on none of the three."""
+        lr, mu, decay = h["lr"], h["momentum"], h["weight_decay"]
+        sign = -1.0 if self.maximize else 1.0  # g' = sign g + decay theta
+        first = counters["step"] == 0
+        m_by_g = 1.0 if first else 1 - h["dampening"]  # d m' / d g'
+        m_by_m = 0.0 if first else mu  # d m' / d m
+        if not self.momentum or not mu:  # theta' = theta - lr (by_g g' + by_m m)
+            by_g, by_m = 1.0, 0.0
+        elif self.nesterov:
+            by_g, by_m = 1.0 + mu * m_by_g, mu * m_by_m
+        else:
+            by_g, by_m = m_by_g, m_by_m
+        table: Table = {
+            ("theta", "theta"): 1 - lr * by_g * decay,
+            ("theta", "g"): -lr * by_g * sign,
+        }
+        if self.momentum:
+            table |= {
+                ("theta", "momentum_buffer"): -lr * by_m,
+                ("momentum_buffer", "theta"): m_by_g * decay,
+                ("momentum_buffer", "g"): m_by_g * sign,
+                ("momentum_buffer", "momentum_buffer"): m_by_m,
+            }
+        return table
+
+
+@dataclass(frozen=True)
+class Adam:
+    """torch.optim.Adam, and AdamW (`decoupled`), both with or without amsgrad.
+
+        g'     = g + weight_decay theta               -g instead of g with maximize
+        m'     = beta1 m + (1 - beta1) g'
+        v'     = beta2 v + (1 - beta2) g'^2
+        x'     = max(x, v') with amsgrad, v' without
+        D      = sqrt(x') / sqrt(1 - beta2^t) + eps   t = 1 in the first step
+        theta' = theta - A m' / D                     A = lr / (1 - beta1^t)
+
+    AdamW does not add the decay to g'; it starts from (1 - lr weight_decay) theta instead.
+    m, v and x are the slots "exp_avg", "exp_avg_sq" and "max_exp_avg_sq".
+    """
+
+    amsgrad: bool
+    maximize: bool
+    decoupled: bool
+    needs_gradient: bool = True
+    fused: bool = False  # the loop stepped with torch's fused kernel, which rounds differently
+
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """Zeros for m and v, and for x with amsgrad."""
+        names = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if self.amsgrad else ())
+        return {name: torch.zeros_like(theta) for name in names}, {"step": 0.0}
+
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """The formulas above."""
+        beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
+        t = counters["step"] + 1
+        if self.fused:
+            return self._update_fused(theta, slots, t, g, h)
+        g = self._gradient(theta, g, h)
+        if self.decoupled and h["weight_decay"]:
+            theta = theta * (1 - lr * h["weight_decay"])
+        m = slots["exp_avg"].lerp(g, 1 - beta1)
+        v = x = (slots["exp_avg_sq"] * beta2).addcmul(g, g, value=1 - beta2)
+        after = {"exp_avg": m, "exp_avg_sq": v}
+        if self.amsgrad:
+            x = after["max_exp_avg_sq"] = torch.maximum(slots["max_exp_avg_sq"], v)
+        D = x.sqrt() / (1 - beta2**t) ** 0.5 + h["eps"]
+        A = lr / (1 - beta1**t)
+        return theta.addcdiv(m, D, value=-A), after, {"step": t}
+
+    def _update_fused(self, theta, slots, t, g, h) -> Updated:
+        """`update` by the kernel of torch.optim.AdamW(fused=True): the same bits as the loop's."""
+        copy = lambda value: value.clone(memory_format=torch.contiguous_format)
+        theta, after = copy(theta), {name: copy(slot) for name, slot in slots.items()}
+        kernel: Any = getattr(torch, "_fused_adamw_" if self.decoupled else "_fused_adam_")
+        lists = [[theta], [g.contiguous()], [after["exp_avg"]], [after["exp_avg_sq"]]]
+        largest = [after["max_exp_avg_sq"]] if self.amsgrad else []
+        counted = torch.tensor(t, dtype=torch.float32, device=theta.device)
+        kernel(
+            *lists,
+            largest,
+            [counted],
+            amsgrad=self.amsgrad,
+            lr=h["lr"],
+            beta1=h["betas.0"],
+            beta2=h["betas.1"],
+            weight_decay=h["weight_decay"],
+            eps=h["eps"],
+            maximize=self.maximize,
+        )
+        return theta, after, {"step": t}
+
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """d (theta', m', v', x') / d (theta, m, v, x, g)."""
+        beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
+        _, after, _ = self.update(theta, slots, counters, g, h)
+        g = self._gradient(theta, g, h)  # g' = sign g + decay theta
+        sign = -1.0 if self.maximize else 1.0
+        decay = 0.0 if self.decoupled else h["weight_decay"]
+        m_by_g, v_by_g = 1 - beta1, 2 * (1 - beta2) * g  # d m' / d g', d v' / d g'
+        by_m, by_v = self._slopes(
+            after, counters["step"] + 1, h
+        )  # d theta' / d m' and d theta' / d x'
+        table: Table = {
+            ("exp_avg", "exp_avg"): beta1,
+            ("exp_avg", "g"): m_by_g * sign,
+            ("exp_avg", "theta"): m_by_g * decay,
+            ("exp_avg_sq", "exp_avg_sq"): beta2,
+            ("exp_avg_sq", "g"): v_by_g * sign,
+            ("exp_avg_sq", "theta"): v_by_g * decay,
+        }
+        if self.amsgrad:
+            grown = (after["exp_avg_sq"] > slots["max_exp_avg_sq"]).to(theta.dtype)  # x' = v'
+            table |= {
+                ("max_exp_avg_sq", "max_exp_avg_sq"): 1 - grown,
+                ("max_exp_avg_sq", "exp_avg_sq"): grown * beta2,
+                ("max_exp_avg_sq", "g"): grown * v_by_g * sign,
+                ("max_exp_avg_sq", "theta"): grown * v_by_g * decay,
+                ("theta", "max_exp_avg_sq"): by_v * (1 - grown),
+            }
+            by_v = by_v * grown
+        by_g = by_m * m_by_g + by_v * v_by_g  # d theta' / d g'
+        kept = 1 - lr * h["weight_decay"] if self.decoupled else 1.0
+        return table | {
+            ("theta", "theta"): kept + by_g * decay,
+            ("theta", "g"): by_g * sign,
+            ("theta", "exp_avg"): by_m * beta1,
+            ("theta", "exp_avg_sq"): by_v * beta2,
+        }
+
+    def _slopes(self, after: Slots, t: float, h: Numbers) -> tuple[Tensor, Tensor]:
+        """d theta' / d m' = -A / D, and d theta' / d x' = A m' / D^2 d D / d x'."""
+        beta1, beta2, lr = h["betas.0"], h["betas.1"], h["lr"]
+        m, x = after["exp_avg"], after["max_exp_avg_sq" if self.amsgrad else "exp_avg_sq"]
+        root, correction = x.sqrt(), (1 - beta2**t) ** 0.5
+        D = root / correction + h["eps"]
+        A = lr / (1 - beta1**t)
+        # Where x' is 0 every gradient so far was 0. So m' is 0 too, and the slope is 0, not 0/0.
+        divisor = D**2 * 2 * correction * torch.where(root > 0, root, 1.0)
+        return -A / D, torch.where(root > 0, A * m / divisor, 0.0)
+
+    def _gradient(self, theta: Tensor, g: Tensor, h: Numbers) -> Tensor:
+        """g'."""
+        return _with_decay(theta, g, self.maximize, 0.0 if self.decoupled else h["weight_decay"])
+
+
+def pull_by_table(table: Table, after: Mapping[str, Tensor], sources: Iterable[str]) -> Slots:
+    """Each source's adjoint: the sum over outputs of (d query / d output) (d output / d source)."""
+    zero = torch.zeros_like(after["theta"])
+
+    def read_column(source: str) -> Tensor:
+        total = _weighted_sum(table, [((output, source), after[output]) for output in after])
+        return zero if total is None else total
+
+    return {source: read_column(source) for source in sources}
+
+
+def push_by_table(table: Table, before: Mapping[str, Tensor], outputs: Iterable[str]) -> Slots:
+    """How each output moves: the sum over sources of (d output / d source) source_dot."""
+
+    def read_row(output: str) -> Tensor:
+        total = _weighted_sum(table, [((output, source), before[source]) for source in before])
+        return torch.zeros_like(before["theta"]) if total is None else total
+
+    return {output: read_row(output) for output in outputs}
+
+
+def _weighted_sum(table: Table, terms: list[tuple[tuple[str, str], Tensor]]) -> Tensor | None:
+    """The sum of table[key] * vector. None where every coefficient is 0."""
+    total = None
+    for key, vector in terms:
+        coefficient = table.get(key, 0.0)
+        constant = coefficient if isinstance(coefficient, float) else None
+        if constant == 0.0:
+            continue
+        term = vector if constant == 1.0 else vector * coefficient
+        total = term if total is None else total + term
+    return total
+
+
+def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -> Tensor:
+    """g' = g + weight_decay theta, or -g + weight_decay theta."""
+    g = -g if maximize else g
+    return g.add(theta, alpha=weight_decay) if weight_decay else g

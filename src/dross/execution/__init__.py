@@ -1,1 +1,0 @@
-"""How the passes over a model are run on a CPU or a GPU."""

@@ -1,0 +1,223 @@
+"""Makes a `RetracePlan`: counts what can be counted, and measures one step."""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..data.lazy_batch import LazyBatch
+from ..engine.peak_memory import measure_peak
+from ..engine.state import Derivative, State
+from ..engine.step import Step, needs_gradient
+from ..errors import BadInput
+from ..replay import checkpoint_schedule
+from ..replay.recording import Recording
+from ..replay.step_range import Window
+from ..replay.take_steps import take_step
+from .retrace_plan import RetracePlan
+from .reverse_steps import reverse_step
+
+_LEAST_STATES = 3  # the start of a row, the step in hand, and the end
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One step and its reverse step."""
+
+    step_seconds: float
+    reverse_seconds: float
+    pass_bytes: int
+
+
+def make_plan(
+    recording: Recording, queries: int, window: Window, memory: int | None = None
+) -> tuple[RetracePlan, Recording]:
+    """The plan of a retrace, and the recording with the sizes that the plan has chosen.
+
+    Arguments:
+        recording: the run.
+        queries: how many are asked.
+        window: the steps.
+        memory: bytes for states, adjoints, scores and passes together; by default states have the
+            run's budget, and passes take what they take.
+
+    Raises:
+        BadInput: where there is no step to measure, or the memory is too small.
+    """
+    if window.first >= window.stop:
+        raise BadInput("The tape holds no steps in this window, so there is nothing to plan.")
+    probe = _Probe(recording, queries, window)
+    fixed = probe.adjoint_bytes + 8 * queries * window.epochs * len(recording.instances)
+    least = fixed + _LEAST_STATES * probe.held_bytes
+    with recording.executor.training():
+        measured = probe.fit(None if memory is None else memory - least)
+    if memory is not None:
+        left = memory - fixed - measured.pass_bytes
+        recording = replace(recording, memory=max(left - 2 * probe.held_bytes, probe.held_bytes))
+    taken, most, at_once = count_taken(recording, window)
+    files, seconds = _count_reading(recording, window)
+    plan = RetracePlan(
+        device=str(recording.device),
+        queries=queries,
+        steps=window.stop - window.first,
+        taken_again=taken,
+        repetitions=most,
+        kept_states=_count_kept(recording, window),
+        states_at_once=at_once,
+        state_bytes=probe.state.nbytes,
+        gradient_bytes_kept=probe.held_bytes - probe.state.nbytes,
+        adjoint_bytes=probe.adjoint_bytes,
+        score_bytes=fixed - probe.adjoint_bytes,
+        batch=probe.rows,
+        rows_at_once=probe.rows_at_once,
+        queries_at_once=probe.queries_at_once,
+        step_seconds=measured.step_seconds,
+        reverse_seconds=measured.reverse_seconds,
+        work=probe.work,
+        pass_bytes=measured.pass_bytes,
+        counted=recording.device.type != "cuda",
+        disk_bytes=files,
+        read_seconds=seconds,
+    )
+    return plan, recording
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+def count_taken(recording: Recording, window: Window) -> tuple[int, int, int]:
+    """Gradients of whole steps that a retrace computes, the most for one step, states at once."""
+    taken, most, held = 0, 0, 0
+    replay, foreign = recording.replay, recording.tape.manifest["foreign"]
+    for index in recording.find_segments(window.first, window.stop):
+        segment = recording.tape.read(index)
+        last = min(window.stop, segment.end) - segment.first
+        wanted = segment.steps[max(0, window.first - segment.first) : last]
+        needing = sum(needs_gradient(recording.optimizer, step) for step in wanted)
+        if len(segment.states) == len(segment.steps):
+            checked = last if foreign else 1
+            # a checked step's gradient serves its reverse step, too
+            first_needed = needs_gradient(recording.optimizer, segment.steps[0])
+            reused = needing if foreign else int(first_needed and window.first <= segment.first)
+            taken, most = taken + checked + needing - reused, max(most, 1)
+            held = max(held, len(segment.states))
+            continue
+        capacity = replay.capacity(segment, last)
+        begin = max(0, window.first - segment.first)
+        ends = last == len(segment.steps)
+        rows = checkpoint_schedule.rows_taken(last, capacity, begin, ends)
+        alone = sum(
+            needs_gradient(recording.optimizer, segment.steps[k]) for k in rows.without_gradient
+        )
+        taken += rows.steps + alone
+        most = max(most, checkpoint_schedule.repetitions(last, capacity))
+        held = max(held, min(last, capacity) + 1)
+    return taken, most, held
+
+
+def _count_kept(recording: Recording, window: Window) -> int:
+    entries = recording.find_segments(window.first, window.stop)
+    return sum(len(recording.tape.read(k).states) for k in entries)
+
+
+def _count_reading(recording: Recording, window: Window) -> tuple[int, float]:
+    """Bytes of the files that are read, and how long that takes at the speed of the first one."""
+    tape, indices = recording.tape, recording.find_segments(window.first, window.stop)
+    sizes = [entry["bytes"] for entry in tape.entries] + [tape.manifest["end"]["bytes"]]
+    own = sum(sizes[k] for k in indices)
+    following = sum(sizes[k + 1] for k in indices)  # where a replay should have ended
+    start = time.perf_counter()
+    tape.read(indices[0])
+    speed = max(time.perf_counter() - start, 1e-9) / sizes[indices[0]]
+    total = own + following + sizes[-1]
+    return total, total * speed
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+class _Probe:
+    """The first step of the window, taken and taken back once."""
+
+    def __init__(self, recording: Recording, queries: int, window: Window):
+        self.recording, self.queries = recording, queries
+        segment = recording.segment(recording.find_segments(window.first, window.stop)[0])
+        self.state: State = segment.states[0]
+        self.step, self.batches = _first_with_batch(recording, segment)
+        largest = max(self.batches, key=lambda batch: len(batch.c))
+        self.rows = self.rows_at_once = recording.executor.cuts.rows(largest.load())
+        self.queries_at_once = queries
+        gradient = self.state.theta.nbytes if needs_gradient(recording.optimizer, self.step) else 0
+        self.held_bytes = self.state.nbytes + gradient
+        one = Derivative.zeros(self.state, 1, recording.objective.held)
+        self.adjoint_bytes = queries * sum(t.nbytes for t in one.tensors().values())
+        self.work = _average_work(recording, window, self.step)
+
+    def fit(self, allowed: int | None) -> _Measured:
+        """Measure the step in the largest parts that fit into the allowed bytes."""
+        executor = self.recording.executor
+        while True:
+            cut = None if self.rows_at_once == self.rows else self.rows_at_once
+            with executor.limited(self.queries_at_once, cut):
+                measured = self._measure()
+            if allowed is None or measured.pass_bytes <= allowed:
+                return measured
+            if self.queries_at_once > 1:
+                self.queries_at_once //= 2
+            elif self.rows_at_once > 1 and self._can_cut():
+                self.rows_at_once //= 2
+            else:
+                raise BadInput(
+                    "The memory is too small for this run: states and adjoints leave "
+                    f"{max(0, allowed):,} bytes, but a pass of one query takes "
+                    f"{measured.pass_bytes:,}. Give at least "
+                    f"{measured.pass_bytes - allowed:,} bytes more."
+                )
+
+    def _can_cut(self) -> bool:
+        batch = self.batches[0].load()
+        return self.recording.executor.cuts.can_cut(self.state.theta, batch)
+
+    def _measure(self) -> _Measured:
+        recording, device = self.recording, self.recording.device
+        generator = torch.Generator().manual_seed(0)
+        random = lambda t: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
+        zeros = Derivative.zeros(self.state, self.queries, recording.objective.held)
+        after = zeros.map(random)
+        del zeros
+        given = (recording.executor, recording.optimizer, self.state, self.step, self.batches)
+        take = lambda: take_step(*given)
+        (_, g, _), step_bytes = measure_peak(take, device)
+        back = lambda: reverse_step(recording, self.step, self.batches, self.state, g, after)
+        _, reverse_bytes = measure_peak(back, device)
+        plans = list(recording.executor.plans)
+        self.queries_at_once = min([self.queries, *(plan.queries_at_once for plan in plans)])
+        again, reverse = _seconds(take, device), _seconds(back, device)
+        return _Measured(again, reverse, max(step_bytes, reverse_bytes))
+
+
+def _seconds(action, device: torch.device) -> float:
+    start = time.perf_counter()
+    action()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _first_with_batch(recording: Recording, segment) -> tuple[Step, list[LazyBatch]]:
+    batches = recording.batches(segment.first, segment.steps)
+    found = ((step, own) for step, own in zip(segment.steps, batches) if own)
+    if (first := next(found, None)) is None:
+        raise BadInput("No step of this window has a batch, so there is nothing to plan.")
+    return first
+
+
+def _average_work(recording: Recording, window: Window, measured: Step) -> float:
+    """The mean number of instances of a step, divided by that of the measured step."""
+    sizes = [
+        len(step.ids)
+        for index in recording.find_segments(window.first, window.stop)
+        for step in recording.tape.read(index).steps
+    ]
+    return float(np.mean(sizes)) / max(1, len(measured.ids))

@@ -1,1 +1,0 @@
-"""What a retrace will cost, estimated before it starts."""

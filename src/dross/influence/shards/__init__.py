@@ -1,1 +1,0 @@
-"""Queries of a run of which each rank holds a shard."""

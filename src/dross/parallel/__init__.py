@@ -1,1 +1,0 @@
-"""Several processes: ranks that share one retrace, workers that share many jobs."""

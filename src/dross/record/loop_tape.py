@@ -1,0 +1,252 @@
+"""The tape of a loop that belongs to the user: opened at its first batch, continued, closed."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Augment, Batch
+from ..data.dataset import Instances
+from ..distributed import ddp
+from ..distributed import fsdp as fsdp
+from ..distributed.ranks import RankReducer
+from ..distributed.reducer import Reducer
+from ..distributed.sharded_objective import GatheringLayout, ShardedExecutor
+from ..distributed.tape_shards import explain_other_ranks
+from ..distributed.tape_writer import ReplicaWriter, ShardWriter
+from ..engine.attention import allowed_kernels
+from ..engine.casting import Autocast
+from ..engine.executor import Executor
+from ..engine.inspect import inspect_run
+from ..engine.layout import Layout, check_signature
+from ..engine.losses import NAMED_LOSSES
+from ..engine.objective import Objective, Penalty
+from ..engine.optim import Optimizer
+from ..engine.precision import Precision
+from ..errors import BadInput, TapeMismatch
+from ..tape.manifest import RunSettings, check_same_run, describe
+from ..tape.reader import Tape
+from ..tape.resume import begin_notes
+from ..tape.retention import Keep
+from ..tape.writer import TapeWriter
+from .average_watch import AverageWatch
+from .torch_binding import LiveModel
+
+
+@dataclass(frozen=True)
+class UserLoop:
+    """What a loop trains, and how."""
+
+    model: nn.Module
+    called: nn.Module  # the model as the loop calls it: perhaps compiled, or wrapped by DDP
+    optimizer: torch.optim.Optimizer
+    loss_name: str
+    loss: Callable[..., Tensor]
+    penalty: Penalty | None
+    augment: Augment | None
+    keep: Keep
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+    instances: Instances | None  # the training set, where the recorder was given it
+    ranks: Reducer
+    autocast: Autocast | None = None  # that the recorder computes in; None: as it finds it
+    expected_steps: int | None = None  # about so many steps will be taken, where that is known
+
+    @property
+    def given_loss(self) -> Any:
+        """The loss as the user gave it: a name or a function."""
+        return self.loss_name if self.loss_name in NAMED_LOSSES else self.loss
+
+
+@dataclass(frozen=True)
+class OpenTape:
+    """What is known from the first batch on."""
+
+    executor: Executor
+    live: LiveModel
+    writer: TapeWriter | ddp.NoTape
+
+    def rehearsing(self, ranks: Reducer) -> Reducer:
+        """Who adds up the parts of a rehearsed step; shards come out of their passes summed."""
+        layout = self.live.layout
+        return (layout.ranks if isinstance(layout, GatheringLayout) else None) or ranks
+
+
+class LoopTape:
+    """The tape that a loop is recorded on."""
+
+    def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: dict | None):
+        """earlier: the manifest of a tape to be continued."""
+        self.loop, self.folder, self.earlier = loop, folder, earlier
+        self.opened: OpenTape | None = None
+        self.notes = begin_notes(folder, loop.instances, loop.keep, earlier)
+
+    @property
+    def steps(self) -> int:
+        """How many steps are recorded, those before a resume included."""
+        if self.opened is not None:
+            return self.opened.writer.next
+        return self.earlier["steps"] if self.earlier else 0
+
+    @property
+    def epoch_before(self) -> int:
+        """The epoch of the last step before a resume; 0 where there is none."""
+        segments = self.earlier["segments"] if self.earlier else []
+        return segments[-1]["epochs"][1] if segments else 0
+
+    def restore(self) -> None:
+        """Put the model and the optimizer where the tape to be continued ends."""
+        if self.earlier is None:
+            return
+        loop, made = self.loop, self.earlier
+        self._check_ranks(made.get("shards", 1))
+        layout = Layout.from_json(made["layout"], made["model"])
+        check_signature(made["model"], loop.model, layout)
+        pure = Optimizer.from_json(made["optimizer"], layout)
+        own_optimizer = type(loop.optimizer).__name__
+        if made["loss"] != loop.loss_name or own_optimizer != pure.name:
+            raise TapeMismatch(
+                f"The tape was recorded with loss {made['loss']} and {pure.name}; this is "
+                f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
+            )
+        tape = Tape(self.folder)
+        if fsdp.is_sharded(loop.model):
+            assert isinstance(loop.ranks, RankReducer)
+            tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
+        state = tape.end_state().map(lambda t: t.to(loop.device))
+        live = LiveModel(loop.model, loop.optimizer, layout, pure)
+        live.write(state, slots=bool(made["steps"]))
+
+    def _check_ranks(self, shards: int) -> None:
+        """Refuse other ranks than those that began a tape of shards."""
+        ranks = self.loop.ranks.size
+        whole_is_fine = not fsdp.is_sharded(self.loop.model)
+        if shards != ranks and not (shards == 1 and whole_is_fine):
+            raise explain_other_ranks(self.folder, shards, ranks)
+
+    def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
+        """Inspect the model with its first batch, and begin or continue the tape.
+
+        Arguments:
+            batch: the first one.
+            cast: the autocast that it is computed in.
+        """
+        if self.opened is None:
+            self.opened = self._open(batch, cast)
+        return self.opened
+
+    def settle_backward(self, inside: bool) -> None:
+        """Note whether backward() runs inside autocast. It is known when it runs first."""
+        assert self.opened is not None
+        objective = self.opened.executor.objective
+        assert objective.precision.autocast is not None
+        cast = replace(objective.precision.autocast, backward=inside)
+        precision = replace(objective.precision, autocast=cast)
+        executor = Executor(replace(objective, precision=precision))
+        self.opened = replace(self.opened, executor=executor)
+        self.note(**precision.to_json())
+
+    def note(self, **entries: Any) -> None:
+        """Let the manifest say this from its next commit on."""
+        assert self.opened is not None
+        if isinstance(self.opened.writer, TapeWriter):
+            self.opened.writer.manifest |= entries
+
+    def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
+        loop = self.loop
+        known = Autocast.from_json(self.earlier.get("autocast")) if self.earlier else None
+        if cast is not None and known is not None:
+            cast = replace(cast, backward=known.backward)
+        if not loop.model.training:
+            raise BadInput("The model is in eval mode: call model.train() before recording a step.")
+        precision = Precision(autocast=cast, kernels=allowed_kernels())
+        if fsdp.is_sharded(loop.model):
+            return self._open_shards(batch, precision)
+        given = (loop.given_loss, loop.penalty, batch.x, batch.y)
+        objective, pure = inspect_run(loop.model, loop.optimizer, *given, precision=precision)
+        ddp.check_recordable(objective, loop.ranks)
+        executor = Executor(objective)
+        live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
+        state = live.read()
+        cuts = ddp.writes_shards(loop.ranks, pure, loop.keep, state.nbytes, self.earlier)
+        if loop.ranks.rank > 0 and not cuts:
+            return OpenTape(executor, live, ddp.NoTape(self.steps, self.notes))
+        given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)
+        if cuts:
+            options = {"ranks": loop.ranks, "layout": objective.layout}
+            writer = ReplicaWriter(self.folder, *given, notes=self.notes, **options)
+        else:
+            writer = TapeWriter(self.folder, *given, notes=self.notes)
+        if self.earlier is None:
+            writer.flush(state)
+        return OpenTape(executor, live, writer)
+
+    def _open_shards(self, batch: Batch, precision: Precision) -> OpenTape:
+        """The same for a loop under fully_shard. All ranks do this at once."""
+        loop, ranks = self.loop, self.loop.ranks
+        assert isinstance(ranks, RankReducer)
+        bare = Objective(
+            loop.model, Layout((), (), (), ()), loop.loss, loop.loss_name, precision=precision
+        )
+        objective, sharded, pure = fsdp.inspect_sharded(bare, loop.optimizer, batch, ranks)
+        live = LiveModel(loop.model, loop.optimizer, sharded.layout, pure)
+        state, manifest = live.read(), self._describe(objective, pure)
+        given = (manifest, loop.keep, sum(ranks.gather(state.nbytes)), loop.expected_steps)
+        writer = ShardWriter(self.folder, *given, notes=self.notes, ranks=ranks)
+        if self.earlier is None:
+            writer.flush(state)
+        return OpenTape(ShardedExecutor(sharded), live, writer)
+
+    def _describe(self, objective: Objective, pure: Optimizer) -> dict:
+        """The manifest of a new tape, or that of the tape to be continued."""
+        loop = self.loop
+        settings = RunSettings(
+            objective=objective,
+            optimizer=pure,
+            loss_name=loop.loss_name,
+            augment=loop.augment,
+            keep=loop.keep,
+            seed=loop.seed,
+            planned=None,
+            device=loop.device,
+            instances=loop.instances,
+            foreign=True,
+        )
+        manifest = describe(settings, self.earlier)
+        if self.earlier is not None:
+            check_same_run(self.earlier, manifest)
+            manifest = self.earlier
+        return manifest
+
+    def save(self) -> None:
+        """Write what is open, and name it in the manifest at once."""
+        if self.opened is not None:
+            self.opened.writer.save(self.opened.live.read())
+
+    def finish(
+        self,
+        *,
+        whole: bool,
+        complete: bool,
+        buffers: dict[str, Tensor] | None,
+        average: AverageWatch | None = None,
+    ) -> None:
+        """Write what is still open.
+
+        Arguments:
+            whole: whether the last step is known from its beginning to its end.
+            complete: whether the loop came to its end.
+            buffers: of the model before micro-batches that no step followed, where there are any.
+            average: the averaged model that is watched, if there is one.
+        """
+        if self.opened is not None and whole:
+            state = self.opened.live.read()
+            state = state if buffers is None else replace(state, buffers=buffers)
+            record = None if average is None else average.record(self.opened.live)
+            self.opened.writer.finish(state, complete=complete, average=record)
+        elif complete and self.earlier is None:
+            raise BadInput("Nothing was recorded.")

@@ -1,0 +1,187 @@
+"""Check that a loop can be replayed, while it runs and not when its scores are wanted."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..data.batch import Batch
+from ..data.dataset import Instances
+from ..distributed.reducer import Reducer
+from ..distributed.shard_clipping import shard_clip
+from ..distributed.shard_ranks import ShardReducer
+from ..engine.attention import MATH, AttentionCalls
+from ..engine.casting import NARROW
+from ..engine.executor import Executor
+from ..engine.optim import Optimizer
+from ..engine.state import State
+from ..engine.step import Step, advance, prepare_gradient
+from ..errors import BadInput, DrossWarning, NotReplayable
+from ..replay.take_steps import take_step
+from ..support.arguments import check_count, check_whole
+from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
+from ..tape.retention import Keep
+
+_MAX_EPOCH = 2**31 - 1
+_MAX_LOST = 0.01  # of the parameters of 16 bits may stay where they are
+_ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
+_MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+_ATTENTION_ADVICE = {  # whether the model draws random numbers
+    False: f"To have them exact, {_MATH_KERNEL}.",
+    True: "Dropout inside fused attention draws other random numbers than the math kernel: "
+    f"{_MATH_KERNEL}, or with attention dropout 0.",
+}
+
+
+def rehearse(
+    executor: Executor,
+    optimizer: Optimizer,
+    before: State,
+    step: Step,
+    batches: Sequence[Batch],
+    after: Tensor,
+    seen: Tensor,
+    ranks: Reducer,
+    t: int,
+) -> None:
+    """Take step t again as a pure function, and compare with theta as the loop left it.
+
+    Arguments:
+        executor, optimizer: of the run.
+        before: the state that the loop stepped from.
+        step: what was recorded of the step.
+        batches: this rank's micro-batches.
+        after: theta after the loop's own step [p].
+        seen: the gradient that the optimizer saw [p].
+        ranks: each rank rehearses its own batches.
+        t: the number of the step.
+
+    Raises:
+        NotReplayable: where the two differ.
+    """
+    if isinstance(ranks, ShardReducer):
+        step = replace(step, clip=shard_clip(step.clip, ranks))
+    with executor.training():
+        _, g, _ = take_step(executor, optimizer, before, step, batches)
+        (g,) = ranks.sum_over_theta(g)
+        theta = advance(optimizer, before, step, g, {}).theta
+    _check_size(prepare_gradient(step, g), seen, t)
+    moved = size(after - before.theta, OTHER_ORDER)
+    scale = max(moved, torch.finfo(theta.dtype).tiny)
+    if not is_close(theta, after, OTHER_ORDER, scale=scale):
+        difference = size(theta - after, OTHER_ORDER)
+        raise NotReplayable(
+            f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
+            f"{moved:.2e}, a replay differs by {difference:.2e}. Does the loop add something to "
+            "the loss that is not in the losses it was given (use penalty=), weight them in a way "
+            "that is not linear, draw random numbers outside the model, or change the model by "
+            "hand?"
+        )
+
+
+def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
+    """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
+    own, other = float(g.norm()), float(seen.norm())
+    if max(own, other) > 2 * min(own, other):
+        raise NotReplayable(
+            f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
+            f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, give it to "
+            "the recorder: dross.Recorder(..., scaler=scaler)."
+        )
+
+
+def warn_of_lost_updates(before: Tensor, after: Tensor, g: Tensor, t: int) -> None:
+    """Warn where 16-bit parameters lose what the optimizer adds to them.
+
+    Arguments:
+        before, after: theta before and after the step [p].
+        g: the gradient of the step [p].
+        t: its number.
+    """
+    if after.dtype not in NARROW:
+        return
+    lost = float(((before == after) & (g != 0)).sum() / (g != 0).sum().clamp_min(1))
+    if lost > _MAX_LOST:
+        name = str(after.dtype).removeprefix("torch.")
+        warnings.warn(
+            f"At step {t}, {lost:.0%} of the parameters with a gradient did not move: they are "
+            f"{name}, and an update smaller than half a unit in the last place is lost. Such a run "
+            "is not a smooth function of the instances' weights, so scores, which are derivatives, "
+            "say little about a removal. Keep the parameters in float32 and compute in "
+            f"{name}: autocast=torch.{name}.",
+            DrossWarning,
+            stacklevel=2,
+        )
+
+
+def compare_attention(executor: Executor, before: State, batch: Batch) -> float | None:
+    """How far the loop's attention kernels are from the math kernel, in the gradient of a batch.
+
+    A retrace differentiates by the math kernel, at states that the loop's kernels led to.
+
+    Arguments:
+        executor: of the run.
+        before: the state that the loop stepped from.
+        batch: its first micro-batch.
+
+    Returns:
+        The length of the difference divided by that of the gradient; None where there is only
+        one kernel.
+    """
+    objective = executor.objective
+    if objective.precision.kernels == MATH:
+        return None
+    given = (before.theta, before.buffers, batch)
+    with objective.training():
+        with AttentionCalls() as calls:
+            own = objective.gradient(*given)[0]
+        with objective.precision.math_attention():
+            math = objective.gradient(*given)[0]
+    gap = float((own - math).norm() / own.norm().clamp_min(torch.finfo(own.dtype).tiny))
+    narrow = objective.precision.narrow
+    explained = ROUNDING_OF_LENGTH.relative(own.dtype)
+    if narrow is not None:
+        deeper = max(1.0, calls.count / 2) ** 0.5  # roundings of many layers add up at random
+        explained = max(explained, _ROUNDINGS * torch.finfo(narrow).eps * deeper)
+    if gap > explained:
+        warnings.warn(
+            f"The attention kernel of this loop and the math kernel, which a retrace uses, "
+            f"give gradients that differ by {100 * gap:.2g} %; rounding explains "
+            f"{100 * explained:.2g} %. Scores are off by about as much. "
+            f"{_ATTENTION_ADVICE[objective.stochastic]}",
+            DrossWarning,
+            stacklevel=2,
+        )
+    return gap
+
+
+def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> None:
+    """Refuse a data set that does not give the first batch again: it cannot be replayed."""
+    seen, again = tree_leaves((x, y)), tree_leaves(instances[ids])
+    pairs = zip(seen, again)
+    same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
+    if len(seen) != len(again) or not same:
+        raise NotReplayable(
+            "The first batch is not what the data set gives for its ids. Record the inputs as the "
+            "data set has them and pass random transforms as augment=, which is replayed."
+        )
+
+
+def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
+    """The epoch of a step, where `before` is that of the step before it."""
+    if epoch is None and keep.last_epochs is not None:
+        raise BadInput("LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch).")
+    if epoch is not None:
+        limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a 32-bit number"}
+        epoch = check_count(check_whole(epoch, "epoch"), "epoch", **limit, at_least=0)
+    if epoch is not None and epoch < before:
+        raise BadInput(
+            f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "
+            "run."
+        )
+    return before if epoch is None else epoch

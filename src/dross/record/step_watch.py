@@ -1,0 +1,400 @@
+"""Watch what a loop does between one step of its optimizer and the next.
+
+The gradient that arrives at the losses is each instance's weight in the step, and the optimizer's
+own hooks say when a step is taken.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.batch import Batch, MicroBatch
+from ..data.seeds import use_seed
+from ..distributed import ddp
+from ..engine.clipping import Clip
+from ..engine.functional import apply_model
+from ..engine.losses import check_per_instance
+from ..engine.optim import check_same_structure, read_optimizer
+from ..engine.state import State
+from ..engine.step import Step
+from ..errors import BadInput, NotReplayable, NotSupported
+from ..replay.recording import checksum
+from .average_watch import AverageWatch
+from .cast_watch import check_backward, check_same_cast, find_cast
+from .finite_check import check_finite
+from .followed import Followed
+from .gradient_watch import GradientWatch
+from .loop_tape import LoopTape, OpenTape, UserLoop
+from .replayable import check_epoch, compare_attention, rehearse, warn_of_lost_updates
+from .scaler_watch import scale_in_step, skips_step
+
+_STEPS_BETWEEN_REHEARSALS = 32  # at least
+
+
+class StepWatch:
+    """The step that a loop is about to take, and its record once it is taken."""
+
+    def __init__(self, loop: UserLoop, tape: LoopTape):
+        self.loop, self.tape = loop, tape
+        self.gradients = GradientWatch(loop.model)
+        self.inside = False  # a `with recorder.step(...)`
+        self.stepping = False  # between the optimizer's two hooks
+        self._stepped = False  # in this `with recorder.step(...)`
+        self._epoch = tape.epoch_before
+        self._clip: Clip | None = None
+        self._scale = 1.0  # by which a GradScaler has divided the gradients
+        self._skipping = False  # a GradScaler lets the optimizer take no step
+        self.skipped = 0  # steps that it left out
+        self._pending: list[tuple[MicroBatch, Batch]] = []  # their gradients wait for a step
+        self._losses: list[Tensor] = []  # of the pending micro-batches
+        self._before: State | None = None  # the state they were computed from, where it is needed
+        self._buffers: dict[str, Tensor] = {}  # before them: a forward pass moves these at once
+        self._buffer_counts: dict[str, int] = {}  # of writes, as the last forward pass left them
+        self._compared = False  # the kernels of attention
+        self._rehearsed: int | None = None  # the last step that was
+        self._after: Tensor | None = None  # theta as the last recorded step left it
+        self._parameter_versions: list[tuple[int, int]] = []  # after the last micro-batch
+        self.average: AverageWatch | None = None
+
+    # --- before and after a forward pass ----------------------------------------------------------
+
+    def set_epoch(self, epoch: int | None) -> None:
+        """Note the epoch of the next micro-batch, as the loop gives it."""
+        self._epoch = check_epoch(epoch, self._epoch, self.loop.keep)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The step and the place in it of the next micro-batch. Its random numbers follow it."""
+        place = ddp.place_among_ranks(len(self._pending), self.loop.ranks)
+        return self.tape.steps, place
+
+    @property
+    def pending(self) -> int:
+        """How many micro-batches wait for a step, without those of skipped ones."""
+        return sum(bool(micro.weights.any()) for micro, _ in self._pending)
+
+    @contextmanager
+    def micro_batch(self, ids: np.ndarray, batch: Batch) -> Iterator[Tensor]:
+        """Yields the losses of a micro-batch [B]; what fails inside is undone."""
+        with self._waiting(ids, batch) as weights:
+            yield self._forward(batch, weights)
+
+    @contextmanager
+    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Followed]:
+        """Inside, the loop computes a micro-batch's loss and calls what this yields with it."""
+        with self._waiting(ids, batch) as weights:
+            with use_seed(self.loop.device, batch.seed):
+                yield Followed(
+                    lambda loss, share: self.watch_loss(loss, share, weights),
+                    lambda: self._compute_losses(batch),
+                )
+
+    @contextmanager
+    def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
+        """A micro-batch whose gradient waits for a step. Yields where its weights are put."""
+        before = self._begin(batch)
+        weights = np.zeros(len(ids))
+        self.inside, self._stepped, self._skipping = True, False, False
+        self._pending.append((MicroBatch(ids, weights), batch))
+        try:
+            yield weights
+        except BaseException:
+            if not self._stepped and not self.stepping:
+                # once backward() has run, its gradient is mixed with those of the other
+                # micro-batches: all of them go
+                used = bool(weights.any())
+                self._withdraw(self._buffers if used else before, everything=used)
+            raise
+        finally:
+            self.inside = False
+        if not (self._stepped or self._skipping or weights.any()):
+            self._withdraw(before)
+            raise NotReplayable(
+                "backward() was not called on the losses of this batch, so the batch has no part "
+                "in any step. Call it inside the `with`."
+            )
+        self._parameter_versions = self._read_parameter_versions()
+
+    def _begin(self, batch: Batch) -> dict[str, Tensor]:
+        """Keep the model's state where the tape needs it. Returns the model's buffers."""
+        torch.clear_autocast_cache()  # of weights as they were before the last step
+        opened = self.tape.open(batch, cast := find_cast(self.loop))
+        check_same_cast(self.tape, cast)
+        live, writer = opened.live, opened.writer
+        buffers = live.layout.read_buffers(self.loop.model)
+        self.poll_average()
+        if self._pending:
+            self._check_buffers()
+            return buffers
+        self.check_untouched()
+        read = cache(lambda: live.read(theta=self._after))  # the end of one is the next's start
+        writer.make_room(self._epoch, read)
+        self._before = read() if writer.wants_state() else None
+        self._buffers = buffers
+        return buffers
+
+    def _forward(self, batch: Batch, weights: np.ndarray) -> Tensor:
+        """The losses of the user's own model. backward() leaves each one's weight in `weights`."""
+        loop, objective = self.loop, self._opened.executor.objective
+        own_cast = nullcontext() if loop.autocast is None else loop.autocast.around("loss")
+        with own_cast:
+            with use_seed(loop.device, batch.seed):
+                outputs = apply_model(loop.called, batch.x)
+            losses = check_per_instance(loop.loss(outputs, batch.y), len(batch.c))
+            if loop.penalty is not None:
+                losses = losses + objective.penalty_at(dict(loop.model.named_parameters()))
+        self.watch_loss(losses, None, weights)
+        return losses
+
+    def watch_loss(self, loss: Tensor, share: Any, weights: np.ndarray) -> None:
+        """Let backward() leave each instance's weight in `weights`.
+
+        share: of each instance's loss in a loss of one number; by default it is their mean.
+        """
+        layout, count = self._opened.live.layout, len(weights)
+        single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
+        if not single and loss.shape != (count,):
+            raise BadInput(
+                f"A loss of shape {tuple(loss.shape)} came for a batch of {count}: dross follows "
+                "one number, or one loss per instance."
+            )
+        shares = np.full(count, 1 / count if share is None else share) if single else 1.0
+        accumulating = any(micro.weights.any() for micro, _ in self._pending[:-1])
+
+        def watch(arrived: Tensor) -> None:
+            if not weights.any():
+                check_backward(self.tape, self.loop.device)
+                self.gradients.check_start(layout, self.tape.steps, accumulating=accumulating)
+                if ddp.find_ddp(self.loop.called) is not None:
+                    ddp.after_averaging(self.gradients.accept)
+            weights.__iadd__(arrived.detach().double().cpu().numpy() * shares)
+
+        self._buffer_counts = self._count_buffer_writes()
+        loss.register_hook(watch)
+        before = self._losses if len(self._pending) > 1 else []
+        self._losses = [*before, loss.detach().expand(count)]
+
+    def _compute_losses(self, batch: Batch) -> Tensor:
+        """The losses of a batch [B] as a replay computes them; the model stays as it is."""
+        opened = self._opened
+        with opened.executor.training():
+            theta, buffers = opened.live.layout.read(self.loop.model)
+            return opened.executor.losses(theta, buffers, batch)[0]
+
+    def _count_buffer_writes(self) -> dict[str, int]:
+        moving = self._opened.live.layout.moving_buffers
+        own = dict(self.loop.model.named_buffers()) if moving else {}
+        return {name: own[name]._version for name in moving}
+
+    def _check_buffers(self) -> None:
+        """Refuse statistics that move in backward(), where a block is computed once more."""
+        for name, version in self._count_buffer_writes().items():
+            if version != self._buffer_counts[name]:
+                raise NotReplayable(
+                    f"The buffer '{name}' moved during backward() of step {self.tape.steps}: "
+                    "gradient checkpointing runs a block twice, and its BatchNorm counts the batch "
+                    "twice. Checkpoint blocks without BatchNorm."
+                )
+
+    def _withdraw(self, buffers: dict[str, Tensor], everything: bool = False) -> None:
+        """Forget the last batch (or all that wait), and what its forward pass did to the model."""
+        del self._pending[0 if everything else -1 :]
+        self._clip = None
+        own = dict(self.loop.model.named_buffers())
+        with torch.no_grad():
+            for name, value in buffers.items():
+                own[name].copy_(value)
+
+    def declare_clip(self, clip: Clip | None) -> list[Tensor]:
+        """Note that the gradient is about to be clipped. Returns the parameters in training.
+
+        clip: None where it is only measured.
+        """
+        if self._clip is not None and clip is not None:
+            raise NotSupported(
+                "The gradient is clipped twice in one step: dross follows one clip per step."
+            )
+        if self.tape.opened is None:
+            raise BadInput("There is nothing to clip before the first recorder.step.")
+        self._clip = self._clip if clip is None else clip
+        live = self.tape.opened.live
+        parameters = live.parameters
+        return [parameters[name] for name in live.layout.listed or live.layout.names]
+
+    # --- around the optimizer's step --------------------------------------------------------------
+
+    def before_step(self, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Refuse a step of the optimizer that could not be replayed.
+
+        Arguments:
+            args, kwargs: the step's own.
+
+        Returns:
+            None, or other arguments: a closure is checked once it has computed the gradients.
+        """
+        if not any(callable(given) for given in (*args, *kwargs.values())):
+            self._check_step()
+            return None
+
+        def checked(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> Any:
+                if self.stepping:
+                    raise NotSupported(
+                        "The optimizer calls its closure more than once in a step: dross follows "
+                        "optimizers that compute one gradient per step."
+                    )
+                value = closure()
+                self._check_step()
+                return value
+
+            return run
+
+        wrap = lambda given: checked(given) if callable(given) else given
+        return tuple(map(wrap, args)), {key: wrap(given) for key, given in kwargs.items()}
+
+    def _check_step(self) -> None:
+        """The gradients are there, and the optimizer is about to use them."""
+        steps = self.tape.steps
+        self.poll_average(halfway=True)
+        if self.inside and self._stepped:
+            raise NotReplayable(
+                f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}. "
+                "Use one `with` for each step."
+            )
+        if not self._pending:
+            raise NotReplayable(
+                f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
+                "and no recorded batch waits for a step."
+            )
+        if not self.inside and self._parameter_versions != self._read_parameter_versions():
+            raise NotReplayable(
+                f"The model's parameters were changed between backward() and optimizer.step() at "
+                f"step {steps}, by something other than the optimizer. Leave them alone while "
+                "recording."
+            )
+        self._check_buffers()
+        self.gradients.check_step(self._opened.live.layout, self.loop.optimizer, steps)
+        self._scale *= scale_in_step(self.loop.optimizer)
+        self.stepping = True
+
+    def _read_parameter_versions(self) -> list[tuple[int, int]]:
+        """Where the parameters lie and how often they were written to."""
+        return [(p.data_ptr(), p._version) for p in self.loop.model.parameters()]
+
+    def after_step(self) -> None:
+        """Write the step that the optimizer has taken; rehearse it where it opens a segment."""
+        if not self.stepping:
+            raise NotReplayable(
+                f"The optimizer took step {self.tape.steps} without calling its closure, so its "
+                "gradient is not known."
+            )
+        if skips_step(self.loop.optimizer):
+            self.stepping = False
+            return self.skip_step()
+        opened, ranks, t = self._opened, self.loop.ranks, self.tape.steps
+        live, writer = opened.live, opened.writer
+        pure = live.optimizer
+        check_same_structure(
+            pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
+        )
+        own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
+        shared = ddp.share_step(ranks, own, writer.opens_segment(), self.tape.notes)
+        step = Step(shared.micros, live.numbers(), self._epoch, self._clip, self._scale)
+        places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
+        micros = [shared.micros[place] for place in places]
+        pairs = zip(micros, self._pending)
+        batches = [replace(batch, c=self._weights(micro)) for micro, (_, batch) in pairs]
+        g, after = self.gradients.flat(live.layout), live.read_theta()
+        ids = np.concatenate([micro.ids for micro in micros])
+        check_finite(t, State(after), g, self._losses, ids, kept=writer.first)
+        opens = shared.opens_segment
+        if opens and self._is_due(t):
+            assert self._before is not None
+            given = (opened.executor, pure, self._before, step, batches, after, g)
+            rehearse(*given, opened.rehearsing(ranks), t)
+            if not self._compared:
+                warn_of_lost_updates(self._before.theta, after, g, t)
+                self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
+                self._compared = True
+        writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
+        self._after = after
+        self._pending, self._stepped, self.stepping = [], True, False
+        self._clip, self._scale = None, 1.0
+
+    # --- a GradScaler -----------------------------------------------------------------------------
+
+    def before_unscaling(self) -> None:
+        """Refuse gradients that something has changed before a GradScaler divides them."""
+        self.gradients.check_unchanged(self.tape.steps)
+
+    def after_unscaling(self, scale: float) -> None:
+        """Note by what a GradScaler has divided the gradients."""
+        self.gradients.accept()
+        self._scale = scale
+
+    def after_scaler_step(self) -> None:
+        """Check whether the optimizer has taken the step that its GradScaler was asked for."""
+        if self._pending and not self._stepped and not self._skipping:
+            self.skip_step()
+
+    def skip_step(self) -> None:
+        """Leave out what was computed for a step that was not taken.
+
+        Its forward passes may still have moved BatchNorm's statistics: then its micro-batches stay,
+        with weights of 0, and are part of the next step, which starts from the same parameters.
+        """
+        if self._opened.live.layout.moving_buffers:
+            for micro, _ in self._pending:
+                micro.weights[:] = 0
+        else:
+            self._pending = []
+        self._clip, self._scale, self._skipping = None, 1.0, True
+        self.skipped += 1
+
+    def _is_due(self, t: int) -> bool:
+        """Whether step t is rehearsed: it costs a step, and a segment may have only a few."""
+        due = self._rehearsed is None or t - self._rehearsed >= _STEPS_BETWEEN_REHEARSALS
+        self._rehearsed = t if due else self._rehearsed
+        return due
+
+    def _weights(self, micro: MicroBatch) -> Tensor:
+        dtype = torch.promote_types(self.loop.dtype, torch.float32)
+        return torch.as_tensor(micro.weights, dtype=dtype, device=self.loop.device)
+
+    @property
+    def _opened(self) -> OpenTape:
+        assert self.tape.opened is not None  # by the first micro-batch
+        return self.tape.opened
+
+    # --- between steps ----------------------------------------------------------------------------
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the parameters are where the last recorded step left them."""
+        return self._after is None or self._opened.live.holds(self._after)
+
+    def poll_average(self, *, halfway: bool = False) -> None:
+        """Note updates of an averaged model from the parameters as they are now."""
+        if self.average is not None and self.tape.opened is not None:
+            halfway = halfway or bool(self._pending)
+            self.average.poll(self.tape.steps, self.tape.opened.live, halfway=halfway)
+
+    def check_untouched(self) -> None:
+        """Refuse parameters that something other than the optimizer has changed."""
+        if not self.is_untouched:
+            raise NotReplayable(
+                f"The model's parameters were changed after step {self.tape.steps - 1} by "
+                "something other than the optimizer (clamping, averaging, loading a checkpoint). "
+                "Close the recorder first, or leave them alone while recording."
+            )
+
+    @property
+    def buffers_before_pending(self) -> dict[str, Tensor] | None:
+        """The model's buffers before the micro-batches that wait for a step, if there are any."""
+        return self._buffers if self._pending else None

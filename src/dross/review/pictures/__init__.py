@@ -1,1 +1,0 @@
-"""Pictures of the page beyond the small copies that a project holds."""

@@ -1,1 +1,0 @@
-"""The recommended plan on the page."""

@@ -1,1 +1,0 @@
-"""Optimizers as pure functions of one parameter: those of packages, and the user's own."""

@@ -1,1 +1,0 @@
-"""Parts of messages: missing packages, the names of options, and numbers of things."""

@@ -1,0 +1,77 @@
+"""Judgements of arrays, without a project."""
+
+import numpy as np
+import pandas
+import torch
+
+from dross.cleaning import judge
+from dross.cleaning.edits import Edits
+from dross.cleaning.estimators import find_model
+from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, Rows
+from dross.cleaning.recipe import Recipe
+from dross.cleaning.source import Source
+from dross.cleaning.split_dataset import assemble
+
+
+def flip(y: np.ndarray, share: float, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of which a share is another class, and which."""
+    rng = np.random.default_rng(seed)
+    bad = rng.random(len(y)) < share
+    return np.where(bad, (y + rng.integers(1, classes, len(y))) % classes, y), bad
+
+
+def overlapping(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two classes that overlap: features, labels, and the true probability of class 1."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 6))
+    p = 1 / (1 + np.exp(-(1.5 * x[:, 0] + x[:, 1])))
+    return x, (rng.random(count) < p).astype(np.int64), p
+
+
+def know_noise(rows: Rows, rate: float) -> LabelNoise:
+    """Uniform label noise of a known rate, in place of an estimate."""
+    components = min(8, rows.x.shape[1])
+    model = NoiseModel(1, rows.classes, components, PRIORS["annotated"])
+    model.rate = torch.tensor(np.log(rate / (1 - rate)), dtype=torch.float64)
+    model.validation = torch.tensor(20.0, dtype=torch.float64)
+    none, sure = np.zeros(len(rows)), np.eye(rows.classes)[rows.y]
+    return LabelNoise(none, rows.y, none, sure, sure, sure, model, ("known",))
+
+
+def judge_arrays(
+    x: np.ndarray,
+    y: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    removed=(),
+    relabelled: dict[int, str] | None = None,
+    rule: str | None = None,
+    labels: str = "annotated",
+    seeds: int = 6,
+    assignments: int = 1,
+    model=None,
+    checked: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+) -> judge.Judgement:
+    """A judgement of edits of the rows x, y, on a test part or in nested folds."""
+    inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
+    names = given.astype(str).astype(object) if given.dtype.kind == "i" else given
+    frame = pandas.DataFrame(index=range(len(given)))
+    source = Source("table", "label", frame, names, [f"row {k}" for k in range(len(given))])
+    ids = np.arange(len(given))
+    parts = {"train": ids[: len(y)], "validation": ids[:0], "test": ids[len(y) :]}
+    tensor = torch.from_numpy(inputs.astype(np.float32))
+    data = assemble(source, parts, {part: tensor[own] for part, own in parts.items()})
+    classes = len(source.classes)
+    loss = "cross_entropy" if classes else "squared_error"
+    recipe = Recipe("linear", x.shape[1:], max(1, classes), loss, rate=0.05, epochs=15)
+    return judge.Judgement(
+        prepared=data,
+        rows=Rows.of(x, y, classes, checked=checked, groups=groups),
+        recipe=recipe,
+        edits=Edits("a list", np.array(removed, dtype=np.int64), relabelled or {}, rule=rule),
+        labels=labels,
+        seeds=seeds,
+        assignments=assignments,
+        model=None if model is None else find_model(model, source.task),
+    )

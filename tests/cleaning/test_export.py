@@ -1,0 +1,157 @@
+"""The cleaned copy: what is in it, what stays as it was, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+import dross
+from cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
+from dross import cli
+from dross.cleaning import examine
+from dross.cleaning.export import _place_pictures
+from dross.cleaning.table_copy import RowEdits, copy_table
+from dross.demo import load_flipped_digits, write_pictures
+from dross.errors import BadInput, TapeMismatch
+
+
+def test_pictures_in_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(examine, "recommend", recommend_removing(5))  # it takes long
+    digits = load_flipped_digits()
+    first = {part: 500 if part == "train" else 120 for part in ("train", "validation", "test")}
+    fewer = {part: tuple(t[:n] for t in getattr(digits, part)) for part, n in first.items()}
+    digits = replace(digits, **fewer)
+    folders = write_pictures(digits, tmp_path / "digits")
+    project = dross.clean(
+        folders["train"],
+        validation=str(folders["validation"]),
+        test=str(folders["test"]),
+        model="cnn",
+        out=tmp_path / "run",
+        **QUICK | {"runs": 1, "epochs": 4, "verified": 1},
+    )
+    sources = project.instances["source"]
+    bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in sources])
+    assert enrichment(project, bad, "mislabel_rank") > 10
+    assert project.picture("train", 0)[:4] == b"\x89PNG"
+    assert project.picture("train", 10**6) is None and project.picture("../x", 0) is None
+    first = int(project.instances.sort_values("harm_rank").index[0])
+    project.decisions.record({first: ("remove", None), 5: ("relabel", "7")})
+    cleaned = tmp_path / "cleaned"
+    done = dross.export(tmp_path / "run", cleaned)
+    assert done.written == 499 and not (cleaned / sources.loc[first]).exists()
+    assert (cleaned / "7" / sources.loc[5].split("/")[1]).exists()
+    project.decisions.record({6: ("remove", None)})
+    assert dross.export(tmp_path / "run", cleaned, overwrite=True).written == 498
+    assert len(list(cleaned.rglob("*.png"))) == 498  # nothing of the earlier copy is left
+    assert len(list(folders["train"].rglob("*.png"))) == 500  # the input is as it was
+
+
+@pytest.fixture
+def people(tmp_path, monkeypatch):
+    """A table in the current folder, cleaned by the command line; runs further commands."""
+    monkeypatch.chdir(tmp_path)
+    small_table(tmp_path / "people.csv", size2=1.0)
+    run = lambda command: CliRunner().invoke(cli.app, command.split(), catch_exceptions=False)
+    said = run(
+        "clean people.csv --label kind --column when=ignore"
+        " --runs 2 --epochs 6 --rate 0.1 --verified 4"
+    )
+    return said, run
+
+
+def test_the_commands(people):
+    said, run = people
+    assert said.exit_code == 0 and "Expected from here: about" in said.output
+    assert "dross review runs/people" in said.output
+    assert "'size2' is ignored: always '1.0'" in said.output
+    assert "Categories: colour" in said.output
+    assert all(len(line) <= 80 for line in said.output.splitlines())
+    judged = run("judge runs/people --remove 5 --seeds 3")
+    assert judged.exit_code == 0 and "held out in turn" in judged.output
+    exported = run("export runs/people cleaned.csv --remove 5")
+    assert exported.exit_code == 0 and "5 removed" in exported.output
+    cleaned, original = pandas.read_csv("cleaned.csv"), pandas.read_csv("people.csv")
+    assert len(cleaned) == len(original) - 5 and list(cleaned.columns) == list(original.columns)
+    listed = pandas.read_csv("cleaned.csv-decisions.csv")
+    assert (listed["decision"] == "remove").all() and len(listed) == 5
+    with pytest.raises(BadInput, match="already exists"):
+        dross.export("runs/people", "cleaned.csv", remove=5)
+
+
+def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
+    with pytest.raises(BadInput, match="the input itself"):
+        dross.export("runs/people", "people.csv", remove=5, overwrite=True)
+    if dross.Project.open("runs/people").recommended is None:
+        with pytest.raises(BadInput, match="no change is recommended"):
+            dross.export("runs/people", "other.csv")
+    with pytest.raises(BadInput, match="end its name with"):
+        dross.export("runs/people", "other.xlsx", remove=5)
+    with pytest.raises(BadInput, match="Nothing has been removed"):
+        dross.judge("runs/people", decisions=True)
+    with pytest.raises(BadInput, match="between 1 and"):
+        dross.judge("runs/people", remove=10**6)
+    with pytest.raises(BadInput, match="at least 2 seeds"):
+        dross.judge("runs/people", remove=3, seeds=1)
+    small_table(tmp_path / "people.csv", size2=2.0, count=160)
+    with pytest.raises(TapeMismatch, match="has changed since"):
+        dross.judge("runs/people", remove=5)
+    with pytest.raises(TapeMismatch, match="has changed since"):
+        dross.export("runs/people", "late.csv", remove=5)
+
+
+def test_the_copy_is_a_copy(tmp_path):
+    """Types of a Parquet file, cells that look missing, and rows of other parts all stay."""
+    frame = pandas.DataFrame(
+        {
+            "x": np.random.default_rng(0).normal(size=150),
+            "n": np.arange(150),
+            "note": ["None", "NA", "-"] * 50,
+        }
+    )
+    frame["kind"] = np.where(frame["x"] > 0, 1, 0)
+    frame.to_parquet(tmp_path / "t.parquet")
+    project = dross.clean(
+        tmp_path / "t.parquet", "kind", task="classification", out=tmp_path / "run", **QUICK
+    )
+    project.decisions.record({0: ("relabel", "1"), 1: ("remove", None)})
+    dross.export(tmp_path / "run", tmp_path / "out.parquet")
+    copy = pandas.read_parquet(tmp_path / "out.parquet")
+    assert copy.dtypes.equals(frame.dtypes) and len(copy) == 149
+    first, second = (int(project.instances["source"].loc[k].split()[1]) - 2 for k in (0, 1))
+    expected = frame.copy()
+    expected.loc[first, "kind"] = 1
+    pandas.testing.assert_frame_equal(copy, expected.drop(index=second).reset_index(drop=True))
+    dross.export(tmp_path / "run", tmp_path / "out.csv")
+    notes = pandas.read_csv(tmp_path / "out.csv", keep_default_na=False)["note"]
+    assert set(notes) == {"None", "NA", "-"}
+
+
+def test_relabelled_pictures_do_not_overwrite_others(tmp_path):
+    for kind in "ab":
+        (tmp_path / "in" / kind).mkdir(parents=True)
+        for k in range(2):
+            (tmp_path / "in" / kind / f"{k}.png").write_text(f"{kind}{k}")
+    edits = RowEdits(set(), {"a/0.png": "b", "a/1.png": "b"})
+    placed = _place_pictures(tmp_path / "in", edits)
+    assert len(placed) == len(set(placed.values())) == 4
+    assert all(target.startswith("b/") for target in placed.values())
+
+
+def test_a_named_index_of_a_parquet_file_is_copied(tmp_path):
+    frame = pandas.DataFrame({"x": [1.5, 2.5], "kind": ["a", "b"]})
+    frame.index = pandas.Index(["p", "q"], name="key")
+    frame.to_parquet(tmp_path / "t.parquet")
+    edits = RowEdits({"row 3"}, {"row 2": "b"})
+    for name in ("out.parquet", "out.csv"):
+        raw, count = copy_table(tmp_path / "t.parquet", f".{name.split('.')[1]}", "kind", edits)
+        (tmp_path / name).write_bytes(raw)
+        assert count == 1
+    assert pandas.read_parquet(tmp_path / "out.parquet").reset_index().iloc[0].tolist() == [
+        "p",
+        1.5,
+        "b",
+    ]
+    assert raw == b"key,x,kind\np,1.5,b\n"

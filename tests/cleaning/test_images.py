@@ -1,0 +1,162 @@
+"""Pictures with many shades, broken ones, folders that are links, and what is left out."""
+
+import io
+import os
+import random
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image, features
+
+from dross.cleaning import images
+from dross.cleaning.images import ImageEncoder
+from dross.cleaning.load import Request, prepare
+from dross.errors import BadInput
+from fuzz.mutate import damage
+
+
+def write_set(folder, make, suffix=".png", count=30, classes=("cat", "dog")):
+    """A folder per class; make(rng, class number) gives the pixels of a picture."""
+    rng = np.random.default_rng(0)
+    for number, kind in enumerate(classes):
+        (folder / kind).mkdir(parents=True)
+        for k in range(count):
+            Image.fromarray(make(rng, number)).save(folder / kind / f"{k}{suffix}")
+    return folder
+
+
+def plain(rng, number):
+    return rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+
+
+def deep(rng, number):
+    return rng.integers(0, 1 << 16, (8, 8), dtype=np.uint16)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_sixteen_bits_are_scaled_not_cut_off(tmp_path, suffix):
+    write_set(tmp_path / "p", deep, suffix)
+    prepared = prepare(Request(str(tmp_path / "p")))
+    assert prepared.shape == (1, 8, 8)
+    pixels = np.stack(
+        [np.asarray(Image.open(tmp_path / "p" / n)) for n in prepared.part("train").names]
+    )
+    expected = (pixels - pixels.mean()) / pixels.std(ddof=1)
+    np.testing.assert_allclose(prepared.x["train"][:, 0].numpy(), expected, atol=1e-4)
+
+
+def test_large_pictures_of_sixteen_bits_are_resized_without_rounding(tmp_path):
+    faint = lambda rng, number: np.full((64, 48), 1000 + number, dtype=np.uint16)
+    write_set(tmp_path / "p", faint)
+    x = prepare(Request(str(tmp_path / "p"))).x["train"]
+    assert x.shape[1:] == (1, 32, 32) and len(x.unique()) == 2  # one shade of 65536 apart
+
+
+def test_floating_shades_between_0_and_1_are_scaled_and_others_refused(tmp_path):
+    write_set(tmp_path / "p", lambda rng, _: rng.random((8, 8), dtype=np.float32), ".tif")
+    x = prepare(Request(str(tmp_path / "p"))).x["train"]
+    assert 0.9 < float(x.std()) < 1.1 and len(x.unique()) > 1000
+    write_set(tmp_path / "q", lambda rng, _: 90 * rng.random((8, 8), dtype=np.float32), ".tif")
+    with pytest.raises(BadInput, match=r"0\.tif has shades from .* to (8|9).*from 0 .black. to 1 "):
+        prepare(Request(str(tmp_path / "q")))
+
+
+def test_thumbnails_show_what_is_learnt(tmp_path):
+    shades = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    Image.fromarray(shades).save(tmp_path / "deep.png")
+    shown = images.load_thumbnail(tmp_path / "deep.png")
+    assert shown.dtype == np.uint8 and shown.shape == (8, 8, 3)
+    np.testing.assert_allclose(shown[..., 0], shades / 257, atol=0.51)
+
+
+def test_pictures_that_are_all_the_same_are_noticed(tmp_path):
+    write_set(tmp_path / "p", lambda rng, _: np.full((8, 8, 3), 255, dtype=np.uint8))
+    with pytest.raises(BadInput, match="are the same: there is nothing to tell apart"):
+        prepare(Request(str(tmp_path / "p")))
+
+
+def test_a_class_that_is_a_link_is_read(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "dog").rename(tmp_path / "elsewhere")
+    (folder / "dog").symlink_to(tmp_path / "elsewhere")
+    prepared = prepare(Request(str(folder)))
+    assert prepared.source.classes == ["cat", "dog"] and len(prepared.source) == 60
+    assert len(images.list_pictures(folder)) == 60  # what export copies
+
+
+@pytest.mark.parametrize("target", [".", "cat"])
+def test_a_folder_that_is_reached_twice_is_refused(tmp_path, target):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "again").symlink_to(folder / target)
+    with pytest.raises(BadInput, match="are the same folder, reached through a link"):
+        prepare(Request(str(folder)))
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    (folder / "bird").mkdir()
+    (folder / "bird" / "1.heic").write_bytes(b"x")
+    (folder / "fish").symlink_to(tmp_path / "nowhere")
+    (folder / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    told = " ".join(prepare(Request(str(folder))).notes)
+    assert "2 files are not pictures and are left out: bird/1.heic, fish." in told
+    assert "Not classes, because they have no pictures: bird." in told
+    assert "1 picture cannot be opened and is left out: cat/gone.png." in told
+    (folder / "fish").unlink()
+    told = " ".join(prepare(Request(str(folder))).notes)
+    assert "1 file is not a picture and is left out: bird/1.heic." in told
+
+
+def test_only_the_formats_of_the_suffixes_are_read(tmp_path):
+    """Pillow knows others too, by their first bytes; for EPS it starts another program."""
+    (tmp_path / "a.png").write_bytes(b"P6 2 2 255\n" + bytes(12))
+    assert images._open(tmp_path / "a.png") is None
+
+
+@pytest.mark.skipif("avif" not in features.get_supported(), reason="Pillow was built without AVIF")
+def test_a_broken_avif_named_png_is_a_broken_picture(tmp_path):
+    stream, path = io.BytesIO(), tmp_path / "a.png"
+    Image.fromarray(plain(np.random.default_rng(0), 0)).resize((16, 16)).save(stream, "AVIF")
+    for seed in range(300):
+        path.write_bytes(damage(stream.getvalue(), random.Random(seed)))
+        assert images._open(path) is None
+
+
+def test_a_pipe_among_the_pictures_does_not_hold_anybody_up(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    os.mkfifo(folder / "cat" / "pipe.png")
+    assert "cat/pipe.png" in " ".join(prepare(Request(str(folder))).notes)
+
+
+def test_names_that_are_not_utf8_are_refused_with_the_name(tmp_path):
+    folder = write_set(tmp_path / "p", plain)
+    os.rename(folder / "cat" / "1.png", os.fsencode(folder / "cat") + b"/caf\xe9.png")
+    with pytest.raises(BadInput, match=r"caf\\xe9\.png is not UTF-8"):
+        prepare(Request(str(folder)))
+
+
+def test_the_number_of_threads_changes_nothing(tmp_path):
+    shades = np.random.default_rng(1).integers(0, 256, (300, 32, 32), dtype=np.uint8)
+    np.save(tmp_path / "data.npy", shades)
+    content = pandas.DataFrame({"path": [f"data.npy/{k}" for k in range(len(shades))]})
+    encoded, used = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            encoded.append(ImageEncoder(content, tmp_path)(content[:9]))
+    finally:
+        torch.set_num_threads(used)
+    assert torch.equal(encoded[0], encoded[1]) and torch.equal(encoded[0], encoded[2])
+
+
+def test_earlier_projects_are_encoded_as_they_were(tmp_path):
+    shades = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "data.npy", shades)
+    content = pandas.DataFrame({"path": [f"data.npy/{k}" for k in range(len(shades))]})
+    pixels = torch.from_numpy(shades)[:, None].float() / 255
+    encoder = ImageEncoder(content, tmp_path, 1)
+    assert torch.equal(encoder(content), (pixels - pixels.mean()) / pixels.std())
+    newer = ImageEncoder(content, tmp_path)(content)
+    torch.testing.assert_close(newer, encoder(content))

@@ -1,0 +1,85 @@
+"""The folder that dross clean leaves: what it shows of itself, and that damage is refused."""
+
+import re
+
+import numpy as np
+import pytest
+
+import dross
+from cleaning.made_inputs import QUICK, small_table
+from dross.cleaning.findings import list_findings, warn_of_disagreement
+from dross.cleaning.project import Project
+from dross.errors import TapeDamaged, TapeMismatch
+
+
+def test_the_project_shows_itself(cancer):
+    _, project, _ = cancer
+    assert "training instances" in repr(project) and "<table" in project._repr_html_()
+    why = project.why(int(project.instances["harm_rank"].idxmin()))
+    assert len(why["similar"]) == 4 and why["hurts"]
+    assert all(verified for *_, verified in why["hurts"])
+
+
+def test_columns_of_mislabelled_rows_speak_against_their_labels(cancer):
+    project = cancer[1]
+    suspects = project.instances["mislabel_rank"].pipe(lambda rank: rank[rank.between(0, 9)]).index
+    weights = [[weight for _, weight in project.why(int(id))["columns"]] for id in suspects]
+    assert all(len(row) == 10 for row in weights)
+    assert all(np.all(np.diff(np.abs(row)) <= 0) for row in weights)  # the heaviest first
+    assert np.median([sum(row) for row in weights]) < 0
+
+
+def test_a_poor_agreement_of_runs_is_said_in_a_sentence(cancer):
+    project = cancer[1]
+    tell = lambda **about: list_findings(project.about | about, project.instances)
+    usual = tell(run_agreement=0.8)
+    poor = tell(run_agreement=0.21)
+    assert [line for line in poor if line not in usual] == [
+        warn_of_disagreement({"runs": 3, "run_agreement": 0.21})
+    ]
+    assert "rank correlation 0.21" in str(poor) and "runs=..." in str(poor)
+    for unknown in (None, 0.34, 0.6):
+        assert warn_of_disagreement({"runs": 4, "run_agreement": unknown}) is None
+    assert warn_of_disagreement({"runs": 4}) is None
+    shown = Project.describe(project.folder, project.about | {"run_agreement": 0.1})
+    assert "agree poorly" in shown._repr_html_()
+
+
+def test_findings_say_what_is_recommended_wrong_and_harmful(cancer):
+    _, project, bad = cancer
+    found = list_findings(project.about, project.instances)
+    assert found[0].startswith("Recommended: ")
+    wrong = next(line for line in found if line.startswith("Estimated wrong labels: about "))
+    estimated = int(re.findall(r"about ([\d,]+) of", wrong)[0])
+    assert 0.5 * bad.sum() < estimated < 2 * bad.sum()
+    assert any("raise the expected held-out error in every run" in line for line in found)
+
+
+def test_a_tampered_folder(tmp_path):
+    out = tmp_path / "run"
+    dross.clean(small_table(tmp_path / "t.csv"), "kind", out=out, **QUICK)
+    (out / "instances.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(TapeDamaged, match="not what dross wrote"):
+        Project.open(out).instances  # noqa: B018
+    (out / "instances.parquet").unlink()
+    with pytest.raises(TapeDamaged, match="missing"):
+        dross.judge(out, remove=3)
+    (out / "project.json").write_text("{")
+    with pytest.raises(TapeDamaged, match="not readable JSON"):
+        Project.open(out)
+    (out / "project.json").write_text('{"made_by": "somebody"}')
+    with pytest.raises(TapeDamaged, match="not written by dross"):
+        Project.open(out)
+    (out / "project.json").write_text('{"made_by": "dross", "format": 99}')
+    with pytest.raises(TapeMismatch, match="format 99"):
+        Project.open(out)
+
+
+def test_a_hostile_cell_stays_text_in_the_report(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    colours = np.where(np.arange(150) % 3 == 0, hostile, "\"quoted\" & 'so'")
+    columns = {"colour": colours, "<b>name": np.arange(150) % 7}
+    path = small_table(tmp_path / "t.csv", **columns)
+    dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert hostile not in report and "&lt;img src=x" in report and "<b>name" not in report

@@ -1,0 +1,238 @@
+"""Nothing is deleted or written over that dross did not write: folders, inputs, other outputs."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+import dross
+from cleaning.made_inputs import QUICK, small_table
+from dross.cleaning.image_folder import MARKER
+from dross.cleaning.project import Project
+from dross.errors import BadInput, StorageFailed
+
+
+def contents(folder):
+    """{name: bytes} of every file in a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (".", "contains"),
+        ("pics", "the input itself"),
+        ("pics/copy", "lies in"),
+        ("run", "itself"),
+        ("run/copy", "lies in"),
+        ("theirs", "was not written by dross export"),
+        ("theirs/thesis.tex", "not a folder"),
+        ("link", "the input itself"),
+        ("link/copy", "lies in"),
+    ],
+)
+def test_an_export_of_pictures_replaces_no_folder_of_somebody_else(album, target, message):
+    folder = album.parent
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "thesis.tex").write_text("years of work")
+    (folder / "link").symlink_to(folder / "pics")
+    before = contents(folder)
+    with pytest.raises(BadInput, match=message):
+        dross.export(album, folder / target, remove=3, overwrite=True)
+    assert contents(folder) == before
+
+
+def test_an_earlier_export_is_replaced_only_if_it_is_as_it_was_written(album):
+    copy = album.parent / "copy"
+    dross.export(album, copy, remove=3)
+    assert len(json.loads((copy / MARKER).read_text())["files"]) == 77
+    dross.export(album, copy, remove=5, overwrite=True)
+    assert len(list(copy.rglob("*.png"))) == 75
+    assert sorted(path.name for path in album.parent.iterdir()) == [
+        "copy",
+        "copy-decisions.csv",
+        "pics",
+        "run",
+    ]
+    (copy / "cat" / "mine.txt").write_text("a note")
+    for spoil in (lambda: None, lambda: (copy / "cat" / "mine.txt").unlink()):
+        spoil()
+        changed = next((copy / "dog").glob("*.png"))
+        changed.write_bytes(b"a picture that somebody has retouched")
+        before = contents(album.parent)
+        with pytest.raises(BadInput, match=r"were not written by dross export, or have been"):
+            dross.export(album, copy, remove=3, overwrite=True)
+        assert contents(album.parent) == before
+    (copy / MARKER).unlink()
+    with pytest.raises(BadInput, match=f"has no {MARKER}"):
+        dross.export(album, copy, remove=3, overwrite=True)
+
+
+def test_a_list_that_names_files_elsewhere_deletes_nothing(album):
+    """Somebody hands over a folder whose list names a file outside of it."""
+    from dross.support.file_digests import digest_file, seal
+
+    copy, thesis = album.parent / "copy", album.parent / "thesis.tex"
+    thesis.write_text("years of work")
+    copy.mkdir()
+    files = {"../thesis.tex": digest_file(thesis)}
+    about = {"made_by": "dross export", "finished": True, "files": files}
+    (copy / MARKER).write_text(json.dumps(seal(about)))
+    with pytest.raises(BadInput, match="leads out of the folder"):
+        dross.export(album, copy, remove=3, overwrite=True)
+    assert thesis.read_text() == "years of work"
+
+
+def test_an_export_that_was_killed_is_finished_by_the_next(album, monkeypatch):
+    copy = album.parent / "copy"
+    dross.export(album, copy, remove=3)
+    first = contents(copy)
+    rename, calls = type(copy).rename, []
+
+    def killed(self, target):
+        calls.append(self)
+        if len(calls) == 2:  # the old one is moved away, the new one not yet in place
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(copy), "rename", killed)
+        dross.export(album, copy, remove=5, overwrite=True)
+    assert not copy.exists()
+    dross.export(album, copy, remove=3, overwrite=True)
+    assert contents(copy) == first
+    assert len(list(album.parent.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["train.csv", "validation.csv", "test.csv"])
+@pytest.mark.parametrize("through", ["name", "link", "hard link"])
+def test_no_input_is_written_over(little, name, through):
+    folder = little.parent
+    target = folder / name
+    if through != "name":
+        target = folder / "other.csv"
+        make = target.symlink_to if through == "link" else target.hardlink_to
+        make(folder / name)
+    before = contents(folder)
+    with pytest.raises(BadInput, match="which is never touched"):
+        dross.export(little, target, remove=3, overwrite=True)
+    # the list of decisions is an output, too
+    copy = folder / "copy.csv"
+    (folder / "copy.csv-decisions.csv").symlink_to(folder / name)
+    with pytest.raises(BadInput, match="which is never touched"):
+        dross.export(little, copy, remove=3, overwrite=True)
+    (folder / "copy.csv-decisions.csv").unlink()
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "instances.parquet"])
+def test_no_file_of_the_project_is_written_over(little, name):
+    before = contents(little)
+    with pytest.raises(BadInput, match="a file of the project itself"):
+        dross.export(little, little / name, remove=3, overwrite=True)
+    assert contents(little) == before
+    dross.export(little, little / "cleaned.csv", remove=3)  # a name of its own is no harm
+
+
+def test_names_that_are_no_names(album, little, monkeypatch):
+    for project in (album, little):
+        monkeypatch.chdir(project.parent)
+        for target in (".", "..", "/", "run/.."):
+            with pytest.raises(BadInput):
+                dross.export("run", target, remove=3)
+    (little.parent / "x.csv").mkdir()
+    with pytest.raises(BadInput, match="is a folder"):
+        dross.export(little, little.parent / "x.csv", remove=3, overwrite=True)
+
+
+def test_a_full_disk_leaves_the_old_copy_and_the_old_list(little, monkeypatch):
+    copy = little.parent / "copy.csv"
+    dross.export(little, copy, remove=3)
+    before = contents(little.parent)
+    real, files = os.fsync, []
+
+    def full(descriptor):
+        files.append(descriptor)
+        if len(files) > 1:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patched, pytest.raises(StorageFailed, match="No space left"):
+        patched.setattr(os, "fsync", full)
+        dross.export(little, copy, remove=9, overwrite=True)
+    assert contents(little.parent) == before
+
+
+# --- the folder of dross clean ---
+
+
+def test_overwriting_deletes_only_what_dross_wrote(little):
+    mine = {"thesis.tex": "years", "runs/notes.txt": "n", "pictures/cat.jpg": "c", "a/b/c.csv": "d"}
+    for name, text in mine.items():
+        (little / name).parent.mkdir(parents=True, exist_ok=True)
+        (little / name).write_text(text)
+    (little / "verdicts").mkdir()
+    (little / "verdicts" / "20260101-000000-00.json").write_text("{}")
+    elsewhere = little.parent / "elsewhere"
+    shutil.copytree(little / "runs" / "run-0", elsewhere / "run-7")
+    (little / "runs" / "run-7").symlink_to(elsewhere / "run-7")
+    kept = contents(elsewhere)
+    Project.open(little).decisions.record({3: ("keep", None)})
+    path = small_table(little.parent / "new.csv")
+    dross.clean(path, "kind", out=little, overwrite=True, **QUICK | {"runs": 1, "verified": 2})
+    assert {name: (little / name).read_text() for name in mine} == mine
+    assert contents(elsewhere) == kept
+    assert not list((little / "verdicts").glob("*")) and len(Project.open(little).instances) == 150
+    (aside,) = little.glob("decisions-*.sqlite")
+    assert dross.cleaning.decisions.Decisions(aside).current() == {3: ("keep", None)}
+
+
+def test_decisions_that_were_set_aside_are_not_replaced(little, monkeypatch):
+    from dross.cleaning.project_files import set_decisions_aside
+
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-000000")
+    for text in ("one", "two"):
+        (little / "decisions.sqlite").write_text(text)
+        set_decisions_aside(little)
+    assert sorted(path.read_text() for path in little.glob("decisions-*")) == ["one", "two"]
+
+
+@pytest.mark.parametrize("place", [".", "train.csv/..", "sub/.."])
+def test_a_folder_that_holds_an_input_is_refused(little, place):
+    """As if a project had been made there: its files beside the input."""
+    folder = little.parent
+    (folder / "sub").mkdir()
+    for path in little.iterdir():
+        path.rename(folder / path.name)
+    before = contents(folder)
+    out = folder if place.startswith("train") else folder / place
+    with pytest.raises(BadInput, match="never touched"):
+        dross.clean(folder / "train.csv", "kind", out=out, overwrite=True, **QUICK)
+    assert contents(folder) == before
+
+
+def test_a_folder_inside_of_the_pictures_is_refused(album):
+    pictures = album.parent / "pics"
+    with pytest.raises(BadInput, match="lies in"):
+        dross.clean(pictures, out=pictures / "runs" / "x", **QUICK)
+    assert not (pictures / "runs").exists()
+
+
+@pytest.mark.parametrize("begun", ['{"started": "today"}', "[]", "not JSON", '{"made_by": "me"}'])
+def test_somebody_elses_begun_json_is_not_ours(tmp_path, begun):
+    path = small_table(tmp_path / "t.csv")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "begun.json").write_text(begun)
+    for more in ("", "scores.csv"):
+        if more:
+            (theirs / more).write_text("mine")
+        before = contents(theirs)
+        with pytest.raises(BadInput, match="not made by dross"):
+            dross.clean(path, "kind", out=theirs, overwrite=True, **QUICK)
+        assert contents(theirs) == before

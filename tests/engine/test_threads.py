@@ -1,0 +1,88 @@
+"""Small passes run on one thread, large ones on all, and afterwards everything is as it was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dross
+from dross.engine import threads
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(folder, width, seen=None, fail=False):
+    model = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 3))
+
+    def loss(outputs, targets):
+        if seen is not None:
+            seen.append(torch.get_num_threads())
+        if fail and torch.get_num_threads() == 1:  # in the middle of a pass
+            raise RuntimeError("no")
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    data = (torch.randn(64, 20), torch.arange(64) % 3)
+    return dross.train(
+        model,
+        data,
+        loss,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tape=folder,
+        epochs=1,
+        batch_size=32,
+        progress=False,
+        overwrite=True,
+    )
+
+
+def test_a_small_pass_takes_one_thread_and_a_large_one_all(tmp_path, two_threads):
+    for width, expected in ((8, 1), (8192, 2)):
+        seen = []
+        run = trained(tmp_path, width, seen)
+        assert seen[-1] == expected  # the passes come after what is tried out at the beginning
+        seen.clear()
+        run.influence(dross.mean_loss((torch.randn(8, 20), torch.arange(8) % 3)))
+        assert expected in seen and torch.get_num_threads() == 2
+
+
+def test_threads_come_back_whatever_happens(tmp_path, two_threads):
+    with pytest.raises(RuntimeError):
+        trained(tmp_path, 8, fail=True)
+    assert torch.get_num_threads() == 2
+    with threads.manage_threads():
+        threads.set_threads_for(1)
+        with threads.manage_threads():  # of another model
+            threads.set_threads_for(1e12)
+            assert torch.get_num_threads() == 2
+        threads.set_threads_for(1)
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_nobody_decides_outside(two_threads):
+    threads.set_threads_for(1)
+    assert torch.get_num_threads() == 2
+
+
+def test_idle_threads_let_go_of_their_cores_unless_the_user_has_said_otherwise():
+    said = "import os, dross; print(os.environ['GOMP_SPINCOUNT'])"
+    for given, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        clean = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"}
+        out = subprocess.run(
+            [sys.executable, "-c", said],
+            env={**clean, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert out.stdout.strip() == expected
