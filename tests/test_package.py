@@ -17,35 +17,28 @@ import dross
 from dross import cli, errors
 
 PUBLIC = [
-    "BadInput",
     "Budget",
     "Checkpoints",
     "ClipNorm",
     "ClipValue",
     "Collated",
+    "CorruptFile",
     "Counterfactual",
-    "DataUnavailable",
+    "Diverged",
     "DrossError",
     "DrossWarning",
     "EveryStep",
+    "InputChanged",
+    "InvalidInput",
     "Keywords",
     "LastEpochs",
-    "NotFinite",
-    "NotReplayable",
     "NotSupported",
     "Project",
     "Query",
-    "RankLost",
     "Recorder",
     "Run",
     "Scores",
-    "StorageFailed",
-    "TapeDamaged",
-    "TapeError",
-    "TapeExists",
-    "TapeMismatch",
     "Verification",
-    "WorkerLost",
     "bounds",
     "clean",
     "clean_chats",
@@ -136,7 +129,7 @@ def test_info_describes_a_recorded_run(demo):
     folder, _ = demo
     tape = folder / "runs" / "run-0"
     result = CliRunner().invoke(cli.app, ["info", str(tape)], catch_exceptions=False)
-    with pytest.raises(errors.BadInput, match=r"Pass one of its recorded runs: .*run-0"):
+    with pytest.raises(errors.InvalidInput, match=r"Pass one of its recorded runs: .*run-0"):
         CliRunner().invoke(cli.app, ["info", str(folder)], catch_exceptions=False)
     for part in ("4,810 parameters", "(complete)", "all intact"):
         assert part in result.output

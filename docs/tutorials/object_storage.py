@@ -53,5 +53,5 @@ segment = next(name for name in system.ls(path, detail=False) if "segment" in na
 system.pipe(segment, system.cat(segment)[:100])
 try:
     dross.Run.open("memory://bucket/mine", model, train, "cross_entropy").influence(query)
-except dross.TapeDamaged as error:
+except dross.CorruptFile as error:
     print(error)

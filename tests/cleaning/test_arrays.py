@@ -14,7 +14,7 @@ from dross.cleaning.memory import take_given
 from dross.cleaning.memory_files import file_name, name_places, name_row, pixels_of
 from dross.cleaning.memory_pixels import read_picture
 from dross.cleaning.memory_restore import give_back
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -143,9 +143,9 @@ def test_other_parts_are_pairs_or_frames(tmp_path):
     kept = pandas.read_parquet(tmp_path / file_name("validation"))
     assert kept.columns.tolist() == ["x0", "x1", "x2", "label"] and len(kept) == 20
     assert not (tmp_path / file_name("test")).exists()
-    with pytest.raises(BadInput, match="only one of them is pictures"):
+    with pytest.raises(InvalidInput, match="only one of them is pictures"):
         take(NUMBERS, KINDS, tmp_path, others={"test": (PIXELS, KINDS)})
-    with pytest.raises(BadInput, match=r"validation=\(X, y\)"):
+    with pytest.raises(InvalidInput, match=r"validation=\(X, y\)"):
         take(NUMBERS, KINDS, tmp_path, others={"validation": NUMBERS})
     frame = FRAME.assign(kind=KINDS)
     take(frame, "kind", tmp_path / "frames", others={"test": frame.head(30)})
@@ -215,7 +215,7 @@ def missing(place):
     ],
 )
 def test_what_cannot_be_used_is_said(x, y, said, tmp_path):
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         dross.clean(x, y, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -223,10 +223,10 @@ def test_what_cannot_be_used_is_said(x, y, said, tmp_path):
 def test_files_and_data_are_not_mixed(tmp_path):
     FRAME.assign(kind=KINDS).to_csv(tmp_path / "t.csv")
     with pytest.raises(
-        BadInput, match="label has the type ndarray, but the data are the name of a file"
+        InvalidInput, match="label has the type ndarray, but the data are the name of a file"
     ):
         dross.clean(tmp_path / "t.csv", KINDS, out=tmp_path / "run")
-    with pytest.raises(BadInput, match="test has the type DataFrame"):
+    with pytest.raises(InvalidInput, match="test has the type DataFrame"):
         dross.clean(tmp_path / "t.csv", "kind", test=FRAME, out=tmp_path / "run")
 
 

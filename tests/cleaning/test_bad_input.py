@@ -56,10 +56,14 @@ BROKEN = "raise RuntimeError('operator torchvision::nms does not exist')"
     [
         (
             OFFLINE,
-            "DataUnavailable",
+            "InvalidInput",
             "weights of the backbone timm:resnet18 cannot be fetched",
         ),
-        (BROKEN, "BadInput", "is installed, but cannot be imported here (RuntimeError: operator"),
+        (
+            BROKEN,
+            "InvalidInput",
+            "is installed, but cannot be imported here (RuntimeError: operator",
+        ),
     ],
 )
 def test_a_backbone_that_cannot_be_loaded(
@@ -205,7 +209,9 @@ def test_very_many_classes(tmp_path):
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_a_handful_of_validation_rows_is_refused(tmp_path, count):
     x, y = two_classes(80, 0)
-    with pytest.raises(dross.BadInput, match=f"validation part has only {count} instances. Give"):
+    with pytest.raises(
+        dross.InvalidInput, match=f"validation part has only {count} instances. Give"
+    ):
         dross.clean(x, y, validation=(x[:count], y[:count]), out=tmp_path / "run", **FEW)
     assert not (tmp_path / "run").exists()
 
@@ -213,6 +219,8 @@ def test_a_handful_of_validation_rows_is_refused(tmp_path, count):
 def test_one_class_left_is_refused(tmp_path):
     """As after a filter that somebody forgot, though the other parts have more."""
     x, y = two_classes(120, 0)
-    with pytest.raises(dross.BadInput, match="is 'no' everywhere: there is nothing to tell apart"):
+    with pytest.raises(
+        dross.InvalidInput, match="is 'no' everywhere: there is nothing to tell apart"
+    ):
         dross.clean(x[y == "no"], y[y == "no"], test=(x, y), out=tmp_path / "run", **FEW)
     assert not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ from dross.cleaning.project import Project
 from dross.cleaning.project_files import write_sealed
 from dross.cleaning.reopen import reopen_data
 from dross.cleaning.rows import make_rows, project_rows
-from dross.errors import BadInput, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged, InvalidInput
 
 # --- labels of a validation file ---
 
@@ -104,7 +104,7 @@ def test_an_interrupted_call_goes_on_and_decisions_are_safe(cleaned, again, monk
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(examine, "recommend", interrupted)
         again()
-    with pytest.raises(TapeDamaged, match="has not finished"):
+    with pytest.raises(CorruptFile, match="has not finished"):
         Project.open(cleaned.folder)
     cleaned.decisions.record({int(cleaned.labels_to_check.index[1]): ("keep", None)})
     project, _ = again()
@@ -115,23 +115,23 @@ def test_an_interrupted_call_goes_on_and_decisions_are_safe(cleaned, again, monk
 def test_too_few_labels_and_labels_of_other_data_are_refused(cleaned, again):
     cleaned.decisions.record(dict.fromkeys(range(85), ("remove", None)), part="validation")
     before = cleaned.about["made"]
-    with pytest.raises(BadInput, match="Only 5 of 90 validation labels are left"):
+    with pytest.raises(InvalidInput, match="Only 5 of 90 validation labels are left"):
         again()
     assert Project.open(cleaned.folder).about["made"] == before  # nothing is lost
     cleaned.decisions.undo()
     cleaned.decisions.record({90: ("keep", None)}, part="validation")
-    with pytest.raises(TapeMismatch, match="only 90 validation"):
+    with pytest.raises(InputChanged, match="only 90 validation"):
         again()
     cleaned.decisions.undo()
     cleaned.decisions.record({3: ("relabel", "oak")}, part="validation")
-    with pytest.raises(BadInput, match="not a class of these data"):
+    with pytest.raises(InvalidInput, match="not a class of these data"):
         again()
 
 
 def test_decisions_on_a_validation_file_do_not_touch_training_instances(cleaned):
     cleaned.decisions.record({0: ("remove", None), 1: ("relabel", "ash")}, part="validation")
     assert cleaned.current_decisions() == {}
-    with pytest.raises(BadInput, match="Nothing has been removed or relabelled"):
+    with pytest.raises(InvalidInput, match="Nothing has been removed or relabelled"):
         dross.judge(cleaned.folder, decisions=True, seeds=2, progress=False)
     _, y = cleaned.cleaned()
     recommended = cleaned.recommended
@@ -144,7 +144,7 @@ def test_trusted_labels_are_not_listed(tmp_path, clusters):
     assert project.labels_to_check.empty and len(project.label_table) == 90
     assert project.label_table["wrong"].max() == 0
     assert "--trusted-validation" in (project.folder / "report.html").read_text()
-    with pytest.raises(dross.BadInput, match="other settings"):
+    with pytest.raises(dross.InvalidInput, match="other settings"):
         dross.clean(*data, out=tmp_path / "run", **given, **QUICK)
 
 
@@ -307,17 +307,17 @@ def test_a_list_of_checks_that_dross_did_not_write_does_no_harm(one, kept):
 def test_checked_labels_that_dross_did_not_write_are_damage(one, rows):
     project = one[0]
     write_sealed(project.folder / "checked.json", {"labels": rows})
-    with pytest.raises(TapeDamaged, match=r"checked\.json is not as dross writes it"):
+    with pytest.raises(CorruptFile, match=r"checked\.json is not as dross writes it"):
         read_used(project.folder, reopen_data(project))
     write_sealed(project.folder / "checked.json", {"labels": [[10**6, "keep", None]]})
-    with pytest.raises(TapeMismatch, match="decides about instance 1000000"):
+    with pytest.raises(InputChanged, match="decides about instance 1000000"):
         read_used(project.folder, reopen_data(project))
 
 
 def test_a_damaged_list_is_named(cleaned):
     path = cleaned.folder / "labels.parquet"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(dross.TapeDamaged, match=r"labels\.parquet is damaged"):
+    with pytest.raises(dross.CorruptFile, match=r"labels\.parquet is damaged"):
         _ = dross.Project.open(cleaned.folder).labels_to_check
 
 

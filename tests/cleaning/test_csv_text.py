@@ -3,7 +3,7 @@
 import pytest
 
 from dross.cleaning.csv_text import check_separator, decode_text, guess_separator, read_records
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 
 def test_rows_are_numbered_by_the_lines_they_begin_on():
@@ -27,14 +27,16 @@ def test_a_copy_has_the_same_rows_and_its_own_spaces():
 
 
 def test_rows_that_are_too_long_or_too_short():
-    with pytest.raises(BadInput, match=r"line 4 has 3 cells, but the first has 2 names.*separator"):
+    with pytest.raises(
+        InvalidInput, match=r"line 4 has 3 cells, but the first has 2 names.*separator"
+    ):
         read_records("a,b\n1,2\n\n1,2,3\n", ",", "t.csv")
     records = read_records("a,b\n1\n1,2\n", ",", "t.csv")
     assert records.rows == [["1", ""], ["1", "2"]] and records.short == [2]
 
 
 def test_a_quote_that_is_never_closed_is_refused_by_its_line():
-    with pytest.raises(BadInput, match="line 3 and never closed"):
+    with pytest.raises(InvalidInput, match="line 3 and never closed"):
         read_records('a,b\n1,2\n3,"4\n5,6\n', ",", "t.csv")
 
 
@@ -56,7 +58,7 @@ def test_cells_may_be_long():
     ],
 )
 def test_what_is_no_text_is_refused(raw, told):
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(InvalidInput, match=told):
         decode_text(raw, "t.csv")
 
 
@@ -80,5 +82,5 @@ def test_separators_are_found():
 def test_separators_that_are_given():
     assert check_separator("tab") == "\t" and check_separator("^") == "^"
     for wrong in ("", ",,", '"', "\n"):
-        with pytest.raises(BadInput, match="one character"):
+        with pytest.raises(InvalidInput, match="one character"):
             check_separator(wrong)

@@ -14,7 +14,7 @@ from cleaning.test_untouched import contents
 from dross.cleaning import pipeline as pipeline
 from dross.cleaning import write_project
 from dross.cleaning.project import DIGESTED, Project
-from dross.errors import BadInput, DrossError, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from support.test_atomic_files import leave_temporary_files
 
 LITTLE = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
@@ -87,7 +87,7 @@ def test_a_clean_that_was_killed_while_reporting_is_finished_by_the_next(little,
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(write_project, "write_report", interrupted)
         clean(little)
-    with pytest.raises(TapeDamaged, match="has not finished"):
+    with pytest.raises(CorruptFile, match="has not finished"):
         Project.open(little)
     clean(little)
     assert contents(little).keys() == expected.keys()
@@ -114,7 +114,7 @@ def test_a_project_of_an_earlier_version_is_made_anew_and_keeps_its_decisions(li
     new = ("sealed", "sha256", "digests", "recommendation", "noise", "labels", "checked_labels")
     old = {key: about[key] for key in about if key not in new}
     path.write_text(json.dumps(old | {"suggested": {"m": 0, "what": "", "reason": ""}}))
-    with pytest.raises(TapeDamaged, match="Run dross clean again; your decisions are kept"):
+    with pytest.raises(CorruptFile, match="Run dross clean again; your decisions are kept"):
         Project.open(little)
     said = []
     clean(little, say=said.append)
@@ -123,7 +123,7 @@ def test_a_project_of_an_earlier_version_is_made_anew_and_keeps_its_decisions(li
     assert Project.open(little).decisions.current() == {3: ("remove", None)}
     set_in_json(little / "begun.json", options__rounds=1)
     set_in_json(path, options__rounds=1)
-    with pytest.raises(BadInput, match="other settings"):
+    with pytest.raises(InvalidInput, match="other settings"):
         clean(little)
     clean(little, overwrite=True)
     assert list(little.glob("decisions-*.sqlite"))  # set aside, not deleted
@@ -134,7 +134,7 @@ def test_project_json_that_lacks_something(little):
         about = json.loads((little / "project.json").read_text())
         for value in (None, 3, {"unknown": 1}):
             set_in_json(little / "project.json", **{key: value})
-            with pytest.raises(TapeDamaged, match=r"project\.json"):
+            with pytest.raises(CorruptFile, match=r"project\.json"):
                 dross.judge(little, remove=3, seeds=2, progress=False)
         (little / "project.json").write_text(json.dumps(about))
 
@@ -166,7 +166,7 @@ def test_two_cannot_clean_into_one_folder(little):
         assert other.stdout is not None and other.stdout.readline() == "inside\n"
         before = contents(out)
         for options in ({}, {"overwrite": True}, {"runs": 2}):
-            with pytest.raises(BadInput, match=rf"process {other.pid} on"):
+            with pytest.raises(InvalidInput, match=rf"process {other.pid} on"):
                 clean(little, out=out, **options)
         assert contents(out) == before
     finally:
@@ -186,7 +186,7 @@ def test_results_of_another_request_are_not_reported(little, monkeypatch):
         return Project.open(project.folder)
 
     monkeypatch.setattr(pipeline, "write_project", replaced)
-    with pytest.raises(TapeMismatch, match="other data or settings"):
+    with pytest.raises(InputChanged, match="other data or settings"):
         clean(little, out=little.parent / "out")
 
 

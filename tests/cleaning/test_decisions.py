@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dross.cleaning.decisions import Decisions
-from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 
 DECISION = st.sampled_from(
     [("keep", None), ("remove", None), ("undecided", None), ("relabel", "cat"), ("relabel", "dog")]
@@ -133,7 +133,7 @@ def test_a_request_sent_twice_is_carried_out_once(tmp_path):
 )
 def test_nonsense_is_refused_and_leaves_no_trace(tmp_path, changes):
     log = Decisions(tmp_path / "d.sqlite")
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInput):
         log.record(changes)
     assert log.revision == 0
 
@@ -222,13 +222,13 @@ def test_a_foreign_or_damaged_file_is_refused_and_left_as_it_is(tmp_path):
     log.close()
     whole = cut.read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    kinds = {text: TapeDamaged, foreign: TapeDamaged, newer: TapeMismatch, cut: TapeDamaged}
+    kinds = {text: CorruptFile, foreign: CorruptFile, newer: InputChanged, cut: CorruptFile}
     for path, kind in kinds.items():
         before = path.read_bytes()
         with pytest.raises(kind, match=str(path)):
             Decisions(path)
         assert path.read_bytes() == before
-    with pytest.raises(TapeMismatch, match="format 99; this dross reads formats 1, 2 and 3"):
+    with pytest.raises(InputChanged, match="format 99; this dross reads formats 1, 2 and 3"):
         Decisions(newer)
 
 
@@ -239,7 +239,7 @@ def test_a_row_that_dross_did_not_write_is_named(tmp_path):
     connection.execute("UPDATE events SET changes = '[[1'")
     connection.commit()
     connection.close()
-    with pytest.raises(TapeDamaged, match="Row 1 of"):
+    with pytest.raises(CorruptFile, match="Row 1 of"):
         Decisions(tmp_path / "d.sqlite")
 
 
@@ -248,13 +248,13 @@ def test_a_full_disk_and_a_missing_folder_say_so(tmp_path):
     log.record({1: ("keep", None)})
     pages = log._connection.execute("PRAGMA page_count").fetchone()[0]
     log._connection.execute(f"PRAGMA max_page_count={pages}")  # what SQLite reports of a full disk
-    with pytest.raises(StorageFailed, match="disk is full"):
+    with pytest.raises(DrossError, match="disk is full"):
         log.record(dict.fromkeys(range(20000), ("remove", None)))
     assert log.current() == {1: ("keep", None)}
     log._connection.execute("PRAGMA max_page_count=1000000")
     log.record({2: ("keep", None)})
     assert set(Decisions(tmp_path / "d.sqlite").current()) == {1, 2}
-    with pytest.raises(StorageFailed, match="folder"):
+    with pytest.raises(DrossError, match="folder"):
         Decisions(tmp_path / "nowhere" / "d.sqlite")
 
 
@@ -283,7 +283,7 @@ def test_no_changed_letter_of_a_row_goes_unnoticed(tmp_path):
         start = raw.index(text)
         for place in range(start, start + len(text)):
             path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-            with pytest.raises(TapeDamaged, match=str(path)):
+            with pytest.raises(CorruptFile, match=str(path)):
                 Decisions(path)
 
 
@@ -303,7 +303,7 @@ def test_rows_that_were_lost_or_edited_are_noticed(tmp_path, statement):
     path = tmp_path / "d.sqlite"
     make_log(path)
     run_in(path, statement)
-    with pytest.raises(TapeDamaged, match=str(path)):
+    with pytest.raises(CorruptFile, match=str(path)):
         Decisions(path)
 
 
@@ -321,7 +321,7 @@ def test_a_log_of_an_earlier_version_opens_and_is_protected_from_the_next_decisi
     for changed in ("request 1", "request 2"):
         raw = path.read_bytes()
         path.write_bytes(raw.replace(changed.encode(), b"request 7"))
-        with pytest.raises(TapeDamaged):
+        with pytest.raises(CorruptFile):
             Decisions(path)
         path.write_bytes(raw)
 
@@ -332,7 +332,7 @@ def test_an_empty_file_and_a_journal_alone_are_named_and_not_taken_for_a_new_log
     journal = tmp_path / "missing.sqlite-journal"
     journal.write_bytes(b"what SQLite would roll back")
     for path in (empty, missing):
-        with pytest.raises(TapeDamaged, match=str(path)):
+        with pytest.raises(CorruptFile, match=str(path)):
             Decisions(path)
     assert empty.read_bytes() == b"" and not missing.exists() and journal.exists()
 
@@ -363,7 +363,7 @@ def test_validation_instances_are_decided_about_in_the_same_log(tmp_path):
     assert undone is not None and undone.part == "validation"
     assert (again.current("validation"), again.current()) == ({}, wanted[1])
     assert log.redo() is not None and again.current("validation") == wanted[0]
-    with pytest.raises(BadInput, match="part 'test'"):
+    with pytest.raises(InvalidInput, match="part 'test'"):
         log.record({1: ("keep", None)}, part="test")
 
 

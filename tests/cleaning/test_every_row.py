@@ -155,7 +155,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     assert assumed in " ".join(printed.output.split())
     about = json.loads((out / "project.json").read_text())
     assert about["labels"] == "observed" and about["labels_assumed"] is True
-    with pytest.raises(dross.BadInput, match="Did you mean 'annotated'"):
+    with pytest.raises(dross.InvalidInput, match="Did you mean 'annotated'"):
         dross.clean(folder / "all.csv", "tree", out=out, labels="anotated", **QUICK)
 
 
@@ -176,7 +176,7 @@ def test_texts_are_assumed_to_be_annotated(tmp_path, kind, column):
 def test_other_labels_are_another_job(_made, one):
     folder, project = _made[0], one[0]
     options = QUICK | {"runs": 3, "out": project.folder}
-    with pytest.raises(dross.BadInput, match="other settings"):
+    with pytest.raises(dross.InvalidInput, match="other settings"):
         dross.clean(folder / "all.csv", "tree", labels="observed", **options)
 
 

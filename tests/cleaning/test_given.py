@@ -11,7 +11,7 @@ import torch
 
 import dross
 from cleaning.made_inputs import QUICK, flipped, set_in_json
-from dross.errors import BadInput, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged, InvalidInput
 
 SMALL = QUICK | {"runs": 1, "epochs": 4, "verified": 2, "model": "linear"}
 
@@ -74,11 +74,11 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
     dross.clean(x, y, out=arrays.folder, say=said.append, **SMALL)
     assert "already" in said[-1]
     (arrays.folder / "given" / "data.parquet").unlink()
-    with pytest.raises(BadInput, match="There is no file"):
+    with pytest.raises(InvalidInput, match="There is no file"):
         dross.judge(arrays.folder, remove=5)
     dross.clean(x, y, out=arrays.folder, **SMALL)  # mends it
     assert len(arrays.cleaned(remove=5)[0]) == 195
-    with pytest.raises(BadInput, match="holds a run on other data"):
+    with pytest.raises(InvalidInput, match="holds a run on other data"):
         dross.clean(x + 1, y, out=arrays.folder, **SMALL)
     assert len(arrays.cleaned(remove=5)[0]) == 195
     dross.clean(x + 1, y, out=arrays.folder, overwrite=True, **SMALL)
@@ -88,18 +88,18 @@ def test_the_same_call_goes_on_and_other_data_are_refused(arrays):
 
 def test_a_changed_copy_is_noticed(arrays, tmp_path):
     path = arrays.folder / "given" / "data.parquet"
-    with pytest.raises(BadInput, match=r"which is never touched|a file of the project itself"):
+    with pytest.raises(InvalidInput, match=r"which is never touched|a file of the project itself"):
         dross.export(arrays.folder, path, remove=5, overwrite=True)
     frame = pandas.read_parquet(path)
     frame.assign(x0=frame["x0"] + 1).to_parquet(path)
     for use in (lambda: arrays.cleaned(remove=5), lambda: dross.judge(arrays.folder, remove=5)):
-        with pytest.raises(TapeMismatch, match="has changed since dross clean read it"):
+        with pytest.raises(InputChanged, match="has changed since dross clean read it"):
             use()
 
 
 def test_a_project_that_lies_about_its_types_is_damaged(arrays):
     set_in_json(arrays.folder / "project.json", request__given__x="tensor")
-    with pytest.raises(TapeDamaged, match="how its data were given"):
+    with pytest.raises(CorruptFile, match="how its data were given"):
         dross.Project.open(arrays.folder).cleaned(remove=5)
 
 
@@ -139,7 +139,7 @@ def test_pictures_as_a_tensor(tmp_path):
     assert exported.written == 76
     array = project.folder / "given" / "data.npy"
     np.save(array, np.load(array) * 0.5)
-    with pytest.raises(TapeMismatch, match="changed"):
+    with pytest.raises(InputChanged, match="changed"):
         project.cleaned(remove=4)
 
 
@@ -158,7 +158,7 @@ def test_tables_in_files_are_returned_as_frames(little, album):
     project = dross.Project.open(little)
     cleaned = project.cleaned(remove=6)
     assert len(cleaned) == 114 and "kind" in cleaned.columns and cleaned["size"].dtype == float
-    with pytest.raises(BadInput, match="pictures in a folder"):
+    with pytest.raises(InvalidInput, match="pictures in a folder"):
         dross.Project.open(album).cleaned(remove=2)
 
 
@@ -188,5 +188,5 @@ def test_arrays_with_features_of_ones_own(tmp_path):
     assert set(project.about["input_files"]) == {"data", "features"}
     assert dross.judge(tmp_path / "run", remove=3, seeds=2, quick=True, progress=False).removed == 3
     np.save(tmp_path / "own.npy", own + 1)
-    with pytest.raises(TapeMismatch, match=r"own\.npy has changed"):
+    with pytest.raises(InputChanged, match=r"own\.npy has changed"):
         dross.judge(tmp_path / "run", remove=3, seeds=2, quick=True, progress=False)

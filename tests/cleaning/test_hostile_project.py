@@ -20,7 +20,7 @@ from dross import cli
 from dross.cleaning import export as export_module
 from dross.cleaning.project import Project
 from dross.cleaning.user_code import find_source, show_source, source_digest
-from dross.errors import BadInput, DrossError, StorageFailed, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 
 EVIL = """import pathlib
 pathlib.Path("was-run").write_text("!")
@@ -52,12 +52,12 @@ def evil(little, monkeypatch):
 )
 def test_a_project_causes_no_code_to_be_imported(evil, forged):
     set_in_json(evil / "project.json", **forged)
-    with pytest.raises(BadInput, match=r"evil:load.*Read it below(.|\n)*was-run"):
+    with pytest.raises(InvalidInput, match=r"evil:load.*Read it below(.|\n)*was-run"):
         dross.judge(evil, remove=3, seeds=2, progress=False)
     judged = CliRunner().invoke(cli.app, ["judge", "run", "--remove", "3"])
-    assert isinstance(judged.exception, BadInput)
+    assert isinstance(judged.exception, InvalidInput)
     if "request__data" in forged:
-        with pytest.raises(BadInput, match="no file to copy"):
+        with pytest.raises(InvalidInput, match="no file to copy"):
             dross.export(evil, "copy.csv", remove=3)
     else:
         dross.export(evil, "copy.csv", remove=3)  # needs no model
@@ -70,7 +70,7 @@ def test_code_that_has_changed_is_not_imported_even_if_it_is_named(evil):
     (evil.parent / "evil.py").write_text(EVIL + "# and more\n")
     for forged in (model, data):
         set_in_json(evil / "project.json", **forged)
-        with pytest.raises(TapeMismatch, match="evil:load has changed"):
+        with pytest.raises(InputChanged, match="evil:load has changed"):
             dross.judge(evil, remove=3, seeds=2, progress=False, trust_code=["evil:load"])
         assert not os.path.exists("was-run")
 
@@ -120,9 +120,9 @@ def test_the_current_folder_is_not_searched_first_afterwards(tmp_path):
 def test_labels_that_are_no_classes_are_refused(album):
     for label in ("../../x", "/tmp/x", "bird", ""):
         Project.open(album).decisions.record({5: ("relabel", label)})
-        with pytest.raises(BadInput, match="not a class of these data"):
+        with pytest.raises(InvalidInput, match="not a class of these data"):
             dross.export(album, album.parent / "copy")
-        with pytest.raises(BadInput, match="not a class of these data"):
+        with pytest.raises(InvalidInput, match="not a class of these data"):
             dross.judge(album, decisions=True, seeds=2, progress=False)
 
 
@@ -145,7 +145,7 @@ def test_decisions_about_instances_that_are_not_there(little):
         lambda: dross.export(little, little.parent / "copy.csv"),
         lambda: dross.judge(little, decisions=True, seeds=2, progress=False),
     ):
-        with pytest.raises(TapeMismatch, match="decides about instance 1000000, but there are"):
+        with pytest.raises(InputChanged, match="decides about instance 1000000, but there are"):
             act()
 
 
@@ -174,7 +174,7 @@ def test_rows_that_dross_did_not_write_are_damage(little, row):
             row,
         )
     connection.close()
-    with pytest.raises(TapeDamaged, match=r"Row 3 of .* is not as dross wrote it"):
+    with pytest.raises(CorruptFile, match=r"Row 3 of .* is not as dross wrote it"):
         dross.export(little, little.parent / "copy.csv")
 
 
@@ -200,10 +200,12 @@ def test_copy_and_list_come_from_the_same_decisions(little, monkeypatch):
 def test_more_than_could_ever_be_done_is_refused_at_once(evil):
     judge = lambda **options: dross.judge(evil, remove=3, progress=False, **options)
     with pytest.raises(
-        BadInput, match=r"seeds must be at most 1,000, not .*20 digits: each trains"
+        InvalidInput, match=r"seeds must be at most 1,000, not .*20 digits: each trains"
     ):
         judge(seeds=10**40)
-    with pytest.raises(BadInput, match=r"n_jobs must be at most .*not 1000000: each is a process"):
+    with pytest.raises(
+        InvalidInput, match=r"n_jobs must be at most .*not 1000000: each is a process"
+    ):
         judge(n_jobs=1_000_000)
     for command in (
         ["judge", "run", "--remove", "3", "--jobs", "1000000"],
@@ -212,7 +214,9 @@ def test_more_than_could_ever_be_done_is_refused_at_once(evil):
         ["clean", "train.csv", "--label", "kind", "--runs", str(10**40), "--out", "other"],
     ):
         asked = CliRunner().invoke(cli.app, command)
-        assert isinstance(asked.exception, BadInput) and "must be at most" in str(asked.exception)
+        assert isinstance(asked.exception, InvalidInput) and "must be at most" in str(
+            asked.exception
+        )
     assert not os.path.exists("other") and not (evil / "judging.json").exists()
 
 
@@ -224,7 +228,7 @@ def test_a_changed_cell_of_an_ignored_column_is_refused(little, name):
     assert "note" in str(Project.open(little).about["notes"])  # it is ignored
     path = little.parent / name
     path.write_text(path.read_text().replace(",n17\n", ",changed\n"))
-    with pytest.raises(TapeMismatch, match=rf"{name} has changed since"):
+    with pytest.raises(InputChanged, match=rf"{name} has changed since"):
         dross.export(little, little.parent / "copy.csv", remove=3)
     assert not (little.parent / "copy.csv").exists()
 
@@ -238,7 +242,7 @@ def test_pictures_that_change_while_they_are_copied_are_refused(album, monkeypat
         return real(source, edits)
 
     monkeypatch.setattr(export_module, "_place_pictures", meanwhile)
-    with pytest.raises(TapeMismatch, match="has changed since"):
+    with pytest.raises(InputChanged, match="has changed since"):
         dross.export(album, album.parent / "copy", remove=3)
     assert sorted(path.name for path in album.parent.iterdir()) == ["pics", "run"]
 
@@ -267,11 +271,11 @@ def test_a_read_only_project(little, monkeypatch):
         run = shutil.copytree(little, Path(place) / "run")
         Project.open(run).instances  # noqa: B018 - what is imported late is imported now
         run.chmod(0o555)
-        with powerless(), pytest.raises(StorageFailed) as caught:
+        with powerless(), pytest.raises(DrossError) as caught:
             dross.judge(run, remove=3, seeds=2, progress=False)
         assert "run cannot be written (Permission denied)" in str(caught.value)
         assert "Copy the folder" in str(caught.value)
-        with powerless(), pytest.raises(BadInput, match="othing has been"):
+        with powerless(), pytest.raises(InvalidInput, match="othing has been"):
             dross.judge(run, decisions=True, progress=False)  # no decisions, and no file for them
         run.chmod(0o755)
     dross.export(little, little.parent / "copy.csv", remove=3)

@@ -13,7 +13,7 @@ from PIL import Image, features
 from dross.cleaning import images
 from dross.cleaning.images import ImageEncoder
 from dross.cleaning.load import Request, prepare
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from fuzz.mutate import damage
 
 
@@ -59,7 +59,9 @@ def test_floating_shades_between_0_and_1_are_scaled_and_others_refused(tmp_path)
     x = prepare(Request(str(tmp_path / "p"))).x["train"]
     assert 0.9 < float(x.std()) < 1.1 and len(x.unique()) > 1000
     write_set(tmp_path / "q", lambda rng, _: 90 * rng.random((8, 8), dtype=np.float32), ".tif")
-    with pytest.raises(BadInput, match=r"0\.tif has shades from .* to (8|9).*from 0 .black. to 1 "):
+    with pytest.raises(
+        InvalidInput, match=r"0\.tif has shades from .* to (8|9).*from 0 .black. to 1 "
+    ):
         prepare(Request(str(tmp_path / "q")))
 
 
@@ -73,7 +75,7 @@ def test_thumbnails_show_what_is_learnt(tmp_path):
 
 def test_pictures_that_are_all_the_same_are_noticed(tmp_path):
     write_set(tmp_path / "p", lambda rng, _: np.full((8, 8, 3), 255, dtype=np.uint8))
-    with pytest.raises(BadInput, match="are the same: there is nothing to tell apart"):
+    with pytest.raises(InvalidInput, match="are the same: there is nothing to tell apart"):
         prepare(Request(str(tmp_path / "p")))
 
 
@@ -90,7 +92,7 @@ def test_a_class_that_is_a_link_is_read(tmp_path):
 def test_a_folder_that_is_reached_twice_is_refused(tmp_path, target):
     folder = write_set(tmp_path / "p", plain)
     (folder / "again").symlink_to(folder / target)
-    with pytest.raises(BadInput, match="are the same folder, reached through a link"):
+    with pytest.raises(InvalidInput, match="are the same folder, reached through a link"):
         prepare(Request(str(folder)))
 
 
@@ -133,7 +135,7 @@ def test_a_pipe_among_the_pictures_does_not_hold_anybody_up(tmp_path):
 def test_names_that_are_not_utf8_are_refused_with_the_name(tmp_path):
     folder = write_set(tmp_path / "p", plain)
     os.rename(folder / "cat" / "1.png", os.fsencode(folder / "cat") + b"/caf\xe9.png")
-    with pytest.raises(BadInput, match=r"caf\\xe9\.png is not UTF-8"):
+    with pytest.raises(InvalidInput, match=r"caf\\xe9\.png is not UTF-8"):
         prepare(Request(str(folder)))
 
 

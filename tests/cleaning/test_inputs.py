@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from dross.cleaning import load
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 
 def test_what_is_inferred_from_awkward_tables(tmp_path):
@@ -61,7 +61,7 @@ def test_a_class_too_rare_to_be_examined_is_named(tmp_path):
     assert "once" in prepared.part("train").labels
     assert "fewer than 5 instances, too few to examine their labels: once" in str(prepared.notes)
     pandas.DataFrame({"x": [1, 2] * 30, "kind": ["a", "zebra"] * 30}).to_csv(test, index=False)
-    with pytest.raises(BadInput, match="zebra"):
+    with pytest.raises(InvalidInput, match="zebra"):
         load.prepare(load.Request(str(path), "kind", test=str(test)))
 
 
@@ -96,14 +96,14 @@ def test_pictures_listed_in_a_table(pets):
 
 def test_folders_without_usable_pictures_are_refused(pets, tmp_path):
     (tmp_path / "none").mkdir()
-    with pytest.raises(BadInput, match="no pictures under"):
+    with pytest.raises(InvalidInput, match="no pictures under"):
         load.prepare(load.Request(str(tmp_path / "none")))
     (pets / "loose.png").write_bytes((pets / "cat" / "1.png").read_bytes())
-    with pytest.raises(BadInput, match="lies directly in"):
+    with pytest.raises(InvalidInput, match="lies directly in"):
         load.prepare(load.Request(str(pets)))
     for kind in ("cat", "dog"):
         for path in (pets / kind).iterdir():
             path.write_bytes(b"nonsense")
     (pets / "loose.png").unlink()
-    with pytest.raises(BadInput, match="cannot be opened"):
+    with pytest.raises(InvalidInput, match="cannot be opened"):
         load.prepare(load.Request(str(pets)))

@@ -11,7 +11,7 @@ from sklearn.naive_bayes import GaussianNB
 
 from cleaning.made_judgements import flip, judge_arrays, know_noise, overlapping
 from dross.cleaning import judge, plans
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_numbers_are_measured_in_their_units(monkeypatch):
     relabelled = judge_arrays(x[:180], y[:180], test, relabelled=mended, model=LinearRegression())
     assert relabelled.run().verdict == "improved"
     for label in ("1_000", "nan", "1e999"):  # float() would read them
-        with pytest.raises(BadInput, match="which is not a number to learn"):
+        with pytest.raises(InvalidInput, match="which is not a number to learn"):
             _ = judge_arrays(x[:180], y[:180], relabelled={3: label}).fixed
 
 
@@ -269,9 +269,9 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
         assert "the 20 test instances of it count as wrong" in verdict.settle
         assert {row["class"]: row["after"] for row in verdict.per_class}["2"] == 1.0
     relabelled = {int(id): "0" for id in np.flatnonzero(y)}
-    with pytest.raises(BadInput, match=r"Only one class .* GaussianNB cannot learn it"):
+    with pytest.raises(InvalidInput, match=r"Only one class .* GaussianNB cannot learn it"):
         judge_arrays(x, y, relabelled=relabelled, model=GaussianNB()).run()
-    with pytest.raises(BadInput, match="relabelled as 'x', which is not one of the classes"):
+    with pytest.raises(InvalidInput, match="relabelled as 'x', which is not one of the classes"):
         judge_arrays(x, y, relabelled={3: "x"}).run()
 
 

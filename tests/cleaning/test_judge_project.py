@@ -21,7 +21,7 @@ from dross.cleaning.estimators import find_model
 from dross.cleaning.project import Project
 from dross.cleaning.project_files import read_json, write_sealed
 from dross.cleaning.report import write_report
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 QUICK = {"runs": 1, "epochs": 8, "rate": 0.05, "model": "linear", "progress": False}
 FEW = {"seeds": 3, "quick": True, "progress": False}
@@ -235,7 +235,7 @@ class NotANumber(LogisticRegression):
     ],
 )
 def test_what_cannot_judge_is_refused(model, said):
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         find_model(model, "classification")
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_judge_is_refused(model, said):
 )
 def test_what_fails_leaves_the_project_as_it_was(tested, model, said):
     before = files(tested)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         ask(tested, model)
     assert files(tested) == before
 

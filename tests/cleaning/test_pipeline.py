@@ -10,7 +10,7 @@ import dross
 from cleaning.made_inputs import QUICK, interrupted, set_in_json, small_table
 from dross.cleaning import examine
 from dross.cleaning.project import Project
-from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 
 
 def test_data_and_a_model_of_ones_own(tmp_path):
@@ -28,9 +28,9 @@ def test_data_and_a_model_of_ones_own(tmp_path):
     )
     assert judge().seeds == 2
     set_in_json(tmp_path / "run" / "project.json", model_source="of another day")
-    with pytest.raises(TapeMismatch, match=r"cleaning\.made_inputs:made_model has changed"):
+    with pytest.raises(InputChanged, match=r"cleaning\.made_inputs:made_model has changed"):
         judge()
-    with pytest.raises(BadInput, match="no file to copy"):
+    with pytest.raises(InvalidInput, match="no file to copy"):
         dross.export(tmp_path / "run", tmp_path / "copy.csv", remove=5)
 
 
@@ -43,7 +43,7 @@ def test_data_and_a_model_of_ones_own(tmp_path):
     ],
 )
 def test_a_function_that_does_not_give_data_is_refused(tmp_path, data, message):
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         dross.clean(data, out=tmp_path / "other", **QUICK)
 
 
@@ -56,14 +56,14 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
         clean()
     manifest = out / "runs" / "run-1" / "manifest.json"
     tape = json.loads(manifest.read_text())
-    with pytest.raises(TapeDamaged, match="has not finished"):
+    with pytest.raises(CorruptFile, match="has not finished"):
         Project.open(out)
     project = clean()
     assert json.loads(manifest.read_text())["id"] == tape["id"]  # not trained again
     made = project.about["made"], (out / "report.html").stat().st_mtime_ns
     project.decisions.record({3: ("keep", None)})
     assert (clean().about["made"], (out / "report.html").stat().st_mtime_ns) == made
-    with pytest.raises(BadInput, match="other data or with other settings"):
+    with pytest.raises(InvalidInput, match="other data or with other settings"):
         clean(runs=1)
     clean(runs=1, overwrite=True)
     assert list(out.glob("decisions-*.sqlite"))  # set aside, not deleted
@@ -74,7 +74,7 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path):
     path = small_table(tmp_path / "t.csv")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(BadInput, match="not made by dross"):
+    with pytest.raises(InvalidInput, match="not made by dross"):
         dross.clean(path, "kind", out=tmp_path / "mine", overwrite=True, **QUICK)
 
 
@@ -84,7 +84,7 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
     def diverging(recipe, *args, **kwargs):
         tried.append(recipe.rate)
         if len(tried) == 1:
-            raise dross.errors.NotFinite("the loss of instance 3 is not finite", step=7)
+            raise dross.errors.Diverged("the loss of instance 3 is not finite", step=7)
         return real(recipe, *args, **kwargs)
 
     monkeypatch.setattr(examine, "score", diverging)
@@ -97,10 +97,10 @@ def test_a_run_at_a_lowered_rate_goes_on_at_that_rate(tmp_path, monkeypatch):
 
 def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
     path = small_table(tmp_path / "t.csv")
-    with pytest.raises(BadInput, match="takes pictures"):
+    with pytest.raises(InvalidInput, match="takes pictures"):
         dross.clean(path, "kind", model="cnn", out=tmp_path / "run", **QUICK)
     dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
-    with pytest.raises(BadInput, match="A rate must be above 0"):
+    with pytest.raises(InvalidInput, match="A rate must be above 0"):
         dross.clean(path, "kind", out=tmp_path / "other", **QUICK | {"rate": -1.0})
 
 
@@ -125,7 +125,7 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(StorageFailed, match="No space left"):
+    with pytest.raises(DrossError, match="No space left"):
         dross.clean(small_table(tmp_path / "t.csv"), "kind", out=tmp_path / "run", **QUICK)
 
 
@@ -173,6 +173,6 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, case):
     path = tmp_path / "t.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         dross.clean(path, **{"label": "kind", "out": tmp_path / "run", "progress": False} | options)
     assert not (tmp_path / "run").exists()

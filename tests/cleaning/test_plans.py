@@ -19,7 +19,7 @@ from dross.cleaning.plans import (
     learned_something,
     recommend,
 )
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 OBSERVED = PRIORS["observed"]
 
@@ -262,7 +262,7 @@ def test_same_seed_same_recommendation():
 def test_unknown_kinds_of_labels_are_refused():
     x, y = blobs(30)
     rows = Rows.of(x, y, 3)
-    with pytest.raises(BadInput, match="annotated"):
+    with pytest.raises(InvalidInput, match="annotated"):
         recommend(rows, estimate_label_noise(rows, OBSERVED, rounds=1), "guessed")
 
 

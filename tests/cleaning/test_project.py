@@ -9,7 +9,7 @@ import dross
 from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.findings import list_findings, warn_of_disagreement
 from dross.cleaning.project import Project
-from dross.errors import TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged
 
 
 def test_the_project_shows_itself(cancer):
@@ -59,19 +59,19 @@ def test_a_tampered_folder(tmp_path):
     out = tmp_path / "run"
     dross.clean(small_table(tmp_path / "t.csv"), "kind", out=out, **QUICK)
     (out / "instances.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(TapeDamaged, match="not what dross wrote"):
+    with pytest.raises(CorruptFile, match="not what dross wrote"):
         Project.open(out).instances  # noqa: B018
     (out / "instances.parquet").unlink()
-    with pytest.raises(TapeDamaged, match="missing"):
+    with pytest.raises(CorruptFile, match="missing"):
         dross.judge(out, remove=3)
     (out / "project.json").write_text("{")
-    with pytest.raises(TapeDamaged, match="not readable JSON"):
+    with pytest.raises(CorruptFile, match="not readable JSON"):
         Project.open(out)
     (out / "project.json").write_text('{"made_by": "somebody"}')
-    with pytest.raises(TapeDamaged, match="not written by dross"):
+    with pytest.raises(CorruptFile, match="not written by dross"):
         Project.open(out)
     (out / "project.json").write_text('{"made_by": "dross", "format": 99}')
-    with pytest.raises(TapeMismatch, match="format 99"):
+    with pytest.raises(InputChanged, match="format 99"):
         Project.open(out)
 
 

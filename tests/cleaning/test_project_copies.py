@@ -13,7 +13,7 @@ from cleaning.made_inputs import QUICK, edit_json, other_parts
 from dross.cleaning.duplicates_groups import FILE
 from dross.cleaning.findings import list_findings
 from dross.cli import app
-from dross.errors import TapeDamaged
+from dross.errors import CorruptFile
 from dross.support.png import encode_png
 
 FAST = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "linear"}
@@ -99,7 +99,7 @@ def test_damage_is_named(project, spoil):
         table.to_parquet(path)
         new = dross.support.file_digests.digest_file(path)
         edit_json(project.folder / "project.json", lambda text: text.replace(old, new))
-    with pytest.raises(TapeDamaged, match=FILE):
+    with pytest.raises(CorruptFile, match=FILE):
         len(dross.Project.open(project.folder).copies)
 
 

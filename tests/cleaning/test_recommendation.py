@@ -23,7 +23,7 @@ from dross.cleaning.recommendation import (
     read_recommended,
     tabulate_plans,
 )
-from dross.errors import DrossError, TapeDamaged
+from dross.errors import CorruptFile, DrossError
 
 FEW = QUICK | {"runs": 1}
 FIGURE = Figure(before=0.13, after=0.125, change=-0.005, interval=(-0.008, -0.002))
@@ -58,7 +58,7 @@ def test_nothing_is_recommended_where_nothing_can_be_learned(tmp_path, labels):
     found = list_findings(project.about, project.instances)
     assert found[0].startswith("Recommended: change nothing. No model predicts these labels better")
     assert not any("wrong" in sentence for sentence in found[1:])  # nobody can know
-    with pytest.raises(dross.BadInput, match=r"no change is recommended. No model predicts"):
+    with pytest.raises(dross.InvalidInput, match=r"no change is recommended. No model predicts"):
         dross.export(project.folder, tmp_path / "copy.csv")
     assert "change nothing" in (project.folder / "report.html").read_text()
 
@@ -159,13 +159,13 @@ def test_a_recommendation_that_dross_did_not_write_is_refused(case):
 def test_a_project_with_such_a_recommendation_is_not_opened(little, case):
     changes = {"removed": [10**6]} if "an id" in case else HOSTILE[case]
     set_in_json(little / "project.json", recommendation=kept(relabelled=[]) | kept(**changes))
-    with pytest.raises(TapeDamaged, match=r"lacks a valid 'recommendation'\. Run dross clean"):
+    with pytest.raises(CorruptFile, match=r"lacks a valid 'recommendation'\. Run dross clean"):
         Project.open(little)
     for act in (
         lambda: dross.export(little, little.parent / "copy.csv"),
         lambda: dross.judge(little, seeds=2, progress=False),
     ):
-        with pytest.raises(TapeDamaged):
+        with pytest.raises(CorruptFile):
             act()
 
 
@@ -176,7 +176,7 @@ def test_a_project_of_an_earlier_version_is_told_apart(little):
         del about[key]
     about["suggested"] = {"m": 3, "what": "remove 3", "reason": "they are wrong"}
     (little / "project.json").write_text(json.dumps(about))
-    with pytest.raises(TapeDamaged, match="Run dross clean again; your decisions are kept"):
+    with pytest.raises(CorruptFile, match="Run dross clean again; your decisions are kept"):
         Project.open(little)
 
 
@@ -230,7 +230,7 @@ def test_a_plan_with_a_lower_error_and_a_higher_log_loss_is_shown_and_can_be_tak
     assert project.recommended is None and [plan.name for plan in project.plans] == ["wrong-50"]
     report = " ".join((project.folder / "report.html").read_text().split())
     assert re.search(r"wrong-50.*13\.00 %.*12\.50 %.*0\.4", report)
-    with pytest.raises(dross.BadInput, match="no change is recommended"):
+    with pytest.raises(dross.InvalidInput, match="no change is recommended"):
         dross.export(project.folder, tmp_path / "copy.csv")
     done = dross.export(project.folder, tmp_path / "copy.csv", plan="wrong-50")
     assert (done.removed, done.written) == (2, 78)

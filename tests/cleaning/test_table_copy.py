@@ -8,7 +8,7 @@ import pytest
 
 from dross.cleaning.table_copy import RowEdits, copy_table
 from dross.cleaning.tables import Reading
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 
 def copied(path, text: str, edits: RowEdits, suffix: str = ".csv", **options) -> str:
@@ -20,7 +20,7 @@ def test_duplicate_and_empty_names_stay(tmp_path):
     text = "x,x,,y\n1, 2,3,a\n\n4,5,NA,b\n7,8,1_000,a\n"
     edits = RowEdits({"row 2"}, {"row 4": "a"})
     assert copied(tmp_path / "t.csv", text, edits) == "x,x,,y\n4,5,NA,a\n7,8,1_000,a\n"
-    with pytest.raises(BadInput, match="same name"):
+    with pytest.raises(InvalidInput, match="same name"):
         copy_table(tmp_path / "t.csv", ".parquet", "y", edits)
 
 
@@ -40,7 +40,7 @@ def test_a_label_that_is_no_plain_number_is_refused_among_numbers(tmp_path):
     assert copied(tmp_path / "t.csv", text, RowEdits(relabelled={"row 2": "4"})) == (
         "x,y\n1,4\n2,3.5\n"
     )
-    with pytest.raises(BadInput, match="'1_000' cannot be a label"):
+    with pytest.raises(InvalidInput, match="'1_000' cannot be a label"):
         copied(tmp_path / "t.csv", text, RowEdits(relabelled={"row 2": "1_000"}))
 
 

@@ -7,7 +7,7 @@ import pytest
 from dross.cleaning import tables
 from dross.cleaning.load import Request, prepare
 from dross.cleaning.source import join_parts
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 ROWS = 120
 
@@ -66,7 +66,7 @@ def test_labels_too_large_for_float32_are_refused_by_row_and_column(tmp_path, wi
     refused = r"row 18: 'price' is .*too large"
     if wild == "1e400" and pandas.__version__ < "3":  # which reads it as a text
         refused = "too many to be classes"
-    with pytest.raises(BadInput, match=refused):
+    with pytest.raises(InvalidInput, match=refused):
         prepare(Request(path, "price"))
 
 
@@ -74,7 +74,7 @@ def test_a_test_label_too_large_after_scaling_is_refused(tmp_path):
     small = [f"{1 + 1e-14 * k}" for k in range(ROWS)]
     train = write_csv(tmp_path / "t.csv", "x,price", numbers(1), small)
     test = write_csv(tmp_path / "v.csv", "x,price", numbers(2), ["1e30", *small[1:]])
-    with pytest.raises(BadInput, match="test: row 2: 'price'"):
+    with pytest.raises(InvalidInput, match="test: row 2: 'price'"):
         prepare(Request(train, "price", task="regression", test=test))
 
 
@@ -82,7 +82,7 @@ def test_cells_too_large_for_float32_are_refused_by_row_and_column(tmp_path):
     cells = [f"{value:.4f}" for value in numbers()]
     cells[40] = "1e308"
     path = write_csv(tmp_path / "t.csv", "x,kind", cells, kinds("a", "b"))
-    with pytest.raises(BadInput, match=r"row 42: 'x' is 1e\+308, too large"):
+    with pytest.raises(InvalidInput, match=r"row 42: 'x' is 1e\+308, too large"):
         prepare(Request(path, "kind"))
 
 
@@ -95,7 +95,7 @@ def test_columns_of_one_name(tmp_path):
         path = write_csv(
             tmp_path / "t.csv", header, kinds(*"ab"), numbers(), numbers(1), numbers(2)
         )
-        with pytest.raises(BadInput, match=r"2 columns named 'y' \(columns 1, 4\)"):
+        with pytest.raises(InvalidInput, match=r"2 columns named 'y' \(columns 1, 4\)"):
             prepare(Request(path, "y"))
     assert tables.column_names(["x", "x", "x.1", "", "x"]) == [
         "x",
@@ -108,7 +108,7 @@ def test_columns_of_one_name(tmp_path):
 
 def test_what_counts_as_missing_can_be_said(tmp_path):
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("NA", "None", "-", "x"))
-    with pytest.raises(BadInput, match="There are 30 instances"):
+    with pytest.raises(InvalidInput, match="There are 30 instances"):
         prepare(Request(path, "kind"))
     prepared = prepare(Request(path, "kind", na=["x"]))
     assert prepared.source.classes == ["-", "NA", "None"] and len(prepared.source) == 90
@@ -121,7 +121,7 @@ def test_what_counts_as_missing_can_be_said(tmp_path):
 def test_a_separator_can_be_said(tmp_path):
     rows = [f"{x}^{kind}" for x, kind in zip(numbers(), kinds("a", "b"))]
     (tmp_path / "t.csv").write_text("\n".join(["x^kind", *rows]), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"one column.*separator="):
+    with pytest.raises(InvalidInput, match=r"one column.*separator="):
         prepare(Request(str(tmp_path / "t.csv"), "kind"))
     assert len(prepare(Request(str(tmp_path / "t.csv"), "kind", separator="^")).source) == ROWS
 
@@ -163,30 +163,30 @@ def test_parquet_columns_may_be_named_by_numbers(tmp_path):
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_what_is_no_file_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match="There is no file"):
+    with pytest.raises(InvalidInput, match="There is no file"):
         prepare(Request(str(tmp_path / name), "y"))
-    with pytest.raises(BadInput, match="There is no file"):
+    with pytest.raises(InvalidInput, match="There is no file"):
         prepare(Request("x" * 5000 + name, "y"))
     (tmp_path / name).write_bytes(b"PAR1 nonsense PAR1")
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInput):
         prepare(Request(str(tmp_path / name), "y"))
 
 
 def test_devices_and_pipes_are_refused_at_once():
-    with pytest.raises(BadInput, match="is not a regular file"):
+    with pytest.raises(InvalidInput, match="is not a regular file"):
         prepare(Request("/dev/zero", "y"))
 
 
 @pytest.mark.parametrize("raw", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
 def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path, raw):
     (tmp_path / "t.csv").write_bytes(raw)
-    with pytest.raises(BadInput, match="is empty"):
+    with pytest.raises(InvalidInput, match="is empty"):
         prepare(Request(str(tmp_path / "t.csv"), "y"))
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
 def test_seeds_out_of_range_are_refused(seed):
-    with pytest.raises(BadInput, match="A seed is a whole number from 0"):
+    with pytest.raises(InvalidInput, match="A seed is a whole number from 0"):
         Request("t.csv", "y", seed=seed)
 
 

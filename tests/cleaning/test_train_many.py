@@ -11,7 +11,7 @@ from dross.cleaning import train_many as module
 from dross.cleaning.recipe import Recipe, default_batch_size
 from dross.cleaning.train_many import ModelSpec, search_rate, train_many
 from dross.data.seeds import mix_seeds
-from dross.errors import BadInput, NotFinite
+from dross.errors import Diverged, InvalidInput
 
 EVERYONE = np.arange(240)
 MLP = Recipe("mlp", (5,), 3, batch_size=16)
@@ -137,7 +137,7 @@ def test_the_search_finds_a_rate_that_learns_and_survives_those_that_do_not():
     found = search_rate(MLP, x[:160], y[:160], validation, rates=rates, epochs=5)
     assert found.recipe.rate == 0.1 and found.recipe.epochs == 5
     assert set(found.curves) == set(rates) and found.epochs == [5]
-    with pytest.raises(NotFinite, match="diverges at every rate"):
+    with pytest.raises(Diverged, match="diverges at every rate"):
         search_rate(MLP, 1e20 * x, y, (x, y), rates=(1e10,), epochs=2)
 
 
@@ -185,5 +185,5 @@ def test_the_default_batch_size_grows_with_the_data_within_bounds():
 
 
 def test_a_cnn_refuses_what_is_no_picture():
-    with pytest.raises(BadInput, match="takes pictures"):
+    with pytest.raises(InvalidInput, match="takes pictures"):
         Recipe("cnn", (5,), 3).build(0)

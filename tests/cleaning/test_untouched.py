@@ -10,7 +10,7 @@ import dross
 from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.image_folder import MARKER
 from dross.cleaning.project import Project
-from dross.errors import BadInput, StorageFailed
+from dross.errors import DrossError, InvalidInput
 
 
 def contents(folder):
@@ -42,7 +42,7 @@ def test_an_export_of_pictures_replaces_no_folder_of_somebody_else(album, target
     (folder / "theirs" / "thesis.tex").write_text("years of work")
     (folder / "link").symlink_to(folder / "pics")
     before = contents(folder)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         dross.export(album, folder / target, remove=3, overwrite=True)
     assert contents(folder) == before
 
@@ -65,11 +65,11 @@ def test_an_earlier_export_is_replaced_only_if_it_is_as_it_was_written(album):
         changed = next((copy / "dog").glob("*.png"))
         changed.write_bytes(b"a picture that somebody has retouched")
         before = contents(album.parent)
-        with pytest.raises(BadInput, match=r"were not written by dross export, or have been"):
+        with pytest.raises(InvalidInput, match=r"were not written by dross export, or have been"):
             dross.export(album, copy, remove=3, overwrite=True)
         assert contents(album.parent) == before
     (copy / MARKER).unlink()
-    with pytest.raises(BadInput, match=f"has no {MARKER}"):
+    with pytest.raises(InvalidInput, match=f"has no {MARKER}"):
         dross.export(album, copy, remove=3, overwrite=True)
 
 
@@ -83,7 +83,7 @@ def test_a_list_that_names_files_elsewhere_deletes_nothing(album):
     files = {"../thesis.tex": digest_file(thesis)}
     about = {"made_by": "dross export", "finished": True, "files": files}
     (copy / MARKER).write_text(json.dumps(seal(about)))
-    with pytest.raises(BadInput, match="leads out of the folder"):
+    with pytest.raises(InvalidInput, match="leads out of the folder"):
         dross.export(album, copy, remove=3, overwrite=True)
     assert thesis.read_text() == "years of work"
 
@@ -119,12 +119,12 @@ def test_no_input_is_written_over(little, name, through):
         make = target.symlink_to if through == "link" else target.hardlink_to
         make(folder / name)
     before = contents(folder)
-    with pytest.raises(BadInput, match="which is never touched"):
+    with pytest.raises(InvalidInput, match="which is never touched"):
         dross.export(little, target, remove=3, overwrite=True)
     # the list of decisions is an output, too
     copy = folder / "copy.csv"
     (folder / "copy.csv-decisions.csv").symlink_to(folder / name)
-    with pytest.raises(BadInput, match="which is never touched"):
+    with pytest.raises(InvalidInput, match="which is never touched"):
         dross.export(little, copy, remove=3, overwrite=True)
     (folder / "copy.csv-decisions.csv").unlink()
     assert contents(folder) == before
@@ -133,7 +133,7 @@ def test_no_input_is_written_over(little, name, through):
 @pytest.mark.parametrize("name", ["scores.csv", "instances.parquet"])
 def test_no_file_of_the_project_is_written_over(little, name):
     before = contents(little)
-    with pytest.raises(BadInput, match="a file of the project itself"):
+    with pytest.raises(InvalidInput, match="a file of the project itself"):
         dross.export(little, little / name, remove=3, overwrite=True)
     assert contents(little) == before
     dross.export(little, little / "cleaned.csv", remove=3)  # a name of its own is no harm
@@ -143,10 +143,10 @@ def test_names_that_are_no_names(album, little, monkeypatch):
     for project in (album, little):
         monkeypatch.chdir(project.parent)
         for target in (".", "..", "/", "run/.."):
-            with pytest.raises(BadInput):
+            with pytest.raises(InvalidInput):
                 dross.export("run", target, remove=3)
     (little.parent / "x.csv").mkdir()
-    with pytest.raises(BadInput, match="is a folder"):
+    with pytest.raises(InvalidInput, match="is a folder"):
         dross.export(little, little.parent / "x.csv", remove=3, overwrite=True)
 
 
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_copy_and_the_old_list(little, monkeypatch):
             raise OSError(28, "No space left on device")
         real(descriptor)
 
-    with monkeypatch.context() as patched, pytest.raises(StorageFailed, match="No space left"):
+    with monkeypatch.context() as patched, pytest.raises(DrossError, match="No space left"):
         patched.setattr(os, "fsync", full)
         dross.export(little, copy, remove=9, overwrite=True)
     assert contents(little.parent) == before
@@ -211,14 +211,14 @@ def test_a_folder_that_holds_an_input_is_refused(little, place):
         path.rename(folder / path.name)
     before = contents(folder)
     out = folder if place.startswith("train") else folder / place
-    with pytest.raises(BadInput, match="never touched"):
+    with pytest.raises(InvalidInput, match="never touched"):
         dross.clean(folder / "train.csv", "kind", out=out, overwrite=True, **QUICK)
     assert contents(folder) == before
 
 
 def test_a_folder_inside_of_the_pictures_is_refused(album):
     pictures = album.parent / "pics"
-    with pytest.raises(BadInput, match="lies in"):
+    with pytest.raises(InvalidInput, match="lies in"):
         dross.clean(pictures, out=pictures / "runs" / "x", **QUICK)
     assert not (pictures / "runs").exists()
 
@@ -233,6 +233,6 @@ def test_somebody_elses_begun_json_is_not_ours(tmp_path, begun):
         if more:
             (theirs / more).write_text("mine")
         before = contents(theirs)
-        with pytest.raises(BadInput, match="not made by dross"):
+        with pytest.raises(InvalidInput, match="not made by dross"):
             dross.clean(path, "kind", out=theirs, overwrite=True, **QUICK)
         assert contents(theirs) == before

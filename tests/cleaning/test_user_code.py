@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dross.cleaning.user_code import prepare_from_python
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 
 HERE = "cleaning.test_user_code"
 
@@ -41,7 +41,7 @@ def test_labels_get_the_names_of_their_classes():
 
 
 def test_labels_without_a_class_are_refused():
-    with pytest.raises(BadInput, match="gives 2 classes, but labels run from 0 to 2"):
+    with pytest.raises(InvalidInput, match="gives 2 classes, but labels run from 0 to 2"):
         prepare_from_python(f"{HERE}:too_few_names", "answer")
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import dross
 from dross import cli
 from dross.cli.output import PlainConsole
-from dross.errors import DrossError, StorageFailed
+from dross.errors import DrossError
 from dross.influence.scores import Scores
 from dross.support.progress import progress_bar
 from quick_cleaning import quick_cleaning
@@ -72,7 +72,7 @@ def test_errors_are_printed_as_they_are(tmp_path, label):
     done = run_dross("clean", "t.csv", "--label", label + "?", cwd=tmp_path)
     assert done.returncode == 1 and b"Traceback" not in done.stderr
     told = b" ".join(done.stderr.split())
-    assert b"BadInput: There is no column named" in told and b"\x1b[31m" not in told
+    assert b"InvalidInput: There is no column named" in told and b"\x1b[31m" not in told
     assert b"rate [/s], weight [kg], [bold]x, :warning:, cost $a_b$" in told
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_while_scores_are_written(tmp_path, suffix):
     )
     path = small.save(tmp_path / f"scores{suffix}")
     before = path.read_bytes()
-    with full_disk(20_000), pytest.raises(StorageFailed, match="cannot be written"):
+    with full_disk(20_000), pytest.raises(DrossError, match="cannot be written"):
         large.save(path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
 
@@ -171,7 +171,7 @@ def test_a_full_disk_while_a_project_and_a_copy_are_written(tmp_path):
         with full_disk(most), pytest.raises(DrossError):
             clean()
     clean()
-    with full_disk(1_000), pytest.raises(StorageFailed):
+    with full_disk(1_000), pytest.raises(DrossError):
         dross.export(tmp_path / "o", tmp_path / "c.csv", remove=5)
     assert not (tmp_path / "c.csv").exists()
     assert dross.export(tmp_path / "o", tmp_path / "c.csv", remove=5, overwrite=True).written == 395
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_an_earlier_copy_and_its_list_as_they_were(tmp_path, 
     before = {path: path.read_bytes() for path in files}
     for most in (300, 1_000, 3_000, 6_000):
         for removed in (5, 200):  # the copy is the larger one, or the list
-            with full_disk(most), suppress(StorageFailed):
+            with full_disk(most), suppress(DrossError):
                 export(removed)
                 before = {path: path.read_bytes() for path in files}
             assert {path: path.read_bytes() for path in files} == before

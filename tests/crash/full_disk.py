@@ -63,7 +63,7 @@ def run_full(name: str, sizes: int, disk: SmallDisk) -> tuple[int, int]:
             assert code in (0, REFUSED), f"{about} ended with {code}: {said}"
             if code == REFUSED:
                 refused += 1
-                assert re.match(r"StorageFailed: .{20}", said), f"{about} says {said}"
+                assert re.match(r"DrossError: .{20}", said), f"{about} says {said}"
                 check_files(folder, begun)
             disk.grow()
             finish(job.work, folder)

@@ -8,7 +8,7 @@ import torch
 
 import dross
 from dross.data.dataset import EVERYTHING, SAMPLE, Instances
-from dross.errors import TapeMismatch
+from dross.errors import InputChanged
 from dross.tape.manifest_check import seal
 
 COUNT = 1000
@@ -52,7 +52,7 @@ def _open(folder, data):
 def test_one_changed_label_of_a_map_style_set_is_noticed(tmp_path):
     run = _train(tmp_path / "t", MapStyle(X, Y))
     assert run.recording.tape.manifest["data_digest"] == EVERYTHING
-    with pytest.raises(TapeMismatch, match="another data set"):
+    with pytest.raises(InputChanged, match="another data set"):
         _open(tmp_path / "t", MapStyle(X, _changed()))
     for same in (MapStyle(X, Y), (X, Y)):  # however the same instances are given
         assert _open(tmp_path / "t", same).steps == 2
@@ -66,7 +66,7 @@ def test_a_tape_of_an_earlier_version_is_compared_as_it_was_then(tmp_path):
     old["data"] = _read(MapStyle(X, Y)).fingerprint(SAMPLE)
     path.write_text(json.dumps(old))
     assert _open(tmp_path / "t", MapStyle(X, Y)).steps == 2
-    with pytest.raises(TapeMismatch, match="another data set"):
+    with pytest.raises(InputChanged, match="another data set"):
         _open(tmp_path / "t", MapStyle(X, Y.flip(0)))
     assert _train(tmp_path / "t", MapStyle(X, Y), resume=True).complete
 
@@ -75,7 +75,7 @@ def test_another_kind_of_digest_is_damage(tmp_path):
     _train(tmp_path / "t", (X, Y))
     path = tmp_path / "t" / "manifest.json"
     path.write_text(json.dumps(seal(json.loads(path.read_text()) | {"data_digest": "some"})))
-    with pytest.raises(dross.TapeDamaged, match="data_digest"):
+    with pytest.raises(dross.CorruptFile, match="data_digest"):
         _open(tmp_path / "t", (X, Y))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dross.data.instance_hashes import MAX_ID, HashCheck, HashNotes, hash_instances
-from dross.errors import TapeMismatch
+from dross.errors import InputChanged
 
 TYPES = [
     torch.float32,
@@ -169,7 +169,7 @@ def test_a_huge_id_takes_no_memory():
 def test_a_difference_names_the_instances_and_what_is_not_noted_passes():
     check = HashCheck(np.arange(8), bits(pair_of(range(8))))
     check.see(ids_of(0, 7, 3, 3, 11), pair_of([0, 7, 3, 3, -1]))
-    with pytest.raises(TapeMismatch, match=r"^Instance 3 has other inputs or labels"):
+    with pytest.raises(InputChanged, match=r"^Instance 3 has other inputs or labels"):
         check.see(ids_of(0, 3, 3), pair_of([0, 4, 4]))
-    with pytest.raises(TapeMismatch, match=r"^Instances 0, 1, 2, 3, 4 and 3 more have other"):
+    with pytest.raises(InputChanged, match=r"^Instances 0, 1, 2, 3, 4 and 3 more have other"):
         check.see(np.arange(8), pair_of(range(1, 9)))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import dross
 from dross.data.dataset import Instances
-from dross.errors import BadInput, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 from zoo import problem
 
 CPU, F64 = torch.device("cpu"), torch.float64
@@ -58,7 +58,7 @@ def test_an_iterable_with_numbers_is_the_same_training_set(record, tmp_path):
     again = dross.Run.open(run.tape, model, Stream(rows_of(p)), p.loss)
     np.testing.assert_array_equal(again.influence(query(p)).values, expected)
     other = [(k, x + (k == 3), y) for k, x, y in rows_of(p)]
-    with pytest.raises(TapeMismatch, match="another data set"):
+    with pytest.raises(InputChanged, match="another data set"):
         dross.Run.open(run.tape, model, Stream(other), p.loss)
 
 
@@ -78,14 +78,14 @@ def test_an_iterable_in_a_loop(tmp_path, texts):
         assert run.keys == sorted(run.keys)
         one = run.leave_one_out(query(p), [run.keys[3]])
         np.testing.assert_array_equal(one, run.leave_one_out(query(p), [3]))
-        with pytest.raises(BadInput, match="no instance with the id 'nobody'"):
+        with pytest.raises(InvalidInput, match="no instance with the id 'nobody'"):
             run.leave_one_out(query(p), ["nobody"])
 
 
 def test_texts_without_the_data_set(tmp_path):
     p = problem("mlp", "sgd")
     loader = DataLoader(Stream(rows_of(p, str)), batch_size=4)
-    with pytest.raises(BadInput, match=r"whole numbers.*train_set="):
+    with pytest.raises(InvalidInput, match=r"whole numbers.*train_set="):
         recorded(p, loader, tmp_path / "a")
 
 
@@ -103,7 +103,7 @@ def test_texts_without_the_data_set(tmp_path):
     ],
 )
 def test_iterables_that_cannot_be_used(rows, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         Instances(Stream(rows), CPU, F64, memory=40_000)
 
 
@@ -128,9 +128,9 @@ def test_dicts_of_columns():
     x, y = two[np.array([1])]
     assert set(x) == {"a", "b"} and x["b"].tolist() == [[1, 2]]
     for row in ({"x": 1.0, "z": 2.0}, {"label": 1}, {"x": 1.0, "label": 1, "y": 2}):
-        with pytest.raises(BadInput, match=r"not clear which one is the label.*rename_column"):
+        with pytest.raises(InvalidInput, match=r"not clear which one is the label.*rename_column"):
             Instances(Rows([row] * 3), CPU, F64)
-    with pytest.raises(BadInput, match="Turn texts into numbers first"):
+    with pytest.raises(InvalidInput, match="Turn texts into numbers first"):
         Instances(Rows([{"x": 1.0, "label": "cat"}] * 3), CPU, F64)
 
 
@@ -155,7 +155,7 @@ def test_a_stream_of_hugging_face(tmp_path):
     datasets = pytest.importorskip("datasets")
     p = problem("mlp", "sgd")
     made = datasets.Dataset.from_dict({"features": p.X.tolist(), "label": p.Y.tolist()})
-    with pytest.raises(BadInput, match="dicts with '__key__' or 'id'"):
+    with pytest.raises(InvalidInput, match="dicts with '__key__' or 'id'"):
         Instances(made.to_iterable_dataset(), CPU, F64)
     named = made.add_column("id", [f"{k:02d}" for k in range(len(p.X))]).to_iterable_dataset()
     read = Instances(named, CPU, F64)

@@ -12,7 +12,7 @@ import torch
 from dross import datasets
 from dross.datasets import paper, sets, sources
 from dross.datasets.augment import ShiftAndFlip
-from dross.errors import BadInput, DataUnavailable
+from dross.errors import InvalidInput
 
 
 def needs(path: str):
@@ -31,9 +31,9 @@ def test_inside_scikit_learn(name, shape, classes):
 
 
 def test_names():
-    with pytest.raises(BadInput, match="Did you mean 'mnist'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'mnist'"):
         datasets.load("mnits")
-    with pytest.raises(BadInput, match="The names are: digits"):
+    with pytest.raises(InvalidInput, match="The names are: digits"):
         datasets.load("zebra")
 
 
@@ -144,21 +144,21 @@ def test_fetched_checked_and_kept(home, monkeypatch, tmp_path):
         np.testing.assert_array_equal(loaded.test[1], arrays[3])
         home.files = {}
     (tmp_path / "cache" / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"rotten")
-    with pytest.raises(DataUnavailable, match=r"t10k-labels-idx1-ubyte\.gz is damaged"):
+    with pytest.raises(InvalidInput, match=r"t10k-labels-idx1-ubyte\.gz is damaged"):
         datasets.load("mnist")
 
 
 def test_damaged_for_good_missing_and_unreachable(home, monkeypatch, tmp_path):
     url = f"http://127.0.0.1:{home.server_address[1]}/"
     home.files = {"/a": [b"wrong"]}
-    with pytest.raises(DataUnavailable, match="damaged twice"):
+    with pytest.raises(InvalidInput, match="damaged twice"):
         sources.fetch(sources.Remote("set/a", url + "a", "0" * 32))
-    with pytest.raises(DataUnavailable, match="cannot be reached"):
+    with pytest.raises(InvalidInput, match="cannot be reached"):
         sources.fetch(sources.Remote("set/b", url + "b", "0" * 32))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     nobody_listens = ("http://127.0.0.1:9/", ("0" * 32,) * 4)
     monkeypatch.setitem(sets._HOMES, "fashion-mnist", nobody_listens)
-    with pytest.raises(DataUnavailable, match=r"fashion-mnist/train-images.*DROSS_DATA"):
+    with pytest.raises(InvalidInput, match=r"fashion-mnist/train-images.*DROSS_DATA"):
         datasets.load("fashion-mnist")
 
 

@@ -19,7 +19,7 @@ import torch
 import dross
 from dross.distributed import job_pool, result_store
 from dross.distributed.result_store import ResultStore
-from dross.errors import BadInput, TapeError, TapeMismatch, WorkerLost
+from dross.errors import DrossError, InputChanged, InvalidInput
 from zoo import problem
 
 
@@ -137,10 +137,10 @@ def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
         # the same settings, another tape
         lambda: record(p).leave_one_out(query(p), range(8), folder=folder),
     ):
-        with pytest.raises(TapeMismatch, match="other settings, which must not be mixed"):
+        with pytest.raises(InputChanged, match="other settings, which must not be mixed"):
             other()
     (folder / "piece-000000.safetensors").unlink()  # what is left still belongs to another sweep
-    with pytest.raises(TapeMismatch, match="piece-000001"):
+    with pytest.raises(InputChanged, match="piece-000001"):
         run.counterfactual([[0]], folder=folder)
 
 
@@ -179,11 +179,11 @@ def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
     p = problem("mlp", "sgd")
     raw = cloudpickle.dumps(record(p, tape=tmp_path / "tape"))
     record(p, tape=tmp_path / "tape", overwrite=True)
-    with pytest.raises(TapeMismatch, match="not the one that this work was sent for"):
+    with pytest.raises(InputChanged, match="not the one that this work was sent for"):
         pickle.loads(raw)
     for file in (tmp_path / "tape").iterdir():
         file.unlink()
-    with pytest.raises(TapeError, match="There is no tape at"):
+    with pytest.raises(DrossError, match="There is no tape at"):
         pickle.loads(raw)
 
 
@@ -225,7 +225,7 @@ def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
     store = ResultStore(tmp_path / "kept", {})
     with (
         pytest.warns(dross.DrossWarning),
-        pytest.raises(WorkerLost, match=r"Workers keep dying.* of 3 pieces are done and kept in"),
+        pytest.raises(DrossError, match=r"Workers keep dying.* of 3 pieces are done and kept in"),
     ):
         run_sweep(deadly, 3, store=store, n_jobs=2)
 
@@ -248,7 +248,7 @@ def test_a_result_with_a_flipped_bit_is_computed_again(tmp_path):
     raw = path.read_bytes()
     for place in range(len(raw)):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-        with contextlib.suppress(TapeMismatch):  # the settings are others now
+        with contextlib.suppress(InputChanged):  # the settings are others now
             found = store.get(1)
             assert found is None or {name: t.tolist() for name, t in found.items()} == {
                 "value": [2.0]
@@ -289,22 +289,22 @@ def test_threads_take_turns():
 
 def test_errors_of_the_work_and_of_its_payload(record):
     def fails(piece):
-        raise BadInput("this piece cannot be done")
+        raise InvalidInput("this piece cannot be done")
 
-    with pytest.raises(BadInput, match="this piece cannot be done"):
+    with pytest.raises(InvalidInput, match="this piece cannot be done"):
         list(job_pool.sweep(fails, range(3), what="failing", n_jobs=2))
     lock = threading.Lock()
-    with pytest.raises(BadInput, match="cannot be sent to another process"):
+    with pytest.raises(InvalidInput, match="cannot be sent to another process"):
         list(job_pool.sweep(lambda piece: lock, range(3), what="failing", n_jobs=2))
     for wrong in (0, 1.5, "two"):
-        with pytest.raises(BadInput, match="number of workers"):
+        with pytest.raises(InvalidInput, match="number of workers"):
             job_pool.uses_workers(wrong)
     for many in (1_000_000, 10**40):
         with pytest.raises(
-            BadInput, match=r"n_jobs must be at most .* not .*process on this machi"
+            InvalidInput, match=r"n_jobs must be at most .* not .*process on this machi"
         ):
             job_pool.uses_workers(many)
-        with joblib.parallel_config(n_jobs=many), pytest.raises(BadInput, match="at most"):
+        with joblib.parallel_config(n_jobs=many), pytest.raises(InvalidInput, match="at most"):
             job_pool.uses_workers(None)
     assert (
         not job_pool.uses_workers(None)
@@ -317,7 +317,7 @@ def test_kept_json_is_still_refused_and_mended(tmp_path):
     path = tmp_path / "result.json"
     path.write_text('{"settings": [1, 2], "value": 3}')
     assert result_store.load(path, (1, 2)) == {"settings": [1, 2], "value": 3}
-    with pytest.raises(TapeMismatch, match="other settings"):
+    with pytest.raises(InputChanged, match="other settings"):
         result_store.load(path, (1, 3))
     path.write_text("{")
     assert result_store.load(path, (1, 2)) is None and not path.exists()

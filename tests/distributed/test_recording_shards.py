@@ -9,7 +9,7 @@ from distributed import shard_jobs
 from distributed.launch import launched
 from distributed.test_sharded_retrace import close
 from dross.distributed.fsdp import check_options
-from dross.errors import NotSupported, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged, NotSupported
 from dross.tape.manifest_check import check_manifest
 from dross.tape.reader import Tape
 from dross.tape.resume import rewind
@@ -41,14 +41,14 @@ def check_damage(tape, made):
     shard = tape / made["segments"][0]["shards"][0]["file"]
     good = shard.read_bytes()
     shard.write_bytes(good[:-1] + b"?")
-    with pytest.raises(TapeDamaged, match=f"{shard.name} is damaged"):
+    with pytest.raises(CorruptFile, match=f"{shard.name} is damaged"):
         Tape(tape).read(0)
     shard.unlink()
-    with pytest.raises(TapeDamaged, match=f"{shard.name} is missing"):
+    with pytest.raises(CorruptFile, match=f"{shard.name} is missing"):
         Tape(tape).read(0)
     shard.write_bytes(good)
     for entry in ({**made["end"], "shards": []}, {**made["end"], "shards": [{"file": "../x"}]}):
-        with pytest.raises(TapeDamaged, match=r"0 shards besides its own|outside the tape"):
+        with pytest.raises(CorruptFile, match=r"0 shards besides its own|outside the tape"):
             check_manifest({**made, "end": entry}, "manifest.json")
 
 
@@ -75,7 +75,7 @@ def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
         assert not [
             name for name in kept if name.startswith("state") and "000000000003" not in name
         ]
-        with pytest.raises(TapeMismatch, match=f"shards of {size} ranks, and 1 would go on"):
+        with pytest.raises(InputChanged, match=f"shards of {size} ranks, and 1 would go on"):
             rewind(tape, 0)  # one process cannot write the shards of the others
         Tape(tape).check_files()
 

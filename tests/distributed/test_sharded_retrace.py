@@ -11,7 +11,7 @@ import torch
 import dross
 from distributed import shard_jobs
 from distributed.launch import launched
-from dross.errors import BadInput, NotSupported, RankLost
+from dross.errors import DrossError, InvalidInput, NotSupported
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from shard_cost import GATHERED, SCATTERED
@@ -80,7 +80,7 @@ def test_a_rank_holds_its_part_of_the_memory(record, tmp_path):
 def test_a_rank_that_dies_ends_the_others(record, tmp_path):
     run = record(shard_jobs.case("mlp adamw"))
     survivor, dead = launched(2, shard_jobs.dying, tmp_path / "jobs", str(run.tape))
-    assert isinstance(survivor, RankLost) and dead == -signal.SIGKILL
+    assert isinstance(survivor, DrossError) and dead == -signal.SIGKILL
 
 
 REFUSED = {
@@ -100,7 +100,7 @@ def test_what_cannot_be_held_in_shards_is_refused(record, name):
 def test_shards_need_a_group_and_keep_no_progress(record, tmp_path):
     p = shard_jobs.case("mlp sgd")
     run, query = record(p), shard_jobs.queries("", p)[0]
-    with pytest.raises(BadInput, match="pass their group"):
+    with pytest.raises(InvalidInput, match="pass their group"):
         run.influence(query, sharded=True)
     with pytest.raises(NotSupported, match="Leave resume out"):
         run.influence(query, sharded=True, group=object(), resume=tmp_path)

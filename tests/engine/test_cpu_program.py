@@ -6,7 +6,7 @@ from torch import nn
 
 import dross
 from dross.engine import cpu_program
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from zoo import MODELS, OPTIMIZERS, problem
 
 # passes with random numbers or with parameters that come and go are never reused, and BatchNorm
@@ -143,7 +143,7 @@ def test_a_bad_label_is_told_as_before(tmp_path, soon):
     (batch,) = run.recording.batches(0, run.recording.segment(0).steps[:1])[0]
     batch = batch.load()
     batch.y[0] = 7
-    with executor.training(), pytest.raises(BadInput, match="does not take the labels"):
+    with executor.training(), pytest.raises(InvalidInput, match="does not take the labels"):
         executor.gradient(state.theta, state.buffers, batch)
 
 

@@ -13,7 +13,7 @@ from dross.engine.executor import Executor
 from dross.engine.layout import Layout
 from dross.engine.objective import Objective
 from dross.engine.pull_plan import PullPlan
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from zoo import problem
 
 # 12 epochs have 36 steps of the same size, and a pass is written down at its 16th call
@@ -83,9 +83,9 @@ def test_an_unknown_executor_is_refused_with_the_choices(record, monkeypatch):
     run = record(p)
     monkeypatch.setenv("DROSS_EXECUTOR", "egaer")
     message = "DROSS_EXECUTOR is auto or eager, not 'egaer'"
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         record(p)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
 
 

@@ -7,7 +7,7 @@ import torch
 import dross
 from dross.engine import optim_custom as registry
 from dross.engine.formula_known import newton_schulz
-from dross.errors import BadInput, NotSupported
+from dross.errors import InvalidInput, NotSupported
 from oracles import derivative, literal_leave_one_out, orthogonalize
 from record.user_loops import recorded_loop
 from zoo import OPTIMIZERS, Lion, problem
@@ -101,7 +101,7 @@ def wrong_slope(theta, g, slots, numbers):
 )
 def test_what_cannot_be_registered(forget, changes, sentence):
     given = {"optimizer": TanhSGD, "slots": {"m": 1.0}, "update": tanh_sgd, "options": {"lr": 0.1}}
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(InvalidInput, match=sentence):
         dross.optimizers.register(**(given | changes))
     assert TanhSGD not in registry._REGISTERED
 
@@ -119,7 +119,7 @@ def test_a_formula_that_mixes_numbers_is_not_elementwise(forget):
     def update(theta, g, slots, numbers):
         return theta - numbers["lr"] * g.mean() * g, {}
 
-    with pytest.raises(BadInput, match="Is every number treated alike"):
+    with pytest.raises(InvalidInput, match="Is every number treated alike"):
         dross.optimizers.register(MeanSGD, [], update)
 
 

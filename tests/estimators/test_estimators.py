@@ -7,7 +7,7 @@ from torch import nn
 
 import dross
 from dross import estimators
-from dross.errors import BadInput, NotFinite, NotSupported
+from dross.errors import Diverged, InvalidInput, NotSupported
 from dross.estimators.autoencoder import network
 from zoo import problem
 
@@ -77,9 +77,9 @@ def test_near_a_minimum_all_ways_agree_with_the_truth(convex):
 def test_solvers_that_cannot_succeed_say_so(convex):
     run, query = convex
     too_quick = estimators.LiSSA(steps=5000, batch_size=40, scale=0.01)
-    with pytest.raises(NotFinite, match="diverged"):
+    with pytest.raises(Diverged, match="diverged"):
         estimators.InfluenceFunction(too_quick, damping=0.1).score(run, query)
-    with pytest.raises(BadInput, match="negative"):
+    with pytest.raises(InvalidInput, match="negative"):
         estimators.InfluenceFunction(damping=-1.0).score(run, query)
     exact = estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.1)
     weights = dross.query(lambda params, buffers: params["weight"].sum())
@@ -98,7 +98,7 @@ def test_a_solved_query_waits_for_the_others():
 def test_negative_curvature_is_named(record):
     p = problem("mlp", "maximize", epochs=6)
     run = record(p)
-    with pytest.raises(NotFinite, match="negative curvature"):
+    with pytest.raises(Diverged, match="negative curvature"):
         estimators.InfluenceFunction(estimators.ConjugateGradients(), damping=0.0).score(
             run, dross.mean_loss((p.X_val, p.Y_val))
         )
@@ -179,7 +179,7 @@ def test_outliers_come_first(with_strangers, name):
     again = estimators.named(name).score(run, query)
     np.testing.assert_array_equal(scores.values, again.values)
     without_data = dross.query(lambda params, buffers: params["0.bias"].sum())
-    with pytest.raises(BadInput, match="data of the query"):
+    with pytest.raises(InvalidInput, match="data of the query"):
         estimators.named(name).score(run, without_data)
 
 
@@ -196,7 +196,7 @@ def test_the_protocol(with_strangers, name):
 
 
 def test_names_and_shapes():
-    with pytest.raises(BadInput, match="Did you mean 'retrace'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'retrace'"):
         estimators.named("retrase")
     for shape in ((1, 28, 28), (3, 32, 32), (9,)):
         assert network(shape)(torch.zeros(2, *shape)).shape == (2, *shape)

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 import dross
 from dross.cleaning.chats import ChatColumns, read_chats
 from dross.cli.app import main
-from dross.errors import BadInput, DataUnavailable, NotSupported
+from dross.errors import InvalidInput, NotSupported
 from dross.finetune.encode import encode_chats
 from dross.finetune.estimate import Cost, check_affordable
 from dross.finetune.model import load
@@ -61,7 +61,7 @@ def test_rows_that_are_no_chats(tmp_path, name):
     text, said = ROWS[name]
     path = tmp_path / "chats.jsonl"
     path.write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(InvalidInput, match=said):
         read_chats(path, ChatColumns())
 
 
@@ -72,10 +72,10 @@ def test_columns_are_guessed_named_and_missing(tmp_path):
     assert [chat.messages[0]["content"] for chat in found.chats] == ["add\n\n1 and 2"]
     assert found.chats[0].origin == "x" and "1 of 2 rows have no response" in found.notes[1]
     assert read_chats(path, ChatColumns(prompt="output")).chats[0].messages[0]["content"] == "3"
-    with pytest.raises(BadInput, match=r"no column named 'promt'.*instruction"):
+    with pytest.raises(InvalidInput, match=r"no column named 'promt'.*instruction"):
         read_chats(path, ChatColumns(prompt="promt"))
     (tmp_path / "chats.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(BadInput, match="cannot be read as Parquet"):
+    with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
         read_chats(tmp_path / "chats.parquet", ChatColumns())
 
 
@@ -104,13 +104,13 @@ def test_no_model_no_tokenizer_no_template(run, tmp_path):
     code, said = run("clean", chats, "--model", base)
     assert code == 1 and "has no chat template" in said and "--template plain" in said
     assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
-    with pytest.raises(BadInput, match=r"cannot be read: .*It is a file, or 'plain'"):
+    with pytest.raises(InvalidInput, match=r"cannot be read: .*It is a file, or 'plain'"):
         load(ChatOptions(str(base), template=str(tmp_path / "none.jinja")))
 
 
 def test_a_model_that_is_nowhere(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataUnavailable, match=r"'no/where' is not on this machine"):
+    with pytest.raises(InvalidInput, match=r"'no/where' is not on this machine"):
         load(ChatOptions("no/where"))
 
 
@@ -132,7 +132,7 @@ def test_quantized_weights_and_an_adapter_over_them(tmp_path):
     with pytest.raises(NotSupported, match="adapter for a base model that cannot be"):
         load(ChatOptions(str(adapter)))
     (adapter / "adapter_config.json").write_text("{}")
-    with pytest.raises(BadInput, match="does not name the model that it adapts"):
+    with pytest.raises(InvalidInput, match="does not name the model that it adapts"):
         load(ChatOptions(str(adapter)))
 
 
@@ -143,7 +143,7 @@ def test_an_adapter_over_a_whole_model_is_trained_on(model, tmp_path):
     fresh.tokenizer.save_pretrained(tmp_path / "adapter")
     loaded = load(ChatOptions(str(tmp_path / "adapter")))
     assert loaded.trained and all("lora" in name for name in loaded.trained)
-    with pytest.raises(BadInput, match="leave out lora="):
+    with pytest.raises(InvalidInput, match="leave out lora="):
         load(ChatOptions(str(tmp_path / "adapter"), lora=2))
 
 
@@ -197,7 +197,7 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
     slow = Cost(700.0, 7200.0, 9000.0, 1e9, 1e9)
     monkeypatch.setattr("dross.finetune.clean.estimate", lambda *given: slow)
     _, chats, _ = made
-    with pytest.raises(BadInput, match=r"about 2\.0 hours without a GPU.*yes=True") as refused:
+    with pytest.raises(InvalidInput, match=r"about 2\.0 hours without a GPU.*yes=True") as refused:
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
     for way in ("18 of the 36 examples", "lora=8 and last_layers=2"):
         assert way in str(refused.value)
@@ -214,8 +214,10 @@ def test_options_of_chats_are_refused_for_tables_and_the_other_way_round(run, ma
 
 def test_missing_packages_are_named_with_the_command(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(BadInput, match=r"Adapters need peft: pip install 'dross\[finetuning\]'"):
+    with pytest.raises(
+        InvalidInput, match=r"Adapters need peft: pip install 'dross\[finetuning\]'"
+    ):
         load(ChatOptions(str(model), lora=2))
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(BadInput, match=r"pip install 'dross\[finetuning\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install 'dross\[finetuning\]'"):
         load(ChatOptions(str(model)))

@@ -14,7 +14,7 @@ from dross import cli
 from dross.cleaning.chats import ChatColumns
 from dross.cleaning.project import Project
 from dross.cleaning.source import PARTS
-from dross.errors import BadInput, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions
 from dross.finetune.parts import prepare_examples
@@ -56,7 +56,7 @@ def test_the_same_command_again_finds_everything_there(made, model):
     folder, chats, _ = made
     again = run("clean", chats, "--model", model, "--out", folder, *QUICK)
     assert "Everything is there already" in again.output
-    with pytest.raises(BadInput, match="other data or with other settings"):
+    with pytest.raises(InvalidInput, match="other data or with other settings"):
         run("clean", chats, "--model", model, "--out", folder, *QUICK, "--lora", 2)
 
 
@@ -78,9 +78,9 @@ def test_a_verdict_and_an_export(made, tmp_path):
     assert Project.open(folder).cleaned(remove=5) == [
         json.loads(line) for line in copy.read_text().splitlines()
     ]
-    with pytest.raises(BadInput, match=r"end its name with \.jsonl"):
+    with pytest.raises(InvalidInput, match=r"end its name with \.jsonl"):
         run("export", folder, tmp_path / "cleaned.parquet", "--remove", 5)
-    with pytest.raises(BadInput, match="leave out with_model="):
+    with pytest.raises(InvalidInput, match="leave out with_model="):
         dross.judge(folder, remove=5, with_model="sklearn:LogisticRegression")
 
 
@@ -89,9 +89,9 @@ def test_a_changed_input_or_model_is_noticed(made, model, tmp_path):
     before = chats.read_bytes()
     try:
         chats.write_bytes(before + b'{"prompt": "a", "response": "b"}\n')
-        with pytest.raises(TapeMismatch, match="has changed"):
+        with pytest.raises(InputChanged, match="has changed"):
             run("export", folder, tmp_path / "copy.jsonl", "--remove", 5)
-        with pytest.raises(TapeMismatch, match="has changed"):
+        with pytest.raises(InputChanged, match="has changed"):
             run("judge", folder, "--remove", 5, "--seeds", 2)
     finally:
         chats.write_bytes(before)

@@ -3,7 +3,7 @@
 import pytest
 
 from dross.cleaning.project import Project
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.review.listing import Filter, Listing
 from dross.review.sentences import explain_instance
 from dross.review.server import serve_in_thread
@@ -36,7 +36,7 @@ def test_the_api_sends_tokens_with_their_effects_and_filters_by_source(project):
 def test_a_chat_is_kept_or_removed_and_has_no_class(project):
     listing = Listing(project)
     assert listing.ids(Filter(tab="mislabelled"), {}) == []
-    with pytest.raises(BadInput, match="no training instance 99"):
+    with pytest.raises(InvalidInput, match="no training instance 99"):
         explain_instance(listing, 99)
 
 

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import (
 )
 
 import dross
-from dross.errors import BadInput, NotReplayable, NotSupported
+from dross.errors import InvalidInput, NotSupported
 from dross.influence.reverse_steps import reverse_steps
 from dross.replay.average import sum_weights
 from dross.tape.reader import Tape
@@ -137,11 +137,11 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
         assert np.isfinite(alone).all() and alone.any()
     scores = run.influence(asked, of="average")
     assert run.verify(scores, asked, n=len(p.X), of="average").tau > 0.5
-    with pytest.raises(BadInput, match="asks something else"):
+    with pytest.raises(InvalidInput, match="asks something else"):
         run.verify(scores, asked)
-    with pytest.raises(BadInput, match="leave `at` out"):
+    with pytest.raises(InvalidInput, match="leave `at` out"):
         run.influence(asked, of="average", at=2)
-    with pytest.raises(BadInput, match="of must be 'model' or 'average'"):
+    with pytest.raises(InvalidInput, match="of must be 'model' or 'average'"):
         run.influence(asked, of="mean")
 
 
@@ -246,14 +246,14 @@ def test_what_is_no_average(tmp_path):
     model.train()
     take = lambda recorder, ids: averaged_step(recorder, optimizer, p, ids)
     with dross.Recorder(model, optimizer, p.loss, tmp_path / "a") as recorder:
-        with pytest.raises(BadInput, match="AveragedModel, not Sequential"):
+        with pytest.raises(InvalidInput, match="AveragedModel, not Sequential"):
             recorder.average(model)
         late = AveragedModel(model)
         late.update_parameters(model)
         with pytest.raises(NotSupported, match="updated 1 times before it was watched"):
             recorder.average(late)
         take(recorder, p.batches[0])
-    with pytest.raises(BadInput, match="no averaged weights"):
+    with pytest.raises(InvalidInput, match="no averaged weights"):
         recorder.run((p.X, p.Y)).influence(query(p), of="average")
 
     other, _ = problem("mlp", "sgd", X=p.X + 1).start()
@@ -264,7 +264,7 @@ def test_what_is_no_average(tmp_path):
     for ids, source in zip(p.batches, (model, other)):
         take(recorder, ids)
         averaged.update_parameters(source)
-    with pytest.raises(NotReplayable, match="not an average of the recorded"):
+    with pytest.raises(NotSupported, match="not an average of the recorded"):
         take(recorder, p.batches[2])
 
     squares = AveragedModel(model, avg_fn=lambda old, new, n: (old**2 + new**2).sqrt())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.errors import BadInput, NotSupported
+from dross.errors import InvalidInput, NotSupported
 
 ALPHA = 0.5
 
@@ -77,7 +77,7 @@ def test_theorem_2_is_the_sum_in_the_proof():
         dross.bounds.theorem2(eta, steps, 0, gradient, lipschitz),
         4 * eta**3 * 49 * steps**2 * 4 * 1.5,
     )
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInput):
         dross.bounds.theorem2(-1, 5, 1, 1, 1)
 
 
@@ -96,9 +96,9 @@ def test_several_rates_weights_or_clipping_are_refused(tmp_path):
 
 def test_where_the_theorem_does_not_apply(tmp_path):
     run, smooth = logistic_run(tmp_path, 1)
-    with pytest.raises(BadInput, match="at most 1/Lambda"):
+    with pytest.raises(InvalidInput, match="at most 1/Lambda"):
         dross.bounds.theorem1(run, ALPHA, 2 * smooth)
-    with pytest.raises(BadInput, match="0 < lambda"):
+    with pytest.raises(InvalidInput, match="0 < lambda"):
         dross.bounds.theorem1(run, 0.0, smooth)
     momentum = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
     decayed = torch.optim.SGD([torch.zeros(1)], lr=0.1, weight_decay=0.1)

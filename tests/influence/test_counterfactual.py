@@ -8,7 +8,7 @@ import torch
 
 import dross
 from dross.engine.executor import Executor
-from dross.errors import BadInput, NotFinite, NotSupported
+from dross.errors import Diverged, InvalidInput, NotSupported
 from dross.influence import counterfactual_runs
 from oracles import literal_run, validation_loss
 from zoo import ATTENTION_DRAWS_OTHERS, problem
@@ -237,7 +237,7 @@ def test_a_query_that_fails_leaves_the_model_in_its_mode(record):
     p = problem("dropout", "sgd")
     run = record(p)
     model = run.recording.objective.model.eval()
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInput) as caught:
         run.leave_one_out(dross.mean_loss((p.X_val[:, :2], p.Y_val)), [0])
     assert caught.value is not None and not model.training and not model[2].training
 
@@ -259,24 +259,24 @@ def test_warm_up_from_zero_does_not_blind_the_check_of_the_replica(record):
 def test_bad_input(record):
     p = problem("mlp", "sgd")
     run = record(p)
-    with pytest.raises(BadInput, match="one list of ids per run"):
+    with pytest.raises(InvalidInput, match="one list of ids per run"):
         run.counterfactual(3)
-    with pytest.raises(BadInput, match="at least one group"):
+    with pytest.raises(InvalidInput, match="at least one group"):
         run.counterfactual([])
-    with pytest.raises(BadInput, match=r"0\.\.14; found 15"):
+    with pytest.raises(InvalidInput, match=r"0\.\.14; found 15"):
         run.counterfactual([[15]])
-    with pytest.raises(BadInput, match="found -1"):
+    with pytest.raises(InvalidInput, match="found -1"):
         run.leave_one_out(query(p), [-1])
-    with pytest.raises(BadInput, match="whole numbers"):
+    with pytest.raises(InvalidInput, match="whole numbers"):
         run.parameter_influence([0.5])
-    with pytest.raises(BadInput, match="at least one instance"):
+    with pytest.raises(InvalidInput, match="at least one instance"):
         run.leave_one_out(query(p), [])
     for at in (-1, 99):
-        with pytest.raises(BadInput, match=f"at={at}"):
+        with pytest.raises(InvalidInput, match=f"at={at}"):
             run.leave_one_out(query(p), [0], at=at)
-    with pytest.raises(BadInput, match="absent='vanished' is not known"):
+    with pytest.raises(InvalidInput, match="absent='vanished' is not known"):
         run.counterfactual([[0]], absent="vanished")
-    with pytest.raises(BadInput, match="numbered from 0"):
+    with pytest.raises(InvalidInput, match="numbered from 0"):
         run.counterfactual([[0]]).parameters(1)
 
 
@@ -291,5 +291,5 @@ def test_a_run_that_diverges_without_an_instance(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     options = {"tape": tmp_path / "t", "batches": [[0, 1]] * 4, "progress": False}
     run = dross.train(model, (X, Y), loss, optimizer, **options)
-    with pytest.raises(NotFinite, match="diverged"):
+    with pytest.raises(Diverged, match="diverged"):
         run.counterfactual([[1]])

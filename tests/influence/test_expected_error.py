@@ -9,7 +9,7 @@ from torch import nn
 
 import dross
 from dross.engine.losses import binary_cross_entropy, cross_entropy, squared_error
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from oracles import literal_run
 from zoo import F64, problem
 
@@ -112,7 +112,7 @@ def test_labels_that_are_wrong_at_random_keep_its_derivative_and_not_that_of_the
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "wide", None])
 def test_a_scale_that_is_not_above_zero_is_refused(scale):
     data = (torch.zeros(2, 3), torch.zeros(2))
-    with pytest.raises(BadInput, match="scale must be"):
+    with pytest.raises(InvalidInput, match="scale must be"):
         dross.expected_error(data, scale=scale)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 import dross
 from dross.engine.executor import Executor
 from dross.engine.peak_memory import measure_peak
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.influence.retrace import retrace
 from zoo import problem
 
@@ -93,7 +93,7 @@ def test_memory_bounds_queries_instances_and_states(record):
     for share in (0.9, 0.7, 0.5, 0.35, 0.25):
         try:
             bounded = run.plan(query, memory=int(share * free.peak_bytes))
-        except BadInput:
+        except InvalidInput:
             break
         assert bounded.peak_bytes <= share * free.peak_bytes
         found = run.influence(query, memory=int(share * free.peak_bytes)).values
@@ -103,7 +103,7 @@ def test_memory_bounds_queries_instances_and_states(record):
         seen |= {"states"} if bounded.states_at_once < free.states_at_once else set()
     assert seen >= {"queries", "states"}
     assert run.plan(query).limits == free.limits  # a plan leaves nothing behind
-    with pytest.raises(BadInput, match=r"too small for this run.*Give at least"):
+    with pytest.raises(InvalidInput, match=r"too small for this run.*Give at least"):
         run.plan(query, memory=1000)
 
 

@@ -11,7 +11,7 @@ import pytest
 import dross
 from distributed import rank_jobs
 from distributed.launch import launched
-from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from dross.influence import progress_file
 from zoo import problem, ragged_batches
 
@@ -82,7 +82,7 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     penalty = lambda params: sum(value.square().sum() for value in params.values())
     executor = run.recording.executor
     monkeypatch.setattr(executor, "objective", replace(executor.objective, penalty=penalty))
-    with pytest.raises(TapeMismatch, match="replayed to a different theta"):
+    with pytest.raises(InputChanged, match="replayed to a different theta"):
         run.influence(query(p), resume=tmp_path / "progress")
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
     whole = kept.read_bytes()
     for damaged in (whole[:-9], whole[:-9] + b"\x01" * 9, b"", b"{}"):
         kept.write_bytes(damaged)
-        with pytest.raises(TapeDamaged, match="Remove it to retrace from the beginning"):
+        with pytest.raises(CorruptFile, match="Remove it to retrace from the beginning"):
             run.influence(query(p), resume=kept.parent)
     kept.unlink()
     np.testing.assert_array_equal(
@@ -166,7 +166,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
     )
     monkeypatch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed):
+    with pytest.raises(DrossError):
         run.influence(query(p), resume=tmp_path / "file")
 
 
@@ -234,7 +234,9 @@ def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
     uploaded = sorted(system.find("/bucket"))
     model, _ = p.start()
     opened = dross.Run.open("memory://bucket/run", model, (p.X, p.Y), p.loss, progress=False)
-    with pytest.raises(BadInput, match=r"memory://bucket/run can only be read.*resume='folder'"):
+    with pytest.raises(
+        InvalidInput, match=r"memory://bucket/run can only be read.*resume='folder'"
+    ):
         opened.influence(query(p), resume=True)
     expected = run.influence(query(p))
     interrupted(opened, query(p), tmp_path / "progress", monkeypatch)

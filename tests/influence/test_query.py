@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import dross
 from dross.engine.pull_plan import PullPlan, PullPlans
-from dross.errors import BadInput, NotFinite
+from dross.errors import Diverged, InvalidInput
 from oracles import literal_run
 from zoo import problem
 
@@ -89,7 +89,7 @@ def test_the_model_after_a_step(case, record):
         wanted = expected.leave_one_out(query, [0, 3])
         np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-15)
     assert not run.influence(query, at=0).values.any()
-    with pytest.raises(BadInput, match="at=99"):
+    with pytest.raises(InvalidInput, match="at=99"):
         run.influence(query, at=99)
 
 
@@ -102,7 +102,7 @@ def test_epochs_restrict_the_work_and_add_up(case):
     np.testing.assert_array_equal(last.values, whole.by_epoch[-1])
     np.testing.assert_array_equal(last.values, whole.last_epochs(1).values)
     assert last.by_epoch.shape == (1, len(p.X)) and last.first_epoch == 1
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInput):
         run.influence(query, epochs=0)
 
 
@@ -125,21 +125,21 @@ def test_loss_queries_measure_the_plain_loss(record):
 
 def test_bad_queries(case):
     p, run, _ = case
-    with pytest.raises(BadInput, match="cannot be evaluated on this model"):
+    with pytest.raises(InvalidInput, match="cannot be evaluated on this model"):
         run.influence(dross.mean_loss((torch.randn(4, 9), p.Y_val[:4])))
-    with pytest.raises(BadInput, match=r"built with dross\.mean_loss"):
+    with pytest.raises(InvalidInput, match=r"built with dross\.mean_loss"):
         run.influence(p.X_val)
-    with pytest.raises(BadInput, match="empty"):
+    with pytest.raises(InvalidInput, match="empty"):
         run.influence(dross.mean_loss((p.X_val[:0], p.Y_val[:0])))
-    with pytest.raises(BadInput, match="no output number 5"):
+    with pytest.raises(InvalidInput, match="no output number 5"):
         run.influence(dross.outputs(p.X_val, index=5))
-    with pytest.raises(BadInput, match="not a tensor"):
+    with pytest.raises(InvalidInput, match="not a tensor"):
         run.influence(dross.query(lambda params, buffers: 3.0))
-    with pytest.raises(BadInput, match="nothing"):
+    with pytest.raises(InvalidInput, match="nothing"):
         run.influence(dross.query(lambda params, buffers: params["nothing"]))
-    with pytest.raises(BadInput, match="Flatten it"):
+    with pytest.raises(InvalidInput, match="Flatten it"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"]))
-    with pytest.raises(NotFinite, match="not finite"):
+    with pytest.raises(Diverged, match="not finite"):
         run.influence(dross.query(lambda params, buffers: params["0.weight"].sum() * float("nan")))
 
 
@@ -148,5 +148,5 @@ def test_labels_of_a_query_out_of_range(record, tmp_path):
     model, optimizer = p.start()
     options = {"tape": tmp_path / "t", "batches": p.batches, "progress": False}
     run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, **options)
-    with pytest.raises(BadInput, match=r"Labels run from \d to 9, but the model has 3 outputs"):
+    with pytest.raises(InvalidInput, match=r"Labels run from \d to 9, but the model has 3 outputs"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val + 7)))

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors.numpy import save
 
 import dross
-from dross.errors import BadInput, DrossError, StorageFailed
+from dross.errors import DrossError, InvalidInput
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7))
 
@@ -46,7 +46,7 @@ def test_ranking():
         lambda: s.last_epochs(2),
         lambda: dross.Scores(np.zeros(3), np.zeros(3)),
     ):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInput):
             bad()
 
 
@@ -58,7 +58,7 @@ def test_a_frame_has_one_row_per_instance():
 
 @pytest.mark.parametrize("name", ["s.parquet", "s.csv", "s.safetensors"])
 def test_files_that_are_not_scores(tmp_path, name):
-    with pytest.raises(BadInput, match="no scores"):
+    with pytest.raises(InvalidInput, match="no scores"):
         dross.Scores.load(tmp_path / name)
     for content in (b"", b"nonsense", b"# {}\nid,score\n0,x\n"):
         (tmp_path / name).write_bytes(content)
@@ -90,8 +90,8 @@ def test_scores_that_an_earlier_version_saved_without_a_digest(tmp_path):
 
 def test_formats_and_folders(tmp_path):
     s = scores(np.zeros((1, 2)))
-    with pytest.raises(BadInput, match=r"\.parquet, \.csv, \.safetensors"):
+    with pytest.raises(InvalidInput, match=r"\.parquet, \.csv, \.safetensors"):
         s.save(tmp_path / "s.pickle")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed):
+    with pytest.raises(DrossError):
         s.save(tmp_path / "file" / "s.csv")

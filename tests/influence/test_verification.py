@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dross
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from zoo import problem
 
 
@@ -27,9 +27,11 @@ def test_verification(record):
     assert check.tau > 0.8 and "trust the ranking" in check.sentence and 0 < check.jaccard <= 1
     assert list(check.to_frame()) == ["id", "estimated", "actual"]
     wrong = dross.Scores(-scores.values, -scores.by_epoch, scores.query, at=scores.at)
-    with pytest.raises(BadInput, match="scores of mean_loss, and this losses asks something else"):
+    with pytest.raises(
+        InvalidInput, match="scores of mean_loss, and this losses asks something else"
+    ):
         run.verify(scores, dross.losses((p.X_val, p.Y_val)))
-    with pytest.raises(BadInput, match="not ndarray"):
+    with pytest.raises(InvalidInput, match="not ndarray"):
         run.verify(scores.values, query(p))
     assert "do not act on them" in run.verify(wrong, query(p), n=20).sentence
     vector = dross.losses((p.X_val, p.Y_val))
@@ -37,7 +39,7 @@ def test_verification(record):
     assert several.actual.shape == (9, 4) and np.isfinite(several.tau)
     last = run.verify(run.influence(query(p), epochs=1), query(p), np.arange(12))
     assert last.tau > 0.8  # the truth is then that of the last epoch, too
-    with pytest.raises(BadInput, match="the run has 40"):
+    with pytest.raises(InvalidInput, match="the run has 40"):
         run.verify(dross.Scores(np.zeros(3), np.zeros((1, 3)), "mean_loss"), query(p))
 
 
@@ -78,11 +80,11 @@ def test_scores_of_other_data_are_refused_under_the_same_name(case, what):
     assert other.name == scores.query
     assert run.influence(other).values.shape == scores.values.shape
     message = "scores of mean_loss, and this mean_loss asks something else.*on the same data"
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         run.verify(scores, other, [0, 1])
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         run.verify(scores.last_epochs(1), other, [0, 1])
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInput, match=message):
         run.verify(run.influence(other), query(p), [0, 1])
 
 
@@ -106,7 +108,7 @@ def test_scores_from_a_file_are_verified_like_those_in_memory(case, tmp_path, su
     np.testing.assert_array_equal(found.estimated, expected.estimated)
     np.testing.assert_array_equal(found.actual, expected.actual)
     other = dross.losses((p.X_val + 0.1, p.Y_val)) if several else other_data(p)["one label"]
-    with pytest.raises(BadInput, match="asks something else"):
+    with pytest.raises(InvalidInput, match="asks something else"):
         run.verify(loaded, other, [0, 1])
 
 
@@ -131,7 +133,9 @@ def test_scores_of_an_older_file_are_known_by_the_name_of_their_query(
     def size(params, buffers):
         return sum(value.square().sum() for value in params.values())
 
-    with pytest.raises(BadInput, match="scores of mean_loss, and this size asks something else"):
+    with pytest.raises(
+        InvalidInput, match="scores of mean_loss, and this size asks something else"
+    ):
         run.verify(older, dross.query(size), [0, 1])
 
 
@@ -139,5 +143,7 @@ def test_scores_of_another_number_of_values_are_refused(case):
     p, run, scores = case
     asked = dross.losses((p.X_val[:3], p.Y_val[:3]))
     one = dross.Scores(scores.values, scores.by_epoch, asked.name, at=scores.at)
-    with pytest.raises(BadInput, match="query has 3 values and the scores have one value: they"):
+    with pytest.raises(
+        InvalidInput, match="query has 3 values and the scores have one value: they"
+    ):
         run.verify(one, asked, [0, 1])

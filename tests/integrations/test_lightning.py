@@ -15,7 +15,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 import lightning
 
 import dross
-from dross.errors import BadInput, NotReplayable, NotSupported
+from dross.errors import InvalidInput, NotSupported
 from dross.integrations.lightning import DrossCallback
 from integrations.slopes import slope
 from record.user_loops import close
@@ -158,7 +158,7 @@ class TestRefusals:
     """Each with a sentence, at the first batch."""
 
     def test_losses_that_nobody_knows(self, tmp_path):
-        with pytest.raises(BadInput, match="loss of each instance is not known"):
+        with pytest.raises(InvalidInput, match="loss of each instance is not known"):
             fit(Classifier("loss"), (X, Y), [DrossCallback(tmp_path / "tape")])
 
     def test_a_loss_that_is_not_the_mean(self, tmp_path):
@@ -166,7 +166,7 @@ class TestRefusals:
             def training_step(self, batch, batch_idx):
                 return super().training_step(batch, batch_idx) * 3
 
-        with pytest.raises(NotReplayable, match="the optimizer saw a gradient of length"):
+        with pytest.raises(NotSupported, match="the optimizer saw a gradient of length"):
             fit(Summed("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
 
     def test_two_optimizers(self, tmp_path):
@@ -179,11 +179,11 @@ class TestRefusals:
 
     def test_a_batch_that_is_no_pair(self, tmp_path):
         callback = DrossCallback(tmp_path / "tape", "cross_entropy")
-        with pytest.raises(BadInput, match="split=lambda batch"):
+        with pytest.raises(InvalidInput, match="split=lambda batch"):
             fit(Classifier("loss"), (X, Y, torch.ones(11)), [callback])
 
     def test_nothing_recorded(self, tmp_path):
-        with pytest.raises(BadInput, match=r"Call trainer\.fit first"):
+        with pytest.raises(InvalidInput, match=r"Call trainer\.fit first"):
             DrossCallback(tmp_path / "tape").recorded_run()
 
     def test_a_training_step_that_skips(self, tmp_path):

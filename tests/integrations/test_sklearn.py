@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import check_classifiers_train, check_estima
 
 import dross
 from cleaning.made_inputs import flipped
-from dross.errors import BadInput, DrossWarning
+from dross.errors import DrossWarning, InvalidInput
 from dross.integrations.sklearn import CleaningClassifier, CleaningRegressor
 from quick_cleaning import quick_cleaning
 
@@ -125,7 +125,7 @@ def test_validation_data_of_ones_own_are_not_learned():
     assert model.estimator_.n_samples_fit_ <= 280
     touched = [*model.removed_, *model.relabelled_]
     assert touched and bad[touched].mean() > 0.8
-    with pytest.raises(BadInput, match="class 'maybe'"):
+    with pytest.raises(InvalidInput, match="class 'maybe'"):
         quick(validation=(x[:80], ["maybe"] * 80)).fit(x, y)
 
 
@@ -166,7 +166,7 @@ def test_sparse_matrices_are_cleaned_unless_they_are_too_large_to_be_dense():
     model = quick(plan="wrong-50").fit(rows, wrong)
     assert bad[[*model.removed_, *model.relabelled_]].mean() > 0.8
     wide = sparse.hstack([rows, sparse.csr_matrix((200, 400_000))], format="csr")
-    with pytest.raises(BadInput, match=r"sparse matrix of .* TruncatedSVD"):
+    with pytest.raises(InvalidInput, match=r"sparse matrix of .* TruncatedSVD"):
         quick().fit(wide, wrong)
 
 
@@ -184,7 +184,7 @@ def test_a_plan_by_name_is_followed_and_an_unknown_one_refused(folder):
     model = quick(plan="relabel-90", out=folder).fit(x, y)
     assert model.plan_.name == "relabel-90"
     assert len(model.removed_) == 0 and len(model.relabelled_) == len(model.plan_) > 0
-    with pytest.raises(BadInput, match="Did you mean 'relabel-90'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'relabel-90'"):
         quick(plan="relable-90").fit(x, y)
 
 
@@ -196,7 +196,7 @@ def test_a_folder_of_ones_own_is_kept_and_its_decisions_are_followed(folder, tmp
     model = quick(out=tmp_path / "run").fit(x, y)
     assert model.removed_.tolist() == [0] and model.relabelled_ == {1: "yes"}
     assert model.plan_.name == project.recommended.name
-    with pytest.raises(BadInput, match="holds a run on other data"):
+    with pytest.raises(InvalidInput, match="holds a run on other data"):
         quick(out=tmp_path / "run").fit(x + 1, y)
 
 
@@ -220,11 +220,11 @@ def test_bad_parameters_are_refused_before_anything_is_cleaned():
         (CleaningClassifier(options={"seed": 3}), "no option of dross.clean named 'seed'"),
     ]
     for model, sentence in refused:
-        with pytest.raises(BadInput, match=sentence):
+        with pytest.raises(InvalidInput, match=sentence):
             model.fit(x, y)
-    with pytest.raises(BadInput, match="takes no sample_weight"):
+    with pytest.raises(InvalidInput, match="takes no sample_weight"):
         quick(KNeighborsClassifier()).fit(x, y, sample_weight=np.ones(len(x)))
-    with pytest.raises(BadInput, match="one label for each row"):
+    with pytest.raises(InvalidInput, match="one label for each row"):
         CleaningRegressor().fit(x, np.zeros((len(x), 2)))
     with pytest.raises(ValueError, match="NaN"):  # the estimator's own words, at once
         quick().fit(np.where(x > 3, np.nan, x), y)

@@ -13,7 +13,7 @@ from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier, NeuralNetRegr
 from skorch.callbacks import GradientNormClipping
 from skorch.dataset import ValidSplit
 
-from dross.errors import BadInput, NotSupported, TapeMismatch
+from dross.errors import InputChanged, InvalidInput, NotSupported
 from dross.integrations.skorch import DrossCallback
 from integrations.slopes import slope
 
@@ -121,12 +121,12 @@ def test_refusals(tmp_path):
     weighted = {"module": Net, "criterion__weight": torch.ones(3, dtype=torch.float64)}
     with pytest.raises(NotSupported, match="divides by their sum"):
         build(NeuralNetClassifier, [DrossCallback(tmp_path / "t")], **weighted).fit(X, Y)
-    with pytest.raises(BadInput, match=r"call net\.fit first"):
+    with pytest.raises(InvalidInput, match=r"call net\.fit first"):
         DrossCallback(tmp_path / "t").recorded_run()
     callbacks = [("dross", DrossCallback(tmp_path / "tape"))]
     net = build(NeuralNetClassifier, callbacks, module=Net).fit(X, Y)
     callback = dict(net.callbacks_)["dross"]
     callback.source_.dataset.X[2] += 1
-    with pytest.raises(TapeMismatch, match="another data set"):
+    with pytest.raises(InputChanged, match="another data set"):
         callback.recorded_run()
     X[2] -= 1

@@ -9,7 +9,7 @@ import dross
 import zoo
 from cleaning.made_inputs import QUICK
 from dross.distributed.job_pool import sweep
-from dross.errors import BadInput, DrossWarning
+from dross.errors import DrossWarning, InvalidInput
 from dross.integrations.trackers import MLflow, TensorBoard
 from dross.support.progress import hide_progress, progress_bar
 from integrations.test_sklearn import made
@@ -113,9 +113,9 @@ def test_a_tracker_that_fails_costs_a_warning_and_nothing_else():
 
 
 def test_what_cannot_track_is_refused():
-    with pytest.raises(BadInput, match=r"log\(values, step\)"), dross.track("tensorboard"):
+    with pytest.raises(InvalidInput, match=r"log\(values, step\)"), dross.track("tensorboard"):
         pass
-    with pytest.raises(BadInput, match="SummaryWriter"):
+    with pytest.raises(InvalidInput, match="SummaryWriter"):
         TensorBoard("runs/board")
 
 
@@ -153,5 +153,5 @@ def test_mlflow_reads_what_was_reported(tmp_path, monkeypatch):
 
 def test_without_mlflow_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
-    with pytest.raises(BadInput, match=r'pip install "dross\[mlflow\]"'):
+    with pytest.raises(InvalidInput, match=r'pip install "dross\[mlflow\]"'):
         MLflow()

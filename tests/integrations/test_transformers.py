@@ -217,5 +217,5 @@ def test_the_best_model_at_the_end(tmp_path):
 def test_any_class_of_trainers(tmp_path):
     assert recording(Trainer) is RecordingTrainer
     assert issubclass(recording(Exact), Exact)
-    with pytest.raises(dross.BadInput, match="recording takes a trainer class"):
+    with pytest.raises(dross.InvalidInput, match="recording takes a trainer class"):
         recording(dict)

@@ -8,7 +8,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 from transformers import Trainer
 
-from dross.errors import BadInput, NotReplayable, NotSupported, TapeExists, TapeMismatch
+from dross.errors import InputChanged, InvalidInput, NotSupported
 from dross.integrations.transformers import RecordingTrainer, recording
 from integrations.language import Exact, classifier, language_model, pad, settings, texts
 
@@ -24,15 +24,15 @@ def test_a_trainer_with_a_loader_of_its_own(tmp_path):
         def get_train_dataloader(self):
             return torch.utils.data.DataLoader(self.train_dataset, 2, collate_fn=pad)
 
-    with pytest.raises(BadInput, match=r"does not say which examples.*get_train_dataloader"):
+    with pytest.raises(InvalidInput, match=r"does not say which examples.*get_train_dataloader"):
         trainer(tmp_path, OwnLoader).train()
 
 
 def test_items_without_columns(tmp_path):
-    with pytest.raises(BadInput, match=r"Example . of the training set has the type list"):
+    with pytest.raises(InvalidInput, match=r"Example . of the training set has the type list"):
         own = lambda items: pad([{"input_ids": item} for item in items])
         trainer(tmp_path, train_dataset=[[1, 2, 3]] * 4, data_collator=own).train()
-    with pytest.raises(BadInput, match="The collator makes the type list"):
+    with pytest.raises(InvalidInput, match="The collator makes the type list"):
         trainer(tmp_path, data_collator=list, overwrite=True).train()
 
 
@@ -59,7 +59,7 @@ def test_a_collator_that_masks_at_random(tmp_path):
         hidden = torch.rand(batch["input_ids"].shape) < 0.5
         return {**batch, "input_ids": torch.where(hidden, 1, batch["input_ids"])}
 
-    with pytest.raises(NotReplayable, match=r"collator .* a different batch.*Mask the data once"):
+    with pytest.raises(NotSupported, match=r"collator .* a different batch.*Mask the data once"):
         trainer(tmp_path, data_collator=mask).train()
 
 
@@ -79,7 +79,7 @@ def test_an_optimizer_that_does_not_step(tmp_path):
             optimizer.step = lambda *args, **kwargs: None
             return optimizer
 
-    with pytest.raises(NotReplayable, match="Trainer counts step 0, but its optimizer has taken 0"):
+    with pytest.raises(NotSupported, match="Trainer counts step 0, but its optimizer has taken 0"):
         trainer(tmp_path, Skips).train()
 
 
@@ -89,15 +89,15 @@ def test_changed_data(tmp_path):
     changed = [dict(item) for item in texts()]
     changed[3]["input_ids"] = changed[3]["input_ids"][::-1]
     again = trainer(tmp_path, train_dataset=changed)
-    with pytest.raises(TapeMismatch, match="another data set"):
+    with pytest.raises(InputChanged, match="another data set"):
         again.recorded_run()
 
 
 def test_no_labels_and_no_inputs(tmp_path):
     without = lambda *names: lambda items: {k: v for k, v in pad(items).items() if k not in names}
-    with pytest.raises(BadInput, match="columns input_ids, attention_mask and no labels"):
+    with pytest.raises(InvalidInput, match="columns input_ids, attention_mask and no labels"):
         trainer(tmp_path, data_collator=without("labels")).train()
-    with pytest.raises(BadInput, match=r"labels .labels. and no inputs"):
+    with pytest.raises(InvalidInput, match=r"labels .labels. and no inputs"):
         trainer(tmp_path, data_collator=without("input_ids", "attention_mask")).train()
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_dross_does_not_know(tmp_path):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return super().compute_loss(model, inputs, False, num_items_in_batch) * 1.5
 
-    with pytest.raises(NotReplayable, match=r"Something else is in the loss.*losses=fn"):
+    with pytest.raises(NotSupported, match=r"Something else is in the loss.*losses=fn"):
         trainer(tmp_path, Penalized).train()
     model = torch.nn.Linear(2, 2)
     with pytest.raises(NotSupported, match="does not know the loss of each example of Linear"):
@@ -142,7 +142,7 @@ def test_losses_of_ones_own(tmp_path):
 
 def test_a_tape_that_is_there_already(tmp_path):
     trainer(tmp_path).train()
-    with pytest.raises(TapeExists, match="There is a tape"):
+    with pytest.raises(InvalidInput, match="There is a tape"):
         trainer(tmp_path).train()
     trainer(tmp_path, overwrite=True).train()
 
@@ -152,16 +152,16 @@ def test_a_checkpoint_that_the_tape_does_not_know(tmp_path):
     plain = Exact(language_model(), saving, train_dataset=texts(), data_collator=pad)
     plain.train()
     trainer(tmp_path).train()
-    with pytest.raises(TapeMismatch, match=r"made after 4 steps, but the tape .* after 0, 10"):
+    with pytest.raises(InputChanged, match=r"made after 4 steps, but the tape .* after 0, 10"):
         trainer(tmp_path, args=saving).train(
             resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4")
         )
 
 
 def test_no_data_to_ask_about(tmp_path):
-    with pytest.raises(BadInput, match=r"trainer\.loss_of\(validation\)"):
+    with pytest.raises(InvalidInput, match=r"trainer\.loss_of\(validation\)"):
         trainer(tmp_path).loss_of()
-    with pytest.raises(BadInput, match="one loss per label and none per token"):
+    with pytest.raises(InvalidInput, match="one loss per label and none per token"):
         given = {"model": classifier(), "train_dataset": texts(labelled=True)}
         own = trainer(tmp_path, **given)
         own.train()

@@ -60,7 +60,7 @@ def main() -> None:
         }.items():
             try:
                 ask()
-            except dross.BadInput as error:
+            except dross.InvalidInput as error:
                 assert package in str(error) and "pip install" in str(error), error
             else:
                 raise AssertionError(f"{package} is there")

@@ -8,7 +8,7 @@ from torch import nn
 
 import dross
 from dross.data.collated import Collated, Keywords
-from dross.errors import NotReplayable, TapeMismatch
+from dross.errors import InputChanged, NotSupported
 from record.user_loops import close, query
 from zoo import problem
 
@@ -147,7 +147,7 @@ def test_changed_items_are_named(tmp_path):
     j = int(BATCHES[2][0])
     changed[j]["labels"] = (changed[j]["labels"] + 1) % 3
     model, source = run.recording.objective.model, Collated(changed, pad, split)
-    with pytest.raises(TapeMismatch, match=f"Instance {j} has other inputs|another data set"):
+    with pytest.raises(InputChanged, match=f"Instance {j} has other inputs|another data set"):
         again = dross.Run.open(tmp_path / "t", model, source, losses_of)
         again.influence(dross.mean_loss(Collated(data[:3], pad, split)))
 
@@ -160,7 +160,7 @@ def test_a_collator_that_masks_at_random(tmp_path):
 
     model = Sentences().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(NotReplayable, match="The collator \\(mask\\) makes a different batch"):
+    with pytest.raises(NotSupported, match="The collator \\(mask\\) makes a different batch"):
         dross.Recorder(
             model,
             optimizer,

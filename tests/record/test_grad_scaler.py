@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 import dross
-from dross.errors import BadInput, NotReplayable
+from dross.errors import InvalidInput, NotSupported
 from oracles import unrolled_scores
 from record.test_mixed_precision import float32_problem
 from record.user_loops import check_bitwise, query, relative
@@ -134,11 +134,11 @@ def test_a_scaler_that_the_recorder_does_not_know(tmp_path, optimizer):
     scaler = GradScaler("cpu", init_scale=1024.0)
     recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "t")
     ids = p.batches[0]
-    with pytest.raises(NotReplayable, match=r"dross.Recorder\(..., scaler=scaler\)"):
+    with pytest.raises(NotSupported, match=r"dross.Recorder\(..., scaler=scaler\)"):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             scaler.scale(losses.mean()).backward()
             scaler.step(optimizer)
-    with pytest.raises(BadInput, match=r"scaler must be a torch.amp.GradScaler, not int"):
+    with pytest.raises(InvalidInput, match=r"scaler must be a torch.amp.GradScaler, not int"):
         dross.Recorder(model, optimizer, p.loss, tmp_path / "u", scaler=3)
 
 
@@ -148,7 +148,7 @@ def test_gradients_changed_before_they_are_unscaled(tmp_path):
     scaler = GradScaler("cpu", init_scale=1024.0)
     recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "t", scaler=scaler)
     ids = p.batches[0]
-    with pytest.raises(NotReplayable, match="was changed between"):
+    with pytest.raises(NotSupported, match="was changed between"):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             scaler.scale(losses.mean()).backward()
             model[0].weight.grad.mul_(2)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.errors import BadInput, DrossError
+from dross.errors import DrossError, InvalidInput
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
@@ -135,7 +135,7 @@ def _describe(value) -> str:
     ids=_describe,
 )
 def test_train_says_what_cannot_be_used(train, change, says):
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InvalidInput, match=says):
         train(**change)
 
 
@@ -153,7 +153,7 @@ def test_train_says_what_cannot_be_used(train, change, says):
     ],
 )
 def test_what_describes_a_run_is_checked_when_it_is_made(make, says):
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InvalidInput, match=says):
         make()
 
 
@@ -171,7 +171,7 @@ def test_what_describes_a_run_is_checked_when_it_is_made(make, says):
     ids=_describe,
 )
 def test_a_recorder_says_what_cannot_be_used(record, made, stepped):
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInput):
         record(made, stepped)
 
 
@@ -181,7 +181,7 @@ def test_a_clip_of_a_recorder_needs_a_number(tmp_path, clip, wrong):
     model, optimizer = _start()
     recorder = dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t")
     with (
-        pytest.raises(BadInput, match="must be a number"),
+        pytest.raises(InvalidInput, match="must be a number"),
         recorder.step([0], X[:1], Y[:1]) as losses,
     ):
         losses.mean().backward()

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import dross
-from dross.errors import DrossWarning, NotReplayable
+from dross.errors import DrossWarning, NotSupported
 from oracles import cross_entropy, derivative, literal_run, unrolled_scores
 from record.user_loops import check_bitwise, close, query, recorded_loop, relative, take_step
 from zoo import mlp, problem
@@ -172,5 +172,5 @@ def recorded_scores(p, folder):
 def test_statistics_that_a_recomputed_block_moves_twice(tmp_path, reentrant):
     block = lambda: nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
     p = with_model(lambda: Checkpointed(reentrant, block()))
-    with pytest.raises(NotReplayable, match=r"'block.1.\w+' moved during backward"):
+    with pytest.raises(NotSupported, match=r"'block.1.\w+' moved during backward"):
         recorded_loop(p, tmp_path / "t")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dross
-from dross.errors import BadInput, TapeExists, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 from dross.record.training_loop import TrainingLoop
 from dross.tape.reader import Tape
 from record.user_loops import query, recorded_loop, take_step
@@ -93,9 +93,9 @@ def test_train_does_not_resume_from_another_folder(tmp_path, monkeypatch):
     for name in ("tape", "other"):
         stop_training_at(3, p, tmp_path / name, monkeypatch)
     for resume in (tmp_path / "other", str(tmp_path), "nowhere"):
-        with pytest.raises(BadInput, match=r"is not the folder of the tape.*resume=True"):
+        with pytest.raises(InvalidInput, match=r"is not the folder of the tape.*resume=True"):
             train(p, tmp_path / "tape", resume=resume)
-    with pytest.raises(TapeExists, match="resume=True"):
+    with pytest.raises(InvalidInput, match="resume=True"):
         train(p, tmp_path / "tape", resume=False)
     assert Tape(tmp_path / "tape").steps == 3 and Tape(tmp_path / "other").steps == 3
 
@@ -121,10 +121,10 @@ def test_a_recorder_does_not_resume_from_another_folder(tmp_path):
             crash_at_step(3, p, *p.start(), tmp_path / name)
     for resume in (tmp_path / "other", str(tmp_path), "nowhere"):
         model, optimizer = p.start()
-        with pytest.raises(BadInput, match=r"is not the folder of the tape.*resume=True"):
+        with pytest.raises(InvalidInput, match=r"is not the folder of the tape.*resume=True"):
             dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=resume)
     model, optimizer = p.start()
-    with pytest.raises(TapeExists, match="resume=True"):
+    with pytest.raises(InvalidInput, match="resume=True"):
         dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=False)
     assert Tape(tmp_path / "mine").steps == 3 and Tape(tmp_path / "other").steps == 3
 
@@ -148,12 +148,12 @@ def test_a_crash_in_the_middle_continues(tmp_path):
     assert recorder.steps == 7
     run, ids = finish(p, recorder, model, optimizer, finished), p.batches[-1]
     assert run.influence(query(p)).values.any()
-    with pytest.raises(TapeMismatch, match="seed was 0 and is 9"):
+    with pytest.raises(InputChanged, match="seed was 0 and is 9"):
         model, optimizer = p.start()
         other = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True, seed=9)
         with other.step(ids, p.X[ids], p.Y[ids]):
             pass
-    with pytest.raises(TapeMismatch, match="Continue it with the same"):
+    with pytest.raises(InputChanged, match="Continue it with the same"):
         model, _ = p.start()
         sgd = torch.optim.SGD(model.parameters(), lr=1)
         dross.Recorder(model, sgd, p.loss, tmp_path / "mine", resume=True)
@@ -177,7 +177,7 @@ def test_epochs_go_on_after_a_resume(tmp_path):
 
     record([0, 1, 2]).close()
     record([None, None], resume=True).close()  # still in epoch 2
-    with pytest.raises(BadInput, match="Epoch 1 came after epoch 2"):
+    with pytest.raises(InvalidInput, match="Epoch 1 came after epoch 2"):
         record([1], resume=True)
     run = record([3], resume=True).run((p.X, p.Y))
     taken = [step.epoch for _, step, _ in run.recording.recorded_steps(0, run.steps)]
@@ -203,6 +203,6 @@ def test_an_abandoned_recorder_does_no_harm(tmp_path):
     third = dross.Recorder(other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True)
     steps(third, other_optimizer, 4)
     third.close()
-    with pytest.raises(TapeExists, match="Another run"):
+    with pytest.raises(InvalidInput, match="Another run"):
         second._save_what_there_is()  # what happens at exit
     assert Tape(tmp_path / "mine").steps == 4 and Tape(tmp_path / "mine").complete

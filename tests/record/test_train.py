@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from oracles import derivative, literal_run
 from zoo import OPTIMIZERS, problem
 
@@ -208,6 +208,6 @@ def test_faster_arithmetic_is_recorded_and_used_again(tmp_path):
         model = nn.Linear(5, 3, dtype=dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"tape": tmp_path / "no", "epochs": 1, "batch_size": 9, "arithmetic": kind}
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(InvalidInput, match=message):
             dross.train(model, data, "cross_entropy", optimizer, **options)
     assert not (tmp_path / "no").exists()

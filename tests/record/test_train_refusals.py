@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from dross.errors import BadInput, NotFinite, NotSupported
+from dross.errors import Diverged, InvalidInput, NotSupported
 from zoo import problem
 
 BINARY = {"loss": "binary_cross_entropy", "model": nn.Linear(6, 1).double()}
@@ -70,7 +70,7 @@ class Twice(nn.Linear):
     ids=range(36),
 )
 def test_bad_input(trained, changes, message, tmp_path):
-    with pytest.raises(BadInput, match=f"(?s){message}"):
+    with pytest.raises(InvalidInput, match=f"(?s){message}"):
         trained(**changes)
     assert not (tmp_path / "t" / "manifest.json").exists()  # nothing half-made is left behind
 
@@ -78,7 +78,7 @@ def test_bad_input(trained, changes, message, tmp_path):
 def test_labels_out_of_range_anywhere(trained):
     p = problem("mlp", "sgd")
     p.Y[-1] = 3  # an instance that no batch uses first
-    with pytest.raises(BadInput, match="Labels run from 0 to 3, but the model has 3 outputs"):
+    with pytest.raises(InvalidInput, match="Labels run from 0 to 3, but the model has 3 outputs"):
         trained(train_set=(p.X, p.Y))
 
 
@@ -86,7 +86,7 @@ def test_other_refusals(trained):
     p = problem("mlp", "sgd")
     model, _ = p.start()
     stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)
-    with pytest.raises(BadInput, match="not one of the model's"):
+    with pytest.raises(InvalidInput, match="not one of the model's"):
         trained(optimizer=stranger)
     plateau = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(NotSupported, match="ReduceLROnPlateau"):
@@ -150,13 +150,13 @@ def test_a_data_set_with_random_transforms(trained):
         def __getitem__(self, i):
             return torch.randn(6, dtype=torch.float64), 0
 
-    with pytest.raises(BadInput, match=r"augment\(x, generator\)"):
+    with pytest.raises(InvalidInput, match=r"augment\(x, generator\)"):
         trained(train_set=Random())
 
 
 def test_a_single_instance_and_batchnorm(trained):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
-    with pytest.raises(BadInput, match=r"Step 1 cannot be taken.*single instance"):
+    with pytest.raises(InvalidInput, match=r"Step 1 cannot be taken.*single instance"):
         trained(
             model=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -168,7 +168,7 @@ def test_a_tensor_that_is_a_parameter_and_a_buffer_is_refused(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[1].register_buffer("again", model[0].weight)
     data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
-    with pytest.raises(BadInput, match=r"'0\.weight' and '1\.again' are the same tensor"):
+    with pytest.raises(InvalidInput, match=r"'0\.weight' and '1\.again' are the same tensor"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"tape": tmp_path, "epochs": 1, "batch_size": 4, "progress": False}
         dross.train(model, data, "cross_entropy", optimizer, **options)
@@ -180,14 +180,14 @@ def test_a_nan_names_its_step_and_its_instances(trained, tmp_path):
     p.X[bad] = float("nan")
     first = next(t for t, ids in enumerate(p.batches) if bad in ids)
     message = f"Step {first}: the loss of instance {bad} is not finite"
-    with pytest.raises(NotFinite, match=message) as caught:
+    with pytest.raises(Diverged, match=message) as caught:
         trained(train_set=(p.X, p.Y))
     assert caught.value.step == first
     assert dross.tape.reader.Tape(tmp_path / "t").steps == first  # what went well is kept
 
 
 def test_a_rate_that_explodes(trained):
-    with pytest.raises(NotFinite, match=r"Step \d+: .*lower the rate"):
+    with pytest.raises(Diverged, match=r"Step \d+: .*lower the rate"):
         trained(eta=1e308)
 
 
@@ -200,5 +200,5 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
     options = {"tape": tmp_path / "t", "batches": [[0, 1]] * 8, "progress": False}
     run = dross.train(model, (X, Y), "squared_error", optimizer, **options)
-    with pytest.raises(NotFinite, match=r"no longer finite at step \d"):
+    with pytest.raises(Diverged, match=r"no longer finite at step \d"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dross import cli
 from dross.datasets import DataSet, sets
-from dross.errors import BadInput, DataUnavailable, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 from dross.reproduce import cleansing, cleansing_report, cleansing_settings
 
 SMALL = cleansing_settings.Settings("mnist", 200, 100, 150, 2, 50, 0.05, (5, 60))
@@ -56,7 +56,7 @@ def test_a_draw_is_written_continued_and_merged(pictures, tmp_path):
     assert {result["draw"] for result in results} == {0, 1}
     by_place = {(row["method"], row["m"], row["retrain"]): row for row in table}
     assert by_place["retrace", 5, "last"]["draws"] == 2
-    with pytest.raises(TapeMismatch, match="other settings"):
+    with pytest.raises(InputChanged, match="other settings"):
         cleansing.load_results(tmp_path, replace(SMALL, epochs=3))
     (tmp_path / "mnist-001.json").write_text("{broken")
     assert {result["draw"] for result in cleansing.load_results(tmp_path, SMALL)} == {0}
@@ -97,7 +97,7 @@ def test_without_the_pictures_there_is_a_report_all_the_same(pictures, tmp_path,
     cleansing.compute(SMALL, 0, ["random"], ["last"], tmp_path, progress=False)
 
     def unavailable(name):
-        raise DataUnavailable("no network")
+        raise InvalidInput("no network")
 
     monkeypatch.setattr(cleansing_report, "load", unavailable)
     *_, page = cleansing_report.write_report(
@@ -173,12 +173,12 @@ def test_draws_in_two_processes_are_the_serial_ones(pictures, tmp_path, monkeypa
 
 
 def test_bad_input(monkeypatch, tmp_path):
-    with pytest.raises(BadInput, match="Did you mean 'cifar10'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'cifar10'"):
         cleansing_settings.Settings.of("cifar", True)
-    with pytest.raises(BadInput, match="Did you mean 'retrace'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'retrace'"):
         cleansing_settings.check_names("method", ["retrase"], cleansing_settings.METHODS)
     for wrong in ("a:b", "5:2", "-1", ""):
-        with pytest.raises(BadInput):
+        with pytest.raises(InvalidInput):
             cleansing_settings.parse_draws(wrong)
     assert list(cleansing_settings.parse_draws("2:5")) == [2, 3, 4] and list(
         cleansing_settings.parse_draws("7")
@@ -188,5 +188,5 @@ def test_bad_input(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "dross.datasets.sets._HOMES", {"mnist": ("http://127.0.0.1:9/", ("0" * 32,) * 4)}
     )
-    with pytest.raises(DataUnavailable, match="DROSS_DATA"):
+    with pytest.raises(InvalidInput, match="DROSS_DATA"):
         cleansing.Draw.of(SMALL, 0)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dross import cli
 from dross.datasets import paper
-from dross.errors import BadInput, TapeMismatch
+from dross.errors import InputChanged, InvalidInput
 from dross.reproduce import table1
 
 
@@ -64,12 +64,12 @@ def test_the_command(made_up, tmp_path):
     assert json.loads((tmp_path / "adult-dnn-001.json").read_text())["seed"] == 1
     other = json.loads((tmp_path / "adult-dnn-000.json").read_text()) | {"settings": 0}
     (tmp_path / "adult-dnn-000.json").write_text(json.dumps(other))
-    with pytest.raises(TapeMismatch, match="other settings"):
+    with pytest.raises(InputChanged, match="other settings"):
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
 
 
 def test_unknown_cells():
-    with pytest.raises(BadInput, match="Did you mean 'adult-dnn'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'adult-dnn'"):
         table1.check_cells(["adult-dn"])
 
 

@@ -13,7 +13,7 @@ import dross
 from cleaning.made_inputs import copy_project
 from dross import cli
 from dross.cleaning.project import Project
-from dross.errors import TapeMismatch
+from dross.errors import InputChanged
 from dross.review.judge_process import JudgeProcess
 from review.review_client import client_of, decide, wait_for
 from review.review_project import judge_command, make_verdict
@@ -25,7 +25,7 @@ while not (folder / "go").exists(): time.sleep(0.02)
 (folder / "judging.json").unlink(); (folder / "verdicts").mkdir(exist_ok=True)
 (folder / "verdicts" / "1.json").write_text(VERDICT)
 """
-FAILS = "sys.exit('BadInput: no <tapes> here')"
+FAILS = "sys.exit('InvalidInput: no <tapes> here')"
 SLEEPS = """
 import os
 (folder / 'pid').write_text(str(os.getpid()))
@@ -156,6 +156,6 @@ def test_reviewing_shows_trusted_code_and_refuses_it_once_it_has_changed(own_cod
         module.write("# and more\n")
     command = ["review", "run", "--no-browser", "--trust-code", "ownmodel:network"]
     started = CliRunner().invoke(cli.app, command)
-    assert isinstance(started.exception, TapeMismatch)
+    assert isinstance(started.exception, InputChanged)
     assert "ownmodel.py (SHA-256" in started.output and "nn.Linear(3, 2)" in started.output
     assert not os.path.exists("was-run")

@@ -7,7 +7,7 @@ import pytest
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.plans import RULES
 from dross.cleaning.project import Project
-from dross.errors import TapeDamaged
+from dross.errors import CorruptFile
 from review.review_client import client_of, decide
 from review.review_project import make_project
 
@@ -103,7 +103,7 @@ def test_a_plan_that_relabels_as_no_class_is_refused_whole(planned):
     about = json.loads((planned.folder / "project.json").read_text())
     about["recommendation"]["plans"][0]["relabelled"][0][1] = "no such class"
     (planned.folder / "project.json").write_text(json.dumps(about))
-    with pytest.raises(TapeDamaged, match="lacks a valid 'recommendation'"):
+    with pytest.raises(CorruptFile, match="lacks a valid 'recommendation'"):
         Project.open(planned.folder)
 
 

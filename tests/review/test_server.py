@@ -13,7 +13,7 @@ from urllib.request import url2pathname
 import httpx
 import pytest
 
-from dross.errors import BadInput, TapeDamaged
+from dross.errors import CorruptFile, InvalidInput
 from dross.review.server import serve
 from review.review_client import wait_for
 
@@ -22,12 +22,12 @@ def test_a_taken_port_says_what_to_do(fresh):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(BadInput, match="--port"):
+        with pytest.raises(InvalidInput, match="--port"):
             serve(fresh.folder, port=taken.getsockname()[1], open_browser=False)
 
 
 def test_a_folder_that_is_no_project_says_so(tmp_path):
-    with pytest.raises(TapeDamaged, match="dross clean"):
+    with pytest.raises(CorruptFile, match="dross clean"):
         serve(tmp_path, open_browser=False)
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dross.errors import StorageFailed
+from dross.errors import DrossError
 from dross.support import atomic_files
 from dross.support.atomic_files import (
     replace_file,
@@ -78,8 +78,8 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path, full_disk):
     path.write_bytes(b"old")
     with pytest.raises(OSError, match="No space left") as caught:
         replace_file(path, b"new")
-    assert not isinstance(caught.value, StorageFailed)
-    with pytest.raises(StorageFailed, match=r"a\.json cannot be written: No space left on device"):
+    assert not isinstance(caught.value, DrossError)
+    with pytest.raises(DrossError, match=r"a\.json cannot be written: No space left on device"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.json"]
 

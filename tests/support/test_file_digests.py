@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from dross.errors import StorageFailed
+from dross.errors import DrossError
 from dross.support.file_digests import break_seal, digest_file, digest_files, seal
 
 
@@ -16,7 +16,7 @@ def test_names_and_content_count(tmp_path):
     assert first != digest_files(tmp_path, ["b", "a"]) and len(digest_file(tmp_path / "a")) == 64
     (tmp_path / "b").write_bytes(b"3")
     assert digest_files(tmp_path, ["a", "b"]) != first
-    with pytest.raises(StorageFailed, match="cannot be read"):
+    with pytest.raises(DrossError, match="cannot be read"):
         digest_file(tmp_path / "none")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dross.errors import BadInput, StorageFailed
+from dross.errors import DrossError, InvalidInput
 from dross.support.file_lock import hold_lock
 
 HOLD = """
@@ -36,7 +36,7 @@ def start_holder(path: Path) -> subprocess.Popen:
 def test_another_process_is_kept_out_and_named(tmp_path):
     path = tmp_path / "lock"
     holder = start_holder(path)
-    with pytest.raises(BadInput, match=rf"writing to the folder x: process {holder.pid} on"):
+    with pytest.raises(InvalidInput, match=rf"writing to the folder x: process {holder.pid} on"):
         hold_lock(path, "the folder x").__enter__()
     holder.communicate()  # it ends
     assert not path.exists()
@@ -58,7 +58,7 @@ def test_a_killed_process_keeps_nobody_out(tmp_path):
 def test_the_lock_of_another_host_is_respected(tmp_path):
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01"}))
-    with pytest.raises(BadInput, match=r"process 1 on elsewhere.*delete .*lock"):
+    with pytest.raises(InvalidInput, match=r"process 1 on elsewhere.*delete .*lock"):
         hold_lock(path, "it").__enter__()
     assert path.exists()
 
@@ -70,7 +70,7 @@ def test_a_half_written_lock_of_a_dead_process_is_taken_over(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(StorageFailed, match="cannot be created"):
+    with pytest.raises(DrossError, match="cannot be created"):
         hold_lock(tmp_path / "none" / "lock", "it").__enter__()
 
 
@@ -88,5 +88,5 @@ def test_a_lock_that_cannot_be_written_leaves_no_file(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True
     )
-    assert "StorageFailed" in done.stderr
+    assert "DrossError" in done.stderr
     assert list(tmp_path.iterdir()) == []

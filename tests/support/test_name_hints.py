@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.support.name_hints import check_name
 
 
@@ -15,6 +15,6 @@ def test_a_known_name_is_returned():
 )
 def test_an_unknown_name_is_refused_with_the_closest_and_all_names(name, hint):
     expected = f"There is no model named '{name}'.{hint} The names are: linear, mlp."
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInput) as caught:
         check_name("model", name, iter(["linear", "mlp"]))
     assert str(caught.value) == expected

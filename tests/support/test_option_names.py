@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.support.installed import check_installed
 from dross.support.option_names import in_shell, name_option, name_options
 
@@ -30,17 +30,17 @@ def test_an_option_has_two_names():
 def test_a_message_names_the_option_of_who_asked(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,y\n1,2\n")
-    with pytest.raises(BadInput, match="Pass label='NAME'"):
+    with pytest.raises(InvalidInput, match="Pass label='NAME'"):
         dross.clean(path, out=tmp_path / "out")
-    with pytest.raises(BadInput, match="Pass --label NAME"):
+    with pytest.raises(InvalidInput, match="Pass --label NAME"):
         CliRunner().invoke(cli.app, ["clean", str(path)], catch_exceptions=False)
-    with pytest.raises(BadInput, match="Pass label='NAME'"):  # the command line has ended
+    with pytest.raises(InvalidInput, match="Pass label='NAME'"):  # the command line has ended
         dross.clean(path, out=tmp_path / "out")
 
 
 def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
     for wrong in (0, -3, 2.5, True):
-        with pytest.raises(BadInput, match="verified must be at least 1"):
+        with pytest.raises(InvalidInput, match="verified must be at least 1"):
             dross.clean(tmp_path / "nothing.csv", "y", verified=wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -48,10 +48,10 @@ def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
 def test_what_is_missing_is_named_with_the_command_that_installs_it():
     check_installed("This", "numpy")
     with pytest.raises(
-        BadInput, match=r"A plot needs no_such_thing, which is .*install no_such_thing"
+        InvalidInput, match=r"A plot needs no_such_thing, which is .*install no_such_thing"
     ):
         check_installed("A plot", "numpy", "no_such_thing")
-    with pytest.raises(BadInput, match="needs nothing, none, which are not installed"):
+    with pytest.raises(InvalidInput, match="needs nothing, none, which are not installed"):
         check_installed("A plot", "nothing", "none")
 
 

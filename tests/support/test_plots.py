@@ -4,7 +4,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.influence.scores import Scores
 from dross.influence.verification import compare
 from review.review_project import make_project
@@ -36,7 +36,7 @@ def test_scores_are_plotted_from_the_most_harmful(plt):
 
 def test_one_of_several_queries_is_plotted():
     assert made_scores(3, 20).plot(query=2).get_title().endswith("20 instances")
-    with pytest.raises(BadInput, match="say which"):
+    with pytest.raises(InvalidInput, match="say which"):
         made_scores(3, 20).plot()
 
 

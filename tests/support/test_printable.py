@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.support import charts, html
 from dross.support.printable import check_encodable, printable
 
@@ -17,7 +17,7 @@ def test_control_characters_are_escaped_and_letters_stay():
 
 def test_names_that_are_not_utf8_are_refused():
     check_encodable("Größe.csv")
-    with pytest.raises(BadInput, match=r"caf\\xe9\.csv is not UTF-8"):
+    with pytest.raises(InvalidInput, match=r"caf\\xe9\.csv is not UTF-8"):
         check_encodable("caf\udce9.csv")
 
 

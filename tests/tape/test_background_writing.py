@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dross
-from dross.errors import StorageFailed
+from dross.errors import DrossError
 from dross.tape import writer
 from dross.tape.reader import Tape
 from tape.helpers import train
@@ -55,7 +55,7 @@ def test_a_write_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full_once)
-    with pytest.raises(StorageFailed, match="the disk is full"):
+    with pytest.raises(DrossError, match="the disk is full"):
         train(p, tmp_path / "t", keep=KEEP)
     monkeypatch.undo()
     tape = Tape(tmp_path / "t")

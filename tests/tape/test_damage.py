@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dross
-from dross.errors import TapeDamaged, TapeError, TapeMismatch
+from dross.errors import CorruptFile, DrossError, InputChanged
 from dross.tape.reader import Tape
 from tape.helpers import reopen, train
 from zoo import problem
@@ -35,7 +35,7 @@ def test_damage_anywhere_is_noticed(tmp_path_factory, data):
     victim.write_bytes({"foreign": b"PK\x03\x04 not a tensor", "empty": b""}.get(kind, bytes(raw)))
     if kind == "missing":
         victim.unlink()
-    with pytest.raises(TapeDamaged, match=victim.name):
+    with pytest.raises(CorruptFile, match=victim.name):
         reopen(p, folder).influence(dross.mean_loss((p.X_val, p.Y_val)))
     assert run.steps == len(p.batches)
 
@@ -53,7 +53,7 @@ def test_damage_anywhere_is_noticed(tmp_path_factory, data):
 def test_any_manifest_that_is_not_ours_is_refused(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("tape")
     (folder / "manifest.json").write_bytes(raw)
-    with pytest.raises(TapeError):
+    with pytest.raises(DrossError):
         Tape(folder)
 
 
@@ -63,10 +63,10 @@ def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     path = run.tape / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text(json.dumps(good | {"format": 99}))
-    with pytest.raises(TapeMismatch, match="format 99; this dross reads formats 1 and 2"):
+    with pytest.raises(InputChanged, match="format 99; this dross reads formats 1 and 2"):
         Tape(run.tape)
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
-    with pytest.raises(TapeDamaged, match="a file outside the tape"):
+    with pytest.raises(CorruptFile, match="a file outside the tape"):
         Tape(run.tape)
-    with pytest.raises(TapeError, match="no tape"):
+    with pytest.raises(DrossError, match="no tape"):
         Tape(tmp_path / "nowhere")

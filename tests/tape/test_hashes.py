@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dross
-from dross.errors import TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged
 from dross.tape.manifest_check import seal
 from dross.tape.reader import Tape
 from dross.tape.segment import Segment
@@ -94,7 +94,7 @@ def test_five_changed_labels_of_five_thousand_are_found_where_they_come_by(tmp_p
         lambda: run.counterfactual([[0]]),
         lambda: run.parameter_influence([0]),
     ):
-        with pytest.raises(TapeMismatch, match=r"Instances? (101|1203|2404|3605|4806)\b.* other"):
+        with pytest.raises(InputChanged, match=r"Instances? (101|1203|2404|3605|4806)\b.* other"):
             ask()
     restored = reopen(tmp_path / "t", MapStyle())  # nothing is lost
     np.testing.assert_array_equal(restored.influence(QUERY).values, expected)
@@ -104,7 +104,7 @@ def test_what_is_changed_under_a_live_run_is_named(tmp_path):
     data = MapStyle(X.clone(), Y)
     run = train(tmp_path / "t", data)
     data.x[77, 3] += 1e-6
-    with pytest.raises(TapeMismatch, match=r"Instance 77 has .* must look the same every time"):
+    with pytest.raises(InputChanged, match=r"Instance 77 has .* must look the same every time"):
         run.influence(QUERY)
     data.x[77] = X[77]
     assert len(run.influence(QUERY)) == COUNT
@@ -114,9 +114,9 @@ def test_what_is_changed_under_a_live_run_is_named(tmp_path):
 def test_five_changed_labels_are_named_where_the_recorder_knew_no_data_set(tmp_path, keep):
     own_loop(tmp_path / "t", keep=keep).close()
     everything = "Instances 101, 1203, 2404, 3605, 4806 have other inputs or labels"
-    with pytest.raises(TapeMismatch, match=everything):  # held in memory: all at once
+    with pytest.raises(InputChanged, match=everything):  # held in memory: all at once
         reopen(tmp_path / "t", (X, changed_labels()))
-    with pytest.raises(TapeMismatch, match=r"Instances? \d+.* other inputs or labels"):
+    with pytest.raises(InputChanged, match=r"Instances? \d+.* other inputs or labels"):
         reopen(tmp_path / "t", MapStyle(y=changed_labels())).influence(QUERY)
     for same in (MapStyle(), (X, Y), (X.double().numpy(), Y.numpy())):
         assert len(reopen(tmp_path / "t", same).influence(QUERY)) == COUNT
@@ -127,7 +127,7 @@ def test_tensors_that_are_changed_in_place_after_a_loop_are_named(tmp_path):
     run = own_loop(tmp_path / "t").run((X, y))
     assert len(run.influence(QUERY)) == COUNT
     y[4321] = (y[4321] + 1) % 3
-    with pytest.raises(TapeMismatch, match="Instance 4321 has"):
+    with pytest.raises(InputChanged, match="Instance 4321 has"):
         run.influence(QUERY)
 
 
@@ -136,11 +136,11 @@ def test_augmentation_comes_after_the_look(tmp_path):
     run = train(tmp_path / "t", augment=jitter)
     assert len(run.influence(QUERY)) == COUNT
     run = reopen(tmp_path / "t", MapStyle(y=changed_labels([4806])), augment=jitter)
-    with pytest.raises(TapeMismatch, match="Instance 4806 has"):
+    with pytest.raises(InputChanged, match="Instance 4806 has"):
         run.influence(QUERY)
     recorder = own_loop(tmp_path / "r", augment=jitter)
     recorder.close()
-    with pytest.raises(TapeMismatch, match="Instance 4806 has"):
+    with pytest.raises(InputChanged, match="Instance 4806 has"):
         reopen(tmp_path / "r", (X, changed_labels([4806])), augment=jitter)
     assert len(recorder.run((X, Y)).influence(QUERY)) == COUNT
 
@@ -176,9 +176,9 @@ def test_a_damaged_file_of_hashes_is_named(tmp_path, kind):
     path.write_bytes({"a bit": bytes(raw), "cut": raw[:-8], "foreign": b"PK"}.get(kind, b""))
     if kind == "missing":
         path.unlink()
-    with pytest.raises(TapeDamaged, match=path.name):
+    with pytest.raises(CorruptFile, match=path.name):
         reopen(tmp_path / "t", MapStyle())
-    with pytest.raises(TapeDamaged, match=path.name):
+    with pytest.raises(CorruptFile, match=path.name):
         train(tmp_path / "t", resume=True)
 
 
@@ -197,7 +197,7 @@ def test_a_manifest_that_contradicts_the_hashes_is_damage(tmp_path, key, value, 
     made = json.loads(path.read_text())
     made["hashes"][0][key] = value
     path.write_text(json.dumps(seal({k: v for k, v in made.items() if k != "digest"})))
-    with pytest.raises(TapeDamaged, match=said):
+    with pytest.raises(CorruptFile, match=said):
         reopen(tmp_path / "t", MapStyle())
 
 
@@ -228,7 +228,7 @@ def test_an_interrupted_loop_keeps_what_it_has_noted(tmp_path, stop):
     # continued on other data: what was noted at first stays
     own_loop(tmp_path / "t", y=changed_labels([first]), keep=keep, resume=True).close()
     assert sorted(Tape(tmp_path / "t").hashes()[0]) == list(range(COUNT))
-    with pytest.raises(TapeMismatch, match=f"Instance {first} has"):
+    with pytest.raises(InputChanged, match=f"Instance {first} has"):
         reopen(tmp_path / "t", (X, changed_labels([first])))
 
 
@@ -238,7 +238,7 @@ def test_where_old_epochs_are_forgotten_so_is_what_they_looked_like(tmp_path):
     recorder._save_what_there_is()
     own_loop(tmp_path / "t", keep=keep, resume=True).close()
     assert len(reopen(tmp_path / "t", (X, Y)).influence(QUERY)) == COUNT
-    with pytest.raises(TapeMismatch, match="Instances 101, 1203, 2404, 3605, 4806 have"):
+    with pytest.raises(InputChanged, match="Instances 101, 1203, 2404, 3605, 4806 have"):
         reopen(tmp_path / "t", (X, changed_labels()))
 
 
@@ -274,7 +274,7 @@ def test_after_a_kill_every_recorded_instance_is_known_and_stays_so(tmp_path):
     first = int(tape.read(0).steps[0].ids[0])
     run = train(folder, keep=slow(), epochs=40, resume=True)
     assert run.complete and sorted(run.recording.tape.hashes()[0]) == list(range(COUNT))
-    with pytest.raises(TapeMismatch, match=f"Instance {first} has|another data set"):
+    with pytest.raises(InputChanged, match=f"Instance {first} has|another data set"):
         reopen(folder, MapStyle(y=changed_labels([first]))).influence(QUERY, epochs=1)
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dross
-from dross.errors import TapeDamaged, TapeMismatch
+from dross.errors import CorruptFile, InputChanged
 from dross.tape.manifest import check_same_run
 from dross.tape.manifest_check import seal
 from dross.tape.reader import Tape
@@ -165,7 +165,7 @@ def test_an_edited_manifest_is_refused(recorded, tmp_path, name):
     edited = deepcopy(manifest)
     EDITS[name][0](edited)
     _write(tmp_path, edited)
-    with pytest.raises(TapeDamaged, match=r"manifest\.json is damaged: .*Restore it"):
+    with pytest.raises(CorruptFile, match=r"manifest\.json is damaged: .*Restore it"):
         reopen(p, tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_without_a_digest_its_parts_are_compared(recorded, tmp_path, name):
     del edited["digest"]
     EDITS[name][0](edited)
     _write(tmp_path, edited)
-    with pytest.raises(TapeDamaged, match=r"manifest\.json is damaged"):
+    with pytest.raises(CorruptFile, match=r"manifest\.json is damaged"):
         reopen(p, tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_a_segment_that_is_another_one_is_refused_where_nothing_else_tells(recor
     for key in ("file", "bytes", "sha256"):
         one[key], other[key] = other[key], one[key]
     _write(folder, seal(manifest))
-    with pytest.raises(TapeDamaged, match="does not hold what the manifest says"):
+    with pytest.raises(CorruptFile, match="does not hold what the manifest says"):
         reopen(p, folder).influence(dross.mean_loss((p.X_val, p.Y_val)))
 
 
@@ -240,7 +240,7 @@ def test_any_other_value_anywhere_is_refused(recorded, data, resealed):
     try:
         _write(folder, edited)
         with (
-            pytest.raises((TapeDamaged, TapeMismatch)) if not resealed and not same else _anything()
+            pytest.raises((CorruptFile, InputChanged)) if not resealed and not same else _anything()
         ):
             reopen(p, folder)
     finally:
@@ -260,14 +260,14 @@ class _anything:
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"9" * 10_000, b"\xff\xfe", b'"' * 3, b"null"])
 def test_a_manifest_that_is_no_json_is_refused(tmp_path, raw):
     (tmp_path / "manifest.json").write_bytes(raw)
-    with pytest.raises(TapeDamaged, match=r"JSON|not written by dross"):
+    with pytest.raises(CorruptFile, match=r"JSON|not written by dross"):
         Tape(tmp_path)
 
 
 def test_only_a_complete_tape_is_taken_up_on_another_device():
     earlier, now = ({"device": device, "seed": 0} for device in ("cuda:0", "cpu"))
     check_same_run({**earlier, "complete": True}, now)  # there is nothing left to compute
-    with pytest.raises(TapeMismatch, match="device was"):
+    with pytest.raises(InputChanged, match="device was"):
         check_same_run({**earlier, "complete": False}, now)
-    with pytest.raises(TapeMismatch, match="seed was"):
+    with pytest.raises(InputChanged, match="seed was"):
         check_same_run({**earlier, "complete": True}, {**now, "seed": 1})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dross
-from dross.errors import BadInput
+from dross.errors import InvalidInput
 from dross.replay.segment_replay import SegmentReplay
 from zoo import problem
 
@@ -64,9 +64,9 @@ def test_last_epochs_keeps_exactly_those(record):
         scores = run.influence(query)
         np.testing.assert_array_equal(scores.by_epoch, whole.by_epoch[2:])
         np.testing.assert_array_equal(scores.values, whole.last_epochs(2).values)
-        with pytest.raises(BadInput, match="not among them"):
+        with pytest.raises(InvalidInput, match="not among them"):
             run.parameters(at=0)
-        with pytest.raises(BadInput, match="keeps only the last 2 epochs; 3 were asked for"):
+        with pytest.raises(InvalidInput, match="keeps only the last 2 epochs; 3 were asked for"):
             run.influence(query, epochs=3)
 
 
@@ -76,7 +76,7 @@ def test_budgets_are_kept(record, tmp_path):
     for budget in (20_000, 60_000, 400_000):
         run = record(p, keep=dross.Budget(budget))
         assert run.recording.tape.nbytes <= budget
-    with pytest.raises(BadInput, match="give at least"):
+    with pytest.raises(InvalidInput, match="give at least"):
         record(p, keep=dross.Budget(state))
 
 
@@ -93,5 +93,5 @@ def test_budgets_are_kept(record, tmp_path):
     ],
 )
 def test_policies_refuse_nonsense(bad, told):
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(InvalidInput, match=told):
         bad()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.errors import BadInput, StorageFailed, TapeDamaged, TapeError
+from dross.errors import CorruptFile, DrossError, InvalidInput
 from dross.tape import storage
 from zoo import problem
 
@@ -119,7 +119,7 @@ def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
     gone = run.recording.tape.entries[1]["file"]
     system.rm(f"{path}/{gone}")
     again = open_run(p, bucket)
-    with pytest.raises(TapeDamaged, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
+    with pytest.raises(CorruptFile, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
         again.influence(query(p))
     again.influence(query(p), epochs=1)  # does not need it
     system.put(str(run.tape / gone), f"{path}/{gone}")
@@ -134,7 +134,7 @@ def test_a_damaged_segment_is_refused_and_not_kept(record, bucket):
     raw = system.cat_file(f"{path}/{name}")
     system.pipe_file(f"{path}/{name}", raw[:-1] + bytes([raw[-1] ^ 1]))
     again = open_run(p, bucket)
-    with pytest.raises(TapeDamaged, match=f"{name} is damaged"):
+    with pytest.raises(CorruptFile, match=f"{name} is damaged"):
         again.influence(query(p))
     system.pipe_file(f"{path}/{name}", raw)
     np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
@@ -143,7 +143,7 @@ def test_a_damaged_segment_is_refused_and_not_kept(record, bucket):
 def test_other_faults(record, bucket, monkeypatch, tmp_path):
     p = problem("mlp", "sgd")
     run = record(p)
-    with pytest.raises(TapeError, match=rf"There is no tape at {bucket}"):
+    with pytest.raises(DrossError, match=rf"There is no tape at {bucket}"):
         open_run(p, bucket)
     upload(run, bucket)
     again = open_run(p, bucket)
@@ -153,14 +153,14 @@ def test_other_faults(record, bucket, monkeypatch, tmp_path):
 
     monkeypatch.setattr(type(again.recording.tape.storage.system), "cat_file", refused)
     with pytest.raises(
-        StorageFailed, match=r"segment-00000\d.safetensors cannot be read: the token has expired"
+        DrossError, match=r"segment-00000\d.safetensors cannot be read: the token has expired"
     ):
         again.influence(query(p))
-    with pytest.raises(BadInput, match="Protocol not known"):
+    with pytest.raises(InvalidInput, match="Protocol not known"):
         open_run(p, "nowhere://bucket/run")
-    with pytest.raises(BadInput, match="copy the folder there"):
+    with pytest.raises(InvalidInput, match="copy the folder there"):
         record(p, tape=bucket)
-    with pytest.raises(BadInput, match="copy the folder there"):
+    with pytest.raises(InvalidInput, match="copy the folder there"):
         model, optimizer = p.start()
         dross.Recorder(model, optimizer, p.loss, bucket, resume=True)
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput, DataUnavailable, first_line
+from ..errors import InvalidInput, first_line
 from ..support.option_names import name_option
 
 NONE = "none"
@@ -68,27 +68,27 @@ def check_backbone(name: str, kind: str) -> None:
         kind: Of the data: table, images, text or custom.
 
     Raises:
-        BadInput: with the command that installs it, where it is not installed.
+        InvalidInput: with the command that installs it, where it is not installed.
     """
     if name == NONE:
         return
     family, colon, model = name.partition(":")
     known = [key if key in _PACKAGED else f"{key}:NAME" for key in _LIBRARIES]
     if family not in _LIBRARIES or (family in _PACKAGED) != (not colon) or (colon and not model):
-        raise BadInput(
+        raise InvalidInput(
             f"There is no backbone '{name}'. It is one of {', '.join(known)}, or {NONE}."
         )
     library = _LIBRARIES[family]
     if kind not in library.kinds:
         what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
-        raise BadInput(
+        raise InvalidInput(
             f"The backbone {name} looks at {what}, but these data are read as {kind}. Leave "
             f"{name_option('backbone')} out, or pass your own features: "
             f"{name_option('features', 'FILE')}."
         )
     if not is_installed(name):
         asked = name_option("backbone", name)
-        raise BadInput(f"{asked} is not installed. Install it: {library.install}")
+        raise InvalidInput(f"{asked} is not installed. Install it: {library.install}")
 
 
 def is_installed(name: str) -> bool:
@@ -109,8 +109,8 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         A function from PIL pictures in RGB, or texts, to features on the CPU, float32 [N, d].
 
     Raises:
-        BadInput: its library cannot be imported.
-        DataUnavailable: the weights cannot be fetched or read.
+        InvalidInput: its library cannot be imported.
+        InvalidInput: the weights cannot be fetched or read.
     """
     family, _, model = name.partition(":")
     _import_library(name, _LIBRARIES[family])
@@ -128,7 +128,7 @@ def load_backbone(name: str, device: torch.device) -> Compute:
     except MemoryError:
         raise
     except Exception as error:  # each library has its own errors for a lost network or a wrong name
-        raise DataUnavailable(
+        raise InvalidInput(
             f"The weights of the backbone {name} cannot be fetched or read "
             f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
             f"choose another: {name_option('backbone')}. What was computed so far is kept."
@@ -141,7 +141,7 @@ def _import_library(name: str, library: _Library) -> None:
         for module in library.modules:
             _import(module)
     except Exception as error:  # a library that was built for another torch raises anything
-        raise BadInput(
+        raise InvalidInput(
             f"The library of the backbone {name} is installed, but cannot be imported here "
             f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
             f"{torch.__version__} ({library.install}), or choose another: "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from ..support.name_hints import check_name
 from ..support.option_names import name_option
 from .tables import PARQUET, read_bytes
@@ -74,11 +74,11 @@ def read_chats(path: Path, columns: ChatColumns) -> ChatFile:
         columns: What the user says about its columns.
 
     Raises:
-        BadInput: the file cannot be read, a row is no conversation, or columns are not there.
+        InvalidInput: the file cannot be read, a row is no conversation, or columns are not there.
     """
     rows = list(_read_rows(path))
     if not rows:
-        raise BadInput(f"{path} has no rows.")
+        raise InvalidInput(f"{path} has no rows.")
     known = _find_columns(path, {key: None for _, row in rows for key in row}, columns)
     chats, empty = [], []
     for name, row in rows:
@@ -102,7 +102,7 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from _read_parquet(path)
         return
     if suffix not in JSONL:
-        raise BadInput(
+        raise InvalidInput(
             f"{path.name} is not a file of conversations: its name must end with .jsonl, .ndjson "
             "or .parquet."
         )
@@ -112,9 +112,11 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"{path}, line {number} is not JSON ({first_line(error)}).") from None
+            raise InvalidInput(
+                f"{path}, line {number} is not JSON ({first_line(error)})."
+            ) from None
         if not isinstance(row, dict):
-            raise BadInput(f"{path}, line {number} is not a JSON object, as every row must be.")
+            raise InvalidInput(f"{path}, line {number} is not a JSON object, as every row must be.")
         yield f"line {number}", row
 
 
@@ -125,7 +127,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         rows = parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
+        raise InvalidInput(f"{path} cannot be read as Parquet ({first_line(error)}).") from None
     for number, row in enumerate(rows, 1):
         yield f"row {number}", row
 
@@ -141,7 +143,7 @@ def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> 
     response = given.response or next((name for name in _RESPONSES if name in names), None)
     if prompt is None or response is None:
         lacking = "prompts" if prompt is None else "responses"
-        raise BadInput(
+        raise InvalidInput(
             f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
             f"and none looks like the {lacking}. Name them: {name_option('prompt')} and "
             f"{name_option('response')}."
@@ -170,7 +172,7 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, Sequence):
-        raise BadInput(
+        raise InvalidInput(
             f"{where}: a value of the type {type(value).__name__} is neither a text nor messages."
         )
     return [_as_message(message, where) for message in value]
@@ -178,12 +180,12 @@ def _as_messages(value: Any, where: str, role: str) -> list[Message]:
 
 def _as_message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-        raise BadInput(f"{where}: a message must be an object with 'role' and 'content'.")
+        raise InvalidInput(f"{where}: a message must be an object with 'role' and 'content'.")
     role, content = message["role"], message["content"]
     if role not in _ROLES:
-        raise BadInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
+        raise InvalidInput(f"{where}: {role!r} is not a role. Use one of {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str):
-        raise BadInput(
+        raise InvalidInput(
             f"{where}: the content of a message has the type {type(content).__name__}. dross "
             "fine-tunes on text alone; pictures and other parts are not supported."
         )

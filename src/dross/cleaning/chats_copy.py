@@ -5,17 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .chats import JSONL
 from .tables import PARQUET, read_bytes
 
 
 def check_same_format(source: Path, to: Path) -> None:
-    """Refuse, with BadInput, a copy in another format than the input's."""
+    """Refuse, with InvalidInput, a copy in another format than the input's."""
     formats = [JSONL, tuple(PARQUET)]
     wanted = next(known for known in formats if source.suffix.lower() in known)
     if to.suffix.lower() not in wanted:
-        raise BadInput(
+        raise InvalidInput(
             f"{to.name} must be a file like {source.name}: end its name with {' or '.join(wanted)}."
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, TapeDamaged
+from ..errors import CorruptFile, InvalidInput
 from ..support.arguments import fits
 from ..support.option_names import name_option
 from .decision_state import VALIDATION, Decision, check_belongs, check_decision
@@ -121,8 +121,8 @@ def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
     """What was said about labels on the page of this folder; empty if nothing was.
 
     Raises:
-        BadInput: too few labels are left, or one is corrected to an impossible value.
-        TapeMismatch: the decisions belong to other data.
+        InvalidInput: too few labels are left, or one is corrected to an impossible value.
+        InputChanged: the decisions belong to other data.
     """
     part = data.checked_part
     path, count = folder / "decisions.sqlite", len(data.y[part])
@@ -136,7 +136,7 @@ def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
     check_belongs(checked.decided, path, VALIDATION, count, data.source.classes)
     left = len(checked.left(count))
     if left < min(_FEWEST_LEFT, count):
-        raise BadInput(
+        raise InvalidInput(
             f"Only {left} of {count} validation labels are left: the others are marked as wrong. "
             f"That is too few. Say what they really are with dross review {folder}, or give "
             f"another validation file: {name_option('validation')}."
@@ -148,8 +148,8 @@ def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
     """The checked labels that the results in a folder were computed with.
 
     Raises:
-        TapeDamaged: the file is not as dross writes it.
-        BadInput, TapeMismatch: it is about other data.
+        CorruptFile: the file is not as dross writes it.
+        InvalidInput, InputChanged: it is about other data.
     """
     path, part = folder / _FILE, data.checked_part
     kept = read_json(path) if path.exists() else {"labels": []}
@@ -158,8 +158,8 @@ def read_used(folder: Path, data: PreparedData) -> CheckedLabels:
         if not fits(rows, list[list]) or any(row[1] not in _WORDS for row in rows):
             raise ValueError
         decided = {id: check_decision(id, action, label) for id, action, label in rows}
-    except (BadInput, IndexError, TypeError, ValueError):
-        raise TapeDamaged(f"{path} is not as dross writes it. {MEND}") from None
+    except (InvalidInput, IndexError, TypeError, ValueError):
+        raise CorruptFile(f"{path} is not as dross writes it. {MEND}") from None
     check_belongs(decided, path, part, len(data.y[part]), data.source.classes)
     return CheckedLabels(part, decided)
 

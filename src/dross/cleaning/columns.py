@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 from .numbers import check_size, parse_finite
 from .source import ENCODER_VERSION, Frame, Series, Source, import_pandas
@@ -117,7 +117,7 @@ class TableEncoder:
         self.columns = [column for column in columns if column.kind not in _NOT_LEARNT]
         if not self.columns:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
-            raise BadInput(
+            raise InvalidInput(
                 f"No column is left to learn from ({reasons}). Say which are "
                 f"numbers, categories or dates: {name_option('columns')}."
             )

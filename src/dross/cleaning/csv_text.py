@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 
 _SEPARATORS = ",;\t|"
@@ -38,7 +38,7 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
     """The text of a file, and a note if its encoding had to be guessed."""
     for magic, packing in _PACKED.items():
         if raw.startswith(magic):
-            raise BadInput(
+            raise InvalidInput(
                 f"{name} is compressed ({packing}), not a text file. Unpack it, or save it as CSV "
                 "(UTF-8) or Parquet."
             )
@@ -46,7 +46,7 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
         text, notes = raw.decode("utf-8-sig"), []
     except UnicodeDecodeError as error:
         if b"\0" in raw[:1000]:
-            raise BadInput(
+            raise InvalidInput(
                 f"{name} is not a text file. Save it as CSV (UTF-8) or Parquet."
             ) from None
         text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
@@ -55,9 +55,9 @@ def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
             "Check letters with accents."
         ]
     if not text.strip():
-        raise BadInput(f"{name} is empty.")
+        raise InvalidInput(f"{name} is empty.")
     if "\0" in text.lstrip().split("\n", 1)[0]:
-        raise BadInput(
+        raise InvalidInput(
             f"{name} has NUL characters in its first line: it is not a text file, or it is in "
             "UTF-16. Save it as CSV (UTF-8) or Parquet."
         )
@@ -68,7 +68,7 @@ def check_separator(given: str) -> str:
     """A separator as a user types it: one character, or the word tab."""
     separator = "\t" if given in ("tab", "\\t") else given
     if len(separator) != 1 or separator in '"\r\n':
-        raise BadInput(f"A separator is one character, or the word tab, not '{given}'.")
+        raise InvalidInput(f"A separator is one character, or the word tab, not '{given}'.")
     return separator
 
 
@@ -103,13 +103,13 @@ def read_records(text: str, separator: str, name: str, *, verbatim: bool = False
             records = exact
     first = next((k for k, record in enumerate(records) if not _is_blank(record)), None)
     if first is None:
-        raise BadInput(f"{name} has no column names in its first line.")
+        raise InvalidInput(f"{name} has no column names in its first line.")
     names, rows, places, short = records[first], [], [], []
     for line, row in zip(lines[first + 1 :], records[first + 1 :]):
         if not row or (len(names) > 1 and _is_blank(row)):
             continue
         if len(row) > len(names):
-            raise BadInput(
+            raise InvalidInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
                 f"first has {len(names)} names. If the separator is not {separator!r}, pass "
                 f"{name_option('separator')}."
@@ -133,7 +133,7 @@ def _split_whole(
     """All records and the lines they begin on; a quote that is never closed is refused."""
     records, lines = _split(text, separator, skip_spaces)
     if records.pop() != [_END] and not lenient:
-        raise BadInput(
+        raise InvalidInput(
             f"{name} cannot be read as a table: a quote is opened in the row on line {lines[-1]} "
             "and never closed."
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, TapeMismatch
+from ..errors import InputChanged, InvalidInput
 from .numbers import read_learnable
 
 ACTIONS = ("keep", "remove", "relabel", "undecided")
@@ -104,17 +104,17 @@ class LogState:
 
 
 def check_decision(id: int, action: str, label: str | None) -> Decision:
-    """What is decided about an instance, or BadInput."""
+    """What is decided about an instance, or InvalidInput."""
     if type(id) is not int or id < 0:
-        raise BadInput(f"{id!r} is not the id of an instance.")
+        raise InvalidInput(f"{id!r} is not the id of an instance.")
     if action not in ACTIONS:
-        raise BadInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
+        raise InvalidInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
     check_new_label(action, label, repr(label))
     return action, label
 
 
 def check_new_label(action: str, label: Any, shown: str) -> None:
-    """Refuse a relabel without a label, and a label of anything else (BadInput).
+    """Refuse a relabel without a label, and a label of anything else (InvalidInput).
 
     Arguments:
         action: What is decided.
@@ -122,19 +122,21 @@ def check_new_label(action: str, label: Any, shown: str) -> None:
         shown: The label as the message shows it.
     """
     if not isinstance(label, str if action == "relabel" else type(None)):
-        raise BadInput(
+        raise InvalidInput(
             "A relabel needs the new label as text, and no other decision takes a label; this is "
             f"{action}, {shown}."
         )
 
 
 def check_decisions(changes: Mapping[int, Decision], part: str = TRAIN) -> dict[int, Decision]:
-    """What is decided about some instances of a part, or BadInput."""
+    """What is decided about some instances of a part, or InvalidInput."""
     checked = {int(id): check_decision(int(id), *said) for id, said in changes.items()}
     if not checked:
-        raise BadInput("A decision needs at least one instance.")
+        raise InvalidInput("A decision needs at least one instance.")
     if part not in (TRAIN, VALIDATION):
-        raise BadInput(f"There are no decisions about the part {part!r}: give train or validation.")
+        raise InvalidInput(
+            f"There are no decisions about the part {part!r}: give train or validation."
+        )
     return checked
 
 
@@ -151,13 +153,13 @@ def check_belongs(
         classes: The names of the classes; none where labels are numbers.
 
     Raises:
-        TapeMismatch: an instance is not there.
-        BadInput: a label is not one of these data.
+        InputChanged: an instance is not there.
+        InvalidInput: a label is not one of these data.
     """
     for id, (_, label) in decided.items():
         if not 0 <= id < count:
             whose = "training" if part == TRAIN else part
-            raise TapeMismatch(
+            raise InputChanged(
                 f"{path} decides about instance {id}, but there are only {count} {whose} "
                 "instances. It belongs to other data: restore the right one, or move it away."
             )
@@ -165,7 +167,7 @@ def check_belongs(
             continue
         if not (label in classes if classes else read_learnable(label) is not None):
             kind = "class" if classes else "number"
-            raise BadInput(
+            raise InvalidInput(
                 f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
                 f"Decide about it again with dross review {path.parent}."
             )
@@ -186,7 +188,7 @@ def encode_changes(part: str, changes: Mapping[int, Decision]) -> str:
 
 
 def decode_changes(text: str) -> tuple[str, dict[int, Decision]]:
-    """Read what `encode_changes` wrote; raises ValueError, TypeError or BadInput."""
+    """Read what `encode_changes` wrote; raises ValueError, TypeError or InvalidInput."""
     groups, part = json.loads(text), TRAIN
     if isinstance(groups, dict):
         ((part, groups),) = groups.items()

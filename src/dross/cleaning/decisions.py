@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import StorageFailed, TapeDamaged, TapeMismatch
+from ..errors import CorruptFile, DrossError, InputChanged
 from ..support.atomic_files import staged_file, sync_folder
 from .decision_state import (
     TRAIN,
@@ -121,9 +121,9 @@ class Decisions:
             of the first request.
 
         Raises:
-            BadInput: there is no instance, or something is not a decision.
-            StorageFailed: the decision cannot be saved.
-            TapeDamaged: the file is damaged.
+            InvalidInput: there is no instance, or something is not a decision.
+            DrossError: the decision cannot be saved.
+            CorruptFile: the file is damaged.
         """
         checked = check_decisions(changes, part)
         event = self._append(lambda state: ("decide", None, checked), who, why, once, part)
@@ -222,25 +222,25 @@ class Decisions:
         # EXTRA also syncs the folder after the journal is gone: a power cut loses nothing
         run("PRAGMA synchronous=EXTRA")
         if os.path.getsize(self.path) == 0:  # one that dross makes is whole from the beginning
-            raise TapeDamaged(f"{self.path} is empty: its content is lost. {_RESCUE}")
+            raise CorruptFile(f"{self.path} is empty: its content is lost. {_RESCUE}")
         application = run("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION:
-            raise TapeDamaged(
+            raise CorruptFile(
                 f"{self.path} is an SQLite file, but dross did not write it. "
                 "It was not changed; move it away."
             )
         version = self._read_version()
         if version not in (FORMAT, _WITHOUT_DIGESTS, _WITH_PARTS):
-            raise TapeMismatch(
+            raise InputChanged(
                 f"{self.path} has format {version}; this dross reads formats {_WITHOUT_DIGESTS}, "
                 f"{FORMAT} and {_WITH_PARTS}. Use the version of dross that wrote it."
             )
         found = run("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise TapeDamaged(f"{self.path} is damaged ({found}). {_RESCUE}")
+            raise CorruptFile(f"{self.path} is damaged ({found}). {_RESCUE}")
         last, ever = run(_LAST_REVISIONS).fetchone()
         if last != ever:
-            raise TapeDamaged(f"The last rows of {self.path} are missing. {_RESCUE}")
+            raise CorruptFile(f"The last rows of {self.path} are missing. {_RESCUE}")
         self._up_to_date()
 
     def _read_version(self) -> int:
@@ -329,8 +329,8 @@ class Decisions:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise self._explain_damage(revision) from None
 
-    def _explain_damage(self, revision: int) -> TapeDamaged:
-        return TapeDamaged(
+    def _explain_damage(self, revision: int) -> CorruptFile:
+        return CorruptFile(
             f"Row {revision} of {self.path}, or one before it, is not as dross wrote it. {_RESCUE}"
         )
 
@@ -340,21 +340,21 @@ class Decisions:
         try:
             yield
         except UnicodeDecodeError as error:  # in a message of SQLite, which quotes the file
-            raise TapeDamaged(f"{self.path} is damaged ({error}). {_RESCUE}") from error
+            raise CorruptFile(f"{self.path} is damaged ({error}). {_RESCUE}") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _DAMAGED:
-                raise TapeDamaged(
+                raise CorruptFile(
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
-            raise StorageFailed(f"{self.path}{_explain_failure(code, error)}") from error
+            raise DrossError(f"{self.path}{_explain_failure(code, error)}") from error
 
 
 def _make_file(path: Path) -> None:
-    """Create an empty log, whole or not at all; raises StorageFailed or TapeDamaged."""
+    """Create an empty log, whole or not at all; raises DrossError or CorruptFile."""
     journal = path.with_name(f"{path.name}-journal")
     if journal.exists() and not path.exists():  # else another process has just created the file
-        raise TapeDamaged(
+        raise CorruptFile(
             f"{path} is missing, and {journal.name} belongs to it. Put the file back, or move "
             f"{journal.name} away as well to start over."
         )
@@ -369,7 +369,7 @@ def _make_file(path: Path) -> None:
             _name_file(temporary, path, raw)
         sync_folder(path.parent)
     except OSError as error:
-        raise StorageFailed(
+        raise DrossError(
             f"{path} cannot be created ({error.strerror or error}). Does its folder exist, is "
             "there room on the disk, and may you write to it?"
         ) from error

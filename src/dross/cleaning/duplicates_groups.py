@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import TapeDamaged
+from ..errors import CorruptFile
 from .source import PARTS, Frame, import_pandas
 
 FILE = "copies.parquet"
@@ -99,7 +99,7 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
     """The copies in a project's file.
 
     Raises:
-        TapeDamaged: the table is not one that dross writes.
+        CorruptFile: the table is not one that dross writes.
     """
     names = [_APART + name for name in _TYPES]
     if not set(names) <= set(joined.columns):
@@ -115,8 +115,8 @@ def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
     return Copies(table, joined.drop(columns=names))
 
 
-def _explain_damage(path: Any) -> TapeDamaged:
-    return TapeDamaged(
+def _explain_damage(path: Any) -> CorruptFile:
+    return CorruptFile(
         f"{path} is not a table of copies that dross wrote. Run dross clean again; your "
         "decisions are kept."
     )

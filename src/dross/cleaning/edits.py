@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 from .decision_state import TRAIN, Decision, check_belongs
 from .plans import RULES
@@ -54,11 +54,11 @@ def choose_edits(
     if plan is not None:
         if remove is not None or relabel is not None or decisions:
             names = ", ".join(map(name_option, ("remove", "relabel", "decisions")))
-            raise BadInput(f"{name_option('plan')} says what to do; leave out {names}.")
+            raise InvalidInput(f"{name_option('plan')} says what to do; leave out {names}.")
         return _from_plan(find_plan(project, plan))
     for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
-            raise BadInput(
+            raise InvalidInput(
                 f"{name_option(option, value)} must lie between 1 and {count - 1}: there are "
                 f"{count} training instances."
             )
@@ -68,7 +68,7 @@ def choose_edits(
     if len(decided):
         return decided
     if decisions:
-        raise BadInput(
+        raise InvalidInput(
             "Nothing has been removed or relabelled on the page yet. "
             f"Decide with dross review {project.folder}, or pass {name_option('remove', 10)}."
         )
@@ -84,7 +84,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
     instances = project.instances
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
-        raise BadInput(
+        raise InvalidInput(
             f"There is nothing to do for {name_option('relabel', relabel)}: no label is probably "
             f"wrong. Pass {name_option('remove', 10)}, or relabel by hand with dross review "
             f"{project.folder}."
@@ -110,7 +110,7 @@ def _from_decisions(project: Project) -> Edits:
     removed = [id for id, (action, _) in decided.items() if action == "remove"]
     relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
     if len(removed) > count - MIN_INSTANCES // 2:
-        raise BadInput(
+        raise InvalidInput(
             f"{len(removed)} of {count} training instances are removed: too few are left "
             "to train on. Undo some of these decisions."
         )
@@ -119,7 +119,7 @@ def _from_decisions(project: Project) -> Edits:
 
 def _from_suggestion(project: Project) -> Edits:
     if project.recommended is None:
-        raise BadInput(
+        raise InvalidInput(
             "Nothing has been decided, and no change is recommended. "
             f"{project.about['recommendation']['reason']} To remove some anyway, "
             f"pass {name_option('remove', 10)}."
@@ -135,7 +135,7 @@ def find_plan(project: Project, name: str) -> KnownPlan:
         if name == plan.name:
             return plan
     known = ", ".join(plan.name for plan in project.plans) or "none"
-    raise BadInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
+    raise InvalidInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
 
 
 def _from_plan(plan: KnownPlan) -> Edits:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from ..support.option_names import name_option
 from .user_code import import_function, source_digest
 
@@ -66,7 +66,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
         task: classification or regression.
 
     Raises:
-        BadInput: there is none of this name, it is of another kind, or it cannot fit or predict.
+        InvalidInput: there is none of this name, it is of another kind, or it cannot fit or predict.
     """
     entry = model if isinstance(model, str) else ""
     if not isinstance(model, str):
@@ -74,7 +74,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
             _make(model, f"The class {model.__name__}") if isinstance(model, type) else model
         )
     elif ":" not in model:
-        raise BadInput(
+        raise InvalidInput(
             f"{name_option('with_model')} takes sklearn:NAME or module:function, and '{model}' has "
             "no colon. "
             f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
@@ -108,7 +108,7 @@ def _find_class(entry: str, task: str) -> type:
                 warnings.simplefilter("ignore")
                 members = vars(importlib.import_module(module))
         except ImportError as error:
-            raise BadInput(
+            raise InvalidInput(
                 f"{_named(entry)}: scikit-learn has no module '{module}' ({error}). "
                 f"{_named(f'sklearn:{name}')} finds a class wherever it is."
             ) from None
@@ -120,7 +120,7 @@ def _find_class(entry: str, task: str) -> type:
     if name not in known:
         near = _nearest(name, task, known)
         hint = f" Did you mean {module}:{near}?" if near else ""
-        raise BadInput(f"{_named(entry)}: scikit-learn has no such estimator there.{hint}")
+        raise InvalidInput(f"{_named(entry)}: scikit-learn has no such estimator there.{hint}")
     return known[name]
 
 
@@ -147,7 +147,7 @@ def _make(make: Any, who: str) -> Any:
         return make()
     except Exception as error:  # somebody else's code can fail in any way
         needs = "it must not need arguments" if isinstance(error, TypeError) else "it must not fail"
-        raise BadInput(
+        raise InvalidInput(
             f"{who} could not be made into an estimator ({type(error).__name__}: "
             f"{first_line(error)}); {needs}. Write a function that returns the estimator, and give "
             f"it as {_named('module:function')}."
@@ -164,7 +164,7 @@ def _name(estimator: Any) -> str:
 def _check_methods(estimator: Any, name: str) -> None:
     for method in ("fit", "predict"):
         if not callable(getattr(estimator, method, None)):
-            raise BadInput(
+            raise InvalidInput(
                 f"{name} has no {method}: it is not an estimator that can judge. Give one with fit "
                 "and predict, such as sklearn:HistGradientBoostingClassifier."
             )
@@ -180,7 +180,7 @@ def _check_kind(estimator: Any, name: str, task: str) -> None:
     hint = f", such as sklearn:{other}" if other in _list_estimators() else ""
     learned = "classes" if task == "classification" else "a number"
     article = "an" if kind[0] in "aeiou" else "a"
-    raise BadInput(
+    raise InvalidInput(
         f"{name} is {article} {kind.replace('_', ' ')}, but the label of this project is "
         f"{learned}. Judge with a {_KINDS[task]}{hint}."
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NotFinite
+from ..errors import Diverged
 from ..influence.run import Run
 from ..support.arguments import fits
 from ..support.progress import Overall
@@ -239,14 +239,14 @@ def _score(
     options: dict[str, Any] = {"scale": scale, "seed": job.request.seed, "progress": job.progress}
     try:
         return recipe, *score(recipe, job.prepared, parts, folder, **options)
-    except NotFinite:
+    except Diverged:
         job.say(f"At learning rate {recipe.rate:g} training diverges; trying {recipe.rate / 3:g}.")
     delete_written(job.folder, "runs")
     lowered = lower_rate(job, recipe)
     try:
         return lowered, *score(lowered, job.prepared, parts, folder, **options)
-    except NotFinite as error:
-        raise NotFinite(
+    except Diverged as error:
+        raise Diverged(
             f"Training or retracing diverged even at a third of the learning rate. {error}",
             error.step,
         ) from None

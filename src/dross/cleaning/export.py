@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, StorageFailed, TapeDamaged, first_line
+from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from ..support.atomic_files import delete_stale, make_folder, staged_file, sync_folder
 from ..support.file_lock import hold_lock
 from ..support.option_names import name_option
@@ -83,11 +83,11 @@ def export(
         Where the copy and the list of decisions are, and how many instances changed.
 
     Raises:
-        BadInput: there is nothing to apply or nothing to copy, `to` is an input or touches one,
+        InvalidInput: there is nothing to apply or nothing to copy, `to` is an input or touches one,
             or it is there already and may not be replaced.
-        TapeMismatch: the data have changed since `dross.clean`.
-        TapeDamaged: the folder is not a finished project, or a file is damaged.
-        StorageFailed: the copy cannot be written.
+        InputChanged: the data have changed since `dross.clean`.
+        CorruptFile: the folder is not a finished project, or a file is damaged.
+        DrossError: the copy cannot be written.
 
     Example:
         dross.export("runs/people", "people-cleaned.csv")
@@ -95,7 +95,7 @@ def export(
     project, to = Project.open(folder), Path(to)
     request = read_request(project)
     if project.about["kind"] == "custom" or names_code(request):
-        raise BadInput(
+        raise InvalidInput(
             "The data came from a Python function; there is no file to copy. "
             "scores.csv has the places in the training part."
         )
@@ -111,12 +111,10 @@ def export(
             delete_stale(to.parent, lambda name: name in (to.name, task.listed.name))
             written = task.write(prepared)
     except OSError as error:
-        if isinstance(error, StorageFailed):
-            raise StorageFailed(f"{error} Nothing else was changed.") from error
+        if isinstance(error, DrossError):
+            raise DrossError(f"{error} Nothing else was changed.") from error
         reason = error.strerror or error
-        raise StorageFailed(
-            f"{to} cannot be written: {reason}. Nothing else was changed."
-        ) from error
+        raise DrossError(f"{to} cannot be written: {reason}. Nothing else was changed.") from error
     return Exported(to, task.listed, len(edits.removed), len(edits.relabelled), written)
 
 
@@ -124,7 +122,7 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
     """What `Project.cleaned` returns."""
     request = read_request(project)
     if names_code(request) or Path(request.data).is_dir():
-        raise BadInput(
+        raise InvalidInput(
             "The data are pictures in a folder, or came from a Python function: there is no table "
             "to return. dross.export writes a cleaned folder; scores.csv has the places."
         )
@@ -146,7 +144,7 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
         frame = import_pandas().read_parquet(io.BytesIO(raw))
         return give_back(frame, label, request.given, pixels_of(source))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TapeDamaged(
+        raise CorruptFile(
             f"{project.folder} holds no valid record of how its data were given "
             f"({first_line(error)}). {MEND}"
         ) from error
@@ -195,14 +193,14 @@ class _Task:
     def check_targets(self, overwrite: bool) -> None:
         """Compare everything that will be written with everything that must stay."""
         if self.to.name in ("", ".."):
-            raise BadInput(f"'{self.to}' is not a name for a copy. Give the copy its own name.")
+            raise InvalidInput(f"'{self.to}' is not a name for a copy. Give the copy its own name.")
         inputs = input_paths(read_request(self.project))
         is_folder = self.source.is_dir()
         if self.has_chats:
             check_same_format(self.source, self.to)
         elif not is_folder and self.to.suffix.lower() not in TABLES:
             names = ", ".join(TABLES)
-            raise BadInput(f"{self.to.name} must be a table: end its name with {names}.")
+            raise InvalidInput(f"{self.to.name} must be a table: end its name with {names}.")
         for path in (self.to, self.listed):
             check_output_file(path, inputs | self._listed_pictures())
             self._check_outside_of_project(path)
@@ -210,12 +208,12 @@ class _Task:
             check_output_folder(self.to, inputs | {"project": self.project.folder})
         for path in (self.to, self.listed):
             if path.exists() and not overwrite:
-                raise BadInput(
+                raise InvalidInput(
                     f"{path} already exists. Choose another name, or pass "
                     f"{name_option('overwrite', True)}."
                 )
             if path.is_dir() and not (is_folder and path == self.to):
-                raise BadInput(f"{path} is a folder. Choose another name.")
+                raise InvalidInput(f"{path} is a folder. Choose another name.")
         if is_folder:
             check_replaceable(self.to)
 
@@ -230,7 +228,7 @@ class _Task:
     def _check_outside_of_project(self, path: Path) -> None:
         folder, path = self.project.folder.resolve(), path.resolve()
         if folder in path.parents and is_written_by_dross(path.relative_to(folder).as_posix()):
-            raise BadInput(f"{path} is a file of the project itself. Choose another name.")
+            raise InvalidInput(f"{path} is a file of the project itself. Choose another name.")
 
     def write(self, prepared: PreparedData | None) -> int:
         """Write the copy and the list; the number of instances in the copy."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.tensor_digests import digest_tensors
 from ..distributed.result_store import ResultStore
-from ..errors import TapeDamaged
+from ..errors import CorruptFile
 from ..support.option_names import name_option
 from ..support.progress import progress_bar
 from .backbones import Compute, load_backbone
@@ -44,8 +44,8 @@ def compute_features(
         float32 [instances, features], in the order of the source.
 
     Raises:
-        DataUnavailable: the weights cannot be fetched or read.
-        StorageFailed: the folder cannot be written.
+        InvalidInput: the weights cannot be fetched or read.
+        DrossError: the folder cannot be written.
     """
     store, count = _store(folder, backbone, data_digest), len(data.source)
     store.begin()
@@ -68,7 +68,7 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
     """The features that a finished project has kept, float32 [count, features].
 
     Raises:
-        TapeDamaged: they are missing, damaged or not those that the project was made with.
+        CorruptFile: they are missing, damaged or not those that the project was made with.
     """
     store = _store(folder, backbone, data_digest)
     chunks = [store.get(number) for number in range(-(-count // _CHUNK))]
@@ -77,7 +77,7 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
         features = torch.cat(whole)
         if digest_features(features) == digest:
             return features
-    raise TapeDamaged(
+    raise CorruptFile(
         f"{store.folder} lacks a part of the features that the models of this project learnt, or "
         f"holds others. Run dross clean again with {name_option('overwrite', True)}; your "
         "decisions are set aside, not deleted."

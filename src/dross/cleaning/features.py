@@ -67,7 +67,7 @@ def encode_again(
     """The data with the inputs that a project's models learnt, from what it has kept.
 
     Raises:
-        TapeDamaged: the features are missing or damaged.
+        CorruptFile: the features are missing or damaged.
     """
     if encoding.backbone is None or encoding.digest is None:
         return encode(data, AS_READ)

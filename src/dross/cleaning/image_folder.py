@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.atomic_files import make_folder, sync_folder, write_json
 from ..support.file_digests import break_seal, digest_bytes, digest_file, seal
 
@@ -26,11 +26,13 @@ def check_replaceable(folder: Path) -> None:
     """Refuse a folder that an export may not replace; one that is not there is fine.
 
     Raises:
-        BadInput: it is a file or a link, or holds something that an export did not write.
+        InvalidInput: it is a file or a link, or holds something that an export did not write.
     """
     for place in (folder, _unfinished(folder), _outgoing(folder)):
         if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise BadInput(f"{place} is not a folder, but a file or a link. Choose another name.")
+            raise InvalidInput(
+                f"{place} is not a folder, but a file or a link. Choose another name."
+            )
         if place.is_dir() and any(place.iterdir()):
             _check_own(place)
 
@@ -50,7 +52,7 @@ def write_pictures(
         confirm: Called when everything is copied, before it appears; what it raises ends the copy.
 
     Raises:
-        BadInput: a name leads out of the folder.
+        InvalidInput: a name leads out of the folder.
         OSError: the disk is full, or a picture cannot be read.
     """
     unfinished, outgoing = _unfinished(folder), _outgoing(folder)
@@ -61,7 +63,7 @@ def write_pictures(
         _fill(unfinished, source, targets)
         confirm()
     except BaseException:
-        with suppress(OSError, BadInput):  # else the next export does it
+        with suppress(OSError, InvalidInput):  # else the next export does it
             _delete_own(unfinished)
         raise
     if folder.exists():
@@ -117,7 +119,7 @@ def _join(folder: Path, name: str) -> Path:
     path = folder.joinpath(*plain.parts)
     is_plain = str(plain) == name and not plain.is_absolute() and ".." not in plain.parts
     if not is_plain or folder.resolve() not in path.resolve().parents:
-        raise BadInput(f"{name!r} leads out of the folder {folder}. Nothing was written there.")
+        raise InvalidInput(f"{name!r} leads out of the folder {folder}. Nothing was written there.")
     return path
 
 
@@ -147,7 +149,7 @@ def _check_own(folder: Path) -> dict[str, Any]:
     """The list in a folder, if it names everything that is there as it is there."""
     about = _read_marker(folder)
     if about is None:
-        raise BadInput(
+        raise InvalidInput(
             f"{folder} was not written by dross export: it has no {MARKER} that lists what may be "
             "replaced. Choose another name, or delete it yourself."
         )
@@ -161,7 +163,7 @@ def _check_own(folder: Path) -> dict[str, Any]:
                 strangers.append(path.relative_to(folder).as_posix())
     if strangers:
         more = " ..." if len(strangers) > _SHOWN else ""
-        raise BadInput(
+        raise InvalidInput(
             f"{len(strangers)} files in {folder} were not written by dross export, or have been "
             f"changed since: {', '.join(sorted(strangers)[:_SHOWN])}{more}. Move them away, or "
             "choose another name."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.counts import say_count
 from ..support.option_names import name_option
 from ..support.printable import check_encodable, printable
@@ -44,7 +44,7 @@ def list_files(folder: Path) -> list[Path]:
     for place, _, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
         real = os.path.realpath(place)
         if real in reached:
-            raise BadInput(
+            raise InvalidInput(
                 f"{printable(place)} and {printable(reached[real])} are the same folder, reached "
                 "through a link: the same pictures would be read twice. Remove the link."
             )
@@ -56,7 +56,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def _refuse_folder(error: OSError) -> None:
-    raise BadInput(
+    raise InvalidInput(
         f"{printable(str(error.filename))} cannot be read: {error.strerror}. Make it readable, or "
         "move it out of the folder."
     ) from None
@@ -67,13 +67,13 @@ def read_folder(folder: Path) -> Source:
     everything = list_files(folder)
     files = [path for path in everything if path.suffix.lower() in SUFFIXES]
     if not files:
-        raise BadInput(
+        raise InvalidInput(
             f"There are no pictures under {folder}. Expected one folder per class with "
             f"{', '.join(sorted(SUFFIXES))} files in it."
         )
     loose = [path for path in files if path.parent == folder]
     if loose:
-        raise BadInput(
+        raise InvalidInput(
             f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
             "folder with its name, or pass a CSV of paths and labels with "
             f"{name_option('images')} and {name_option('label')}."
@@ -135,7 +135,7 @@ def _drop_broken(source: Source, root: Path) -> Source:
         return source
     examples = ", ".join(paths[k] for k in broken[:3]) + (" ..." if len(broken) > 3 else "")
     if len(broken) > _MAX_SHARE_BROKEN * len(source):
-        raise BadInput(
+        raise InvalidInput(
             f"{len(broken)} of {len(source)} pictures cannot be opened ({examples}). "
             "Are they pictures, and are the paths right?"
         )
@@ -172,7 +172,7 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
     """Grey shades of 16 bits, or floating ones between 0 and 1, brought to 0 ... 255."""
     white = 1.0 if mode == "F" else 65535.0
     if shades.size == 0 or not (shades.min() >= 0 and shades.max() <= white):
-        raise BadInput(
+        raise InvalidInput(
             f"{path} has shades from {shades.min():g} to {shades.max():g}; dross reads only shades "
             f"from 0 (black) to {white:g} (white). Save the pictures with 8 or 16 bits."
         )
@@ -185,7 +185,7 @@ def load_picture(path: Path) -> Any:
 
     pixels = _open(path)
     if pixels is None:
-        raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
+        raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
     return Image.fromarray(np.round(pixels).astype(np.uint8))
 
 
@@ -217,7 +217,7 @@ class ImageEncoder:
         self.size = (height, width) if same_size and fits else (_RESIZED, _RESIZED)
         pixels = self._pixels(content.iloc[:: max(1, len(content) // _PICTURES_MEASURED)])
         if torch.equal(pixels, pixels[:1].expand_as(pixels)):
-            raise BadInput(
+            raise InvalidInput(
                 f"All {len(pixels):,} pictures of the training part that were looked at are the "
                 "same: there is nothing to tell apart. Are they the right ones?"
             )
@@ -239,7 +239,7 @@ class ImageEncoder:
 
         picture = _open(path)
         if picture is None:
-            raise BadInput(f"{path} could be opened before, but not any more. Was it moved?")
+            raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
         if picture.shape[:2] != self.size:
             height, width = self.size
             whole = picture if picture.dtype == np.uint8 else picture[..., 0]  # grey floats

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.file_digests import digest_file, digest_files
 from .images import list_pictures
 from .load import Request
@@ -49,14 +49,16 @@ def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:
     """Refuse a file that is an input, by whatever name or link, or lies in an input folder.
 
     Raises:
-        BadInput: it is.
+        InvalidInput: it is.
     """
     for name, path in inputs.items():
         if _is_same(output, path):
             what = "the input itself" if name == "data" else f"the input given as {name}"
-            raise BadInput(f"{output} is {what}, which is never touched. Choose another name.")
+            raise InvalidInput(f"{output} is {what}, which is never touched. Choose another name.")
         if path.is_dir() and _lies_in(output, path):
-            raise BadInput(f"{output} lies in {path}, an input, which is never touched. {_CHOOSE}")
+            raise InvalidInput(
+                f"{output} lies in {path}, an input, which is never touched. {_CHOOSE}"
+            )
 
 
 def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
@@ -67,16 +69,16 @@ def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
         protected: The paths of inputs, or of a project, by what they are.
 
     Raises:
-        BadInput: it does.
+        InvalidInput: it does.
     """
     for name, path in protected.items():
         what = f"{path} ({name})"
         if _is_same(folder, path):
-            raise BadInput(f"{folder} is {what} itself, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} is {what} itself, which is never touched. {_CHOOSE}")
         if _lies_in(path, folder):
-            raise BadInput(f"{folder} contains {what}, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} contains {what}, which is never touched. {_CHOOSE}")
         if _lies_in(folder, path):
-            raise BadInput(f"{folder} lies in {what}, which is never touched. {_CHOOSE}")
+            raise InvalidInput(f"{folder} lies in {what}, which is never touched. {_CHOOSE}")
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..record.training_plan import check_batch_size, check_epochs
 from ..support.arguments import check_count
 from ..support.name_hints import check_name
@@ -51,7 +51,7 @@ class Options:
         if self.batch_size is not None:
             check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise BadInput(f"A rate must be above 0, not {self.rate}.")
+            raise InvalidInput(f"A rate must be above 0, not {self.rate}.")
         if self.model is not None:
             check_name("model", self.model, MODELS)
         if self.labels is not None:

@@ -35,7 +35,7 @@ from ..data.seeds import mix_seeds
 from ..distributed.job_pool import sweep, uses_workers
 from ..distributed.result_store import ResultStore
 from ..engine.devices import choose_device
-from ..errors import BadInput, StorageFailed, first_line
+from ..errors import DrossError, InvalidInput, first_line
 from ..support.arguments import check_count
 from ..support.atomic_files import staged_file, write_json
 from ..support.option_names import name_option
@@ -156,11 +156,11 @@ def judge(
         The verdict. It is also written to the folder, and the report is written again.
 
     Raises:
-        BadInput: there is nothing to judge, a number is out of range, the project needs code
+        InvalidInput: there is nothing to judge, a number is out of range, the project needs code
             that `trust_code` does not name, or `with_model` cannot be found or fitted.
-        TapeMismatch: the data or the model's module have changed since `dross.clean`.
-        TapeDamaged: the folder is not a finished project, or a file is damaged.
-        StorageFailed: the folder cannot be written.
+        InputChanged: the data or the model's module have changed since `dross.clean`.
+        CorruptFile: the folder is not a finished project, or a file is damaged.
+        DrossError: the folder cannot be written.
 
     Example:
         verdict = dross.judge("runs/people", remove=50)
@@ -177,7 +177,7 @@ def judge(
     delete_stale_files(project.folder)
     if (train := judge_of(project.about["kind"])) is not None:
         if with_model is not None:
-            raise BadInput(
+            raise InvalidInput(
                 "Chats are judged by the model that is fine-tuned: leave out "
                 f"{name_option('with_model')}."
             )
@@ -218,9 +218,9 @@ def _judge_otherwise(train: Any, project: Project, edits: Edits, seeds: int, **h
 
 
 def check_seeds(count: int) -> None:
-    """Refuse, with BadInput, too few seeds for a comparison, and more than anybody needs."""
+    """Refuse, with InvalidInput, too few seeds for a comparison, and more than anybody needs."""
     if count < 2:
-        raise BadInput("A comparison needs at least 2 seeds; 10 are a good number.")
+        raise InvalidInput("A comparison needs at least 2 seeds; 10 are a good number.")
     why = "each trains three models; 10 are a good number"
     check_count(count, "seeds", at_most=_MAX_SEEDS, because=why)
 
@@ -245,12 +245,12 @@ def show_progress(folder: Path, of: int) -> Iterator[Callable[..., None]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Fail now rather than after an hour of training; raises StorageFailed."""
+    """Fail now rather than after an hour of training; raises DrossError."""
     try:
         with staged_file(folder / _STATUS, b""):
             pass
     except OSError as error:
-        raise StorageFailed(
+        raise DrossError(
             f"{folder} cannot be written ({error.strerror or error}), and the verdict goes there. "
             "Copy the folder to a place that you may write to, and judge it there."
         ) from error
@@ -268,7 +268,7 @@ def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
     write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
     report_verdict(verdict, len(project.verdicts()))
     write_report(project)
-    with suppress(StorageFailed):
+    with suppress(DrossError):
         delete_written(project.folder, f"judging/{results.name}")
     with suppress(OSError):  # another judgement waits there to go on
         results.parent.rmdir()
@@ -340,7 +340,7 @@ class Estimators:
     def fit_and_predict(
         self, x: np.ndarray, y: Tensor, seed: int, asked: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """Fit one estimator. Raises BadInput if it fails."""
+        """Fit one estimator. Raises InvalidInput if it fails."""
         present, labels = None, y.numpy()
         if self.classes:
             present, labels = np.unique(labels, return_inverse=True)  # some insist on no gaps
@@ -356,10 +356,10 @@ class Estimators:
                     found = self._predict_numbers(estimator, asked)
                     return found, found
                 return self._predict_classes(estimator, asked, present)
-        except BadInput:
+        except InvalidInput:
             raise
         except Exception as error:  # somebody else's code can fail in any way
-            raise BadInput(
+            raise InvalidInput(
                 f"{self.model.name} fails to {step} ({type(error).__name__}: {first_line(error)}). "
                 "No verdict was written, and the project is unchanged."
             ) from error
@@ -760,7 +760,7 @@ class Judgement:
             return True, []
         classes = set(self.prepared.y["train"].flatten().tolist())
         if self.rows.classes and len(self._vanished) >= len(classes) - 1 > 0:
-            raise BadInput(
+            raise InvalidInput(
                 "Only one class has instances in training after these edits: there is nothing left "
                 f"to tell apart, and {self.model.name} cannot learn it. Remove fewer."
             )
@@ -788,7 +788,7 @@ class Judgement:
         unknown = [label for label, value in read.items() if value is None]
         if unknown:
             what = "one of the classes" if self.rows.classes else "a number to learn"
-            raise BadInput(
+            raise InvalidInput(
                 f"Some instances were relabelled as '{min(unknown)}', which is not {what}."
             )
         kind = np.int64 if self.rows.classes else np.float64
@@ -873,7 +873,7 @@ def try_seeds(
         Whether they differ, and the first lines of their warnings.
 
     Raises:
-        BadInput: it cannot be fitted.
+        InvalidInput: it cannot be fitted.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 from ..support.printable import check_encodable
 from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
@@ -57,10 +57,12 @@ class Request:
 
     def __post_init__(self):
         if not 0 <= self.seed < _MAX_SEED:
-            raise BadInput(f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}.")
+            raise InvalidInput(
+                f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}."
+            )
         if self.features is not None and self.backbone not in (None, "none"):
             names = f"{name_option('features')} or {name_option('backbone')}"
-            raise BadInput(f"Give either {names}, not both: each says what models learn.")
+            raise InvalidInput(f"Give either {names}, not both: each says what models learn.")
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
                 check_encodable(path)
@@ -166,7 +168,7 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
     if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:
-        raise BadInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
+        raise InvalidInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
     if request.images is not None:
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(
@@ -184,14 +186,14 @@ def _read_like(train: Source, path: Path, request: Request) -> Source:
     source = _read(path, request, task=train.task)
     unknown = sorted(set(source.classes) - set(train.classes))
     if unknown:
-        raise BadInput(
+        raise InvalidInput(
             f"{path} has classes that {train.label} does not have in training: "
             f"{', '.join(unknown[:5])}. Correct them, or leave them out."
         )
     present = source.content.columns
     missing = [str(name) for name in train.content.columns if name not in present]
     if missing:
-        raise BadInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
+        raise InvalidInput(f"{path} lacks the columns {', '.join(missing[:5])}. Add them.")
     if source.kind == "images":  # relative paths are relative to the training pictures
         root = picture_root(path).resolve()
         absolute = [str(root / name) for name in source.content["path"]]
@@ -214,7 +216,7 @@ def _check_parts(source: Source, sizes: dict[str, int]) -> list[str]:
         )
     for part in PARTS:
         if 0 < sizes[part] < MIN_INSTANCES // 5:
-            raise BadInput(
+            raise InvalidInput(
                 f"The {part} part has only {sizes[part]} instances. Give more data, or a larger "
                 "file for it."
             )

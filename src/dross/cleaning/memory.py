@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, StorageFailed, first_line
+from ..errors import DrossError, InvalidInput, first_line
 from ..support.name_hints import check_name
 from .memory_cells import check_labels, check_table
 from .memory_files import file_name, pixels_of
@@ -67,8 +67,8 @@ def take_given(
         images: The column of a frame that holds paths of pictures.
 
     Raises:
-        BadInput: they cannot be used as given.
-        StorageFailed: the files cannot be written.
+        InvalidInput: they cannot be used as given.
+        DrossError: the files cannot be written.
     """
     first = _take_part(data, label, "X", text)
     _write(first, "train", place, images)
@@ -92,7 +92,7 @@ def _take_part(x: Any, y: Any, who: str, text: str | None) -> _Part:
         part = _take_frame(x, y, who)
     else:
         if isinstance(y, str) or y is None:
-            raise BadInput(
+            raise InvalidInput(
                 f"{who} is not a DataFrame, so its labels have to be given with it: "
                 + ("dross.clean(X, y)." if who == "X" else f"{who}=(X, y).")
             )
@@ -112,18 +112,18 @@ def _take_frame(x: Frame, y: Any, who: str) -> _Part:
     if isinstance(frame.index, import_pandas().RangeIndex):  # Parquet would only describe it
         frame.index = import_pandas().Index(np.asarray(frame.index))
     if frame.columns.nlevels > 1:
-        raise BadInput(f"{who} has columns of several levels. Give them one name each.")
+        raise InvalidInput(f"{who} has columns of several levels. Give them one name each.")
     if all(isinstance(name, (int, np.integer)) for name in frame.columns):
         about["columns"] = "whole"
     names = [str(name) for name in frame.columns]
     frame.columns = names
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"{who} has two columns named '{twice}'. Give one of them another name.")
+        raise InvalidInput(f"{who} has two columns named '{twice}'. Give one of them another name.")
     if len(frame) == 0 or frame.shape[1] == 0:
-        raise BadInput(f"{who} is empty: it has the shape {x.shape}.")
+        raise InvalidInput(f"{who} is empty: it has the shape {x.shape}.")
     if y is None:
-        raise BadInput(
+        raise InvalidInput(
             "Which column is to be predicted? Call dross.clean(frame, 'name of the column') or "
             "dross.clean(X, y)."
         )
@@ -141,9 +141,9 @@ def _take_array(x: Any, who: str) -> _Part:
     about: dict[str, Any] = {}
     array = _as_array(x, who, about)
     if array.ndim == 0 or array.size == 0:
-        raise BadInput(f"{who} is empty: it has the shape {array.shape}.")
+        raise InvalidInput(f"{who} is empty: it has the shape {array.shape}.")
     if array.dtype.kind == "c":
-        raise BadInput(f"{who} has complex numbers. Give their parts as columns.")
+        raise InvalidInput(f"{who} has complex numbers. Give their parts as columns.")
     about |= {"dtype": str(array.dtype), "dimensions": array.ndim}
     pandas = import_pandas()
     if array.ndim > 2:
@@ -161,13 +161,13 @@ def _take_pictures(array: np.ndarray, who: str, about: dict[str, Any]) -> _Part:
     if array.ndim <= 4 and array.dtype.kind in "buif":
         layout = find_layout(array.shape, prefer_first=about["x"] == "tensor")
     if layout is None:
-        raise BadInput(
+        raise InvalidInput(
             f"{who} has the shape {array.shape} and the type {array.dtype}. With more than two "
             "dimensions it is taken for pictures: [N, H, W], or [N, H, W, C] or [N, C, H, W] with "
             "1, 3 or 4 channels. For anything else give one row of numbers for each instance."
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise BadInput(f"{who} has pixels that are not finite numbers. Correct them first.")
+        raise InvalidInput(f"{who} has pixels that are not finite numbers. Correct them first.")
     array = np.moveaxis(array, 1, 3) if layout == "first" else array
     frame = import_pandas().DataFrame(index=range(len(array)))
     about |= {"pixels": layout}
@@ -192,7 +192,7 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
     if sparse.issparse(x):
         about |= {"x": "sparse", "format": x.format, "array": isinstance(x, sparse.sparray)}
         if x.shape[0] * x.shape[1] > _MAX_CELLS:
-            raise BadInput(
+            raise InvalidInput(
                 f"{who} is a sparse matrix of {x.shape[0]:,} x {x.shape[1]:,}, which dross would "
                 f"have to make dense; the limit is {_MAX_CELLS:,} cells. Reduce it first, for "
                 "example with sklearn's TruncatedSVD; or give texts as they are."
@@ -204,12 +204,12 @@ def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
     try:
         array = np.asarray(x)
     except ValueError as error:
-        raise BadInput(
+        raise InvalidInput(
             f"{who} cannot be made into an array ({first_line(error)}). Do all instances have "
             "the same number of values?"
         ) from None
     if array.ndim == 0:
-        raise BadInput(
+        raise InvalidInput(
             f"{who} has the type {type(x).__name__}; dross takes a DataFrame, an array, a tensor, "
             "a sparse matrix, a list of texts, or the name of a file."
         )
@@ -231,7 +231,7 @@ def _add_labels(part: _Part, y: Any, who: str) -> None:
 def _name_alike(part: _Part, first: _Part, who: str) -> _Part:
     """Give the column of labels the name that it has in the first part."""
     if (part.pictures is None) != (first.pictures is None):
-        raise BadInput(f"{who} and X are of different kinds: only one of them is pictures.")
+        raise InvalidInput(f"{who} and X are of different kinds: only one of them is pictures.")
     if part.label != first.label:
         part.frame = part.frame.rename(columns={part.label: first.label})
         part.label = first.label
@@ -252,9 +252,9 @@ def _write(part: _Part, name: str, place: Path, images: str | None) -> None:
         if part.pictures is not None:
             np.save(pixels_of(table), part.pictures, allow_pickle=False)
     except OSError as error:
-        raise StorageFailed(f"{table} cannot be written: {error.strerror or error}.") from error
+        raise DrossError(f"{table} cannot be written: {error.strerror or error}.") from error
     except Exception as error:  # cells that Parquet has no type for
-        raise BadInput(f"The data cannot be kept as Parquet: {first_line(error)}.") from error
+        raise InvalidInput(f"The data cannot be kept as Parquet: {first_line(error)}.") from error
 
 
 def _resolve(path: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from .source import Frame, Series, import_pandas
 
 _SIMPLE = (str, bytes, bool, np.bool_, numbers.Number, decimal.Decimal, datetime.date)
@@ -17,7 +17,7 @@ def check_table(frame: Frame, label: str, who: str) -> tuple[Frame, dict[str, st
     """The table with cells that a file can hold, and the kinds that its types imply.
 
     Raises:
-        BadInput: a cell is an object of another kind.
+        InvalidInput: a cell is an object of another kind.
     """
     kinds: dict[str, str] = {}
     changed = {}
@@ -38,7 +38,7 @@ def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
     """Labels as one column; what they were is noted in `about`.
 
     Raises:
-        BadInput: they are not one label for each instance.
+        InvalidInput: they are not one label for each instance.
     """
     import torch
 
@@ -50,12 +50,12 @@ def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
     if not isinstance(y, pandas.Series):
         y = _as_column(y, who)
     if len(y) != count:
-        raise BadInput(
+        raise InvalidInput(
             f"{who} has {len(y):,} labels, but there are {count:,} instances. Each needs one."
         )
     missing = np.flatnonzero(y.isna().to_numpy())
     if len(missing):
-        raise BadInput(
+        raise InvalidInput(
             f"{who} has {len(missing):,} labels that are missing (NaN or None), the first at place "
             f"{missing[0]}. Leave these instances out, or label them."
         )
@@ -84,16 +84,16 @@ def _as_column(y: Any, who: str) -> Series:
         is_text = isinstance(y, (list, tuple)) and any(isinstance(label, str) for label in y)
         array = np.array(y, dtype=object) if is_text else np.asarray(y)
     except ValueError as error:
-        raise BadInput(f"{who} is not a list of labels: {first_line(error)}.") from None
+        raise InvalidInput(f"{who} is not a list of labels: {first_line(error)}.") from None
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise BadInput(
+        raise InvalidInput(
             f"{who} has the shape {array.shape}; it must be one label for each instance. For "
             "one-hot labels, pass y.argmax(1)."
         )
     if array.dtype.kind == "c":
-        raise BadInput(f"{who} has complex numbers, which dross cannot learn.")
+        raise InvalidInput(f"{who} has complex numbers, which dross cannot learn.")
     return pandas.Series(array)
 
 
@@ -103,7 +103,7 @@ def _simplify(column: Series, who: str) -> Series:
     present = column[column.notna().to_numpy()]
     for place, cell in zip(np.flatnonzero(column.notna().to_numpy()), present):
         if not isinstance(cell, _SIMPLE) or isinstance(cell, complex):
-            raise BadInput(
+            raise InvalidInput(
                 f"{who} holds objects other than numbers, texts and dates: the first, at "
                 f"place {place}, is of type {type(cell).__name__}. Give columns of simple values."
             )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import StorageFailed
+from ..errors import DrossError
 from ..support.atomic_files import make_folder, write_bytes
 from ..support.file_digests import digest_file
 from .source import PARTS
@@ -38,7 +38,7 @@ def keep_files(place: Path, folder: Path) -> None:
     """Copy the files of `place` into the folder of a project, unless they are there.
 
     Raises:
-        StorageFailed: they cannot be written.
+        DrossError: they cannot be written.
     """
     try:
         make_folder(folder / FOLDER)
@@ -47,10 +47,10 @@ def keep_files(place: Path, folder: Path) -> None:
             if not kept.is_file() or digest_file(kept) != digest_file(path):
                 write_bytes(kept, path.read_bytes())
     except OSError as error:
-        if isinstance(error, StorageFailed):
+        if isinstance(error, DrossError):
             raise
         reason = error.strerror or error
-        raise StorageFailed(f"{folder / FOLDER} cannot be written: {reason}.") from error
+        raise DrossError(f"{folder / FOLDER} cannot be written: {reason}.") from error
 
 
 def name_places(rows: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import BadInput, NotFinite
+from ..errors import Diverged, InvalidInput
 from ..support.option_names import name_option
 from .backbones import (
     NONE,
@@ -50,12 +50,12 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
     """The backbone that is used or tried, which may be `none`, and what to say about it.
 
     Raises:
-        BadInput: the one that was asked for is unknown, not installed, or does not suit.
+        InvalidInput: the one that was asked for is unknown, not installed, or does not suit.
     """
     kind = data.source.kind
     if request.backbone is not None:
         if options.model == "cnn" and request.backbone != NONE:
-            raise BadInput(
+            raise InvalidInput(
                 f"A cnn learns pictures, not the features of {request.backbone}. Choose "
                 f"{name_option('model', 'linear')} or mlp, or {name_option('backbone', NONE)}."
             )
@@ -155,7 +155,7 @@ def _finite(value: float) -> bool:
     return abs(value) < float("inf")
 
 
-def take_best(trials: list[Trial], failure: NotFinite | None) -> Trial:
+def take_best(trials: list[Trial], failure: Diverged | None) -> Trial:
     """The first, unless a later one is clearly better; raises `failure` if nothing worked."""
     if not trials:
         assert failure is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 LARGEST = float(np.finfo(np.float32).max)  # models learn in float32
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
@@ -48,7 +48,7 @@ def check_size(names: Sequence[str], column: str, numbers: np.ndarray) -> None:
     if len(wrong):
         first = int(wrong[0])
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
-        raise BadInput(
+        raise InvalidInput(
             f"{names[first]}: '{column}' is {numbers[first]:g}{more}, too large to learn "
             f"from: the largest is {LARGEST:.2g}. Correct it, or leave it empty."
         )

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, StorageFailed, TapeError, TapeMismatch
+from ..errors import DrossError, InputChanged, InvalidInput
 from ..support.atomic_files import make_folder, write_json
 from ..support.file_lock import hold_lock
 from ..support.option_names import name_option
@@ -47,8 +47,8 @@ def claimed_folder(
         The project, if the folder holds the finished result of this very job; else None.
 
     Raises:
-        BadInput: the folder holds something else, or another process writes to it.
-        StorageFailed: it cannot be written.
+        InvalidInput: the folder holds something else, or another process writes to it.
+        DrossError: it cannot be written.
     """
     check_encodable(str(folder))
     if request.given is None:  # else the folder itself keeps the inputs
@@ -57,7 +57,7 @@ def claimed_folder(
     try:
         make_folder(folder)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be created: {error.strerror or error}.") from error
+        raise DrossError(f"{folder} cannot be created: {error.strerror or error}.") from error
     with hold_lock(folder / LOCK, f"the folder {folder}"):
         _check_ownership(folder)
         delete_stale_files(folder)
@@ -71,10 +71,10 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
     """Refuse results that are not those of this job, before they are reported as its own.
 
     Raises:
-        TapeMismatch: another process has written to the folder.
+        InputChanged: another process has written to the folder.
     """
     if not _is_same_job(project.about, begun):
-        raise TapeMismatch(
+        raise InputChanged(
             f"{project.folder} holds the results of other data or settings: another process has "
             f"written to it in the meantime. Choose another folder: {name_option('out')}."
         )
@@ -83,10 +83,10 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
 
 def _check_ownership(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file. Choose a folder: {name_option('out')}.")
+        raise InvalidInput(f"{folder} is a file. Choose a folder: {name_option('out')}.")
     names = _names(folder)
     if names and not _is_begun_by_dross(folder) and not _is_finished_by_dross(folder):
-        raise BadInput(
+        raise InvalidInput(
             f"{folder} exists and was not made by dross. Choose another folder: "
             f"{name_option('out')}."
         )
@@ -96,7 +96,7 @@ def _names(folder: Path) -> set[str]:
     try:
         return {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be read: {error.strerror}.") from error
+        raise DrossError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
 def _is_begun_by_dross(folder: Path) -> bool:
@@ -127,7 +127,7 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         return None
     if BEGUN in _names(folder) <= {BEGUN, GIVEN, "features"}:  # features are of one data set each
         return None  # an attempt that failed before anything else was done
-    raise BadInput(
+    raise InvalidInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
         f"{name_option('out')}, or replace it with {name_option('overwrite', True)} "
         "(decisions that were made there are set aside, not deleted)."
@@ -139,7 +139,7 @@ def _open_whole(folder: Path) -> Project | None:
     try:
         project = Project.open(folder)
         project.check_files()
-    except TapeError:
+    except DrossError:
         return None
     return project if all((folder / name).exists() for name in _FOR_PEOPLE) else None
 

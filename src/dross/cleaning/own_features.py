@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from .numbers import LARGEST
 from .source import import_pandas
 from .tables import PARQUET, read_bytes
@@ -30,18 +30,18 @@ def read_features(path: Path, count: int, left_out: str) -> np.ndarray:
         left_out: What was said of instances that are not used, for the message.
 
     Raises:
-        BadInput: the file cannot be read, or does not fit the input.
+        InvalidInput: the file cannot be read, or does not fit the input.
     """
     raw = read_bytes(path)
     rows = _read_parquet(raw, path) if path.suffix.lower() in PARQUET else _read_npy(raw, path)
     if rows.ndim != 2 or rows.shape[1] == 0:
         shape = " x ".join(map(str, rows.shape))
-        raise BadInput(f"{path} has the shape [{shape}], not [instances, features]. {_ORDER}")
+        raise InvalidInput(f"{path} has the shape [{shape}], not [instances, features]. {_ORDER}")
     if rows.dtype.kind not in "fiub":
-        raise BadInput(f"{path} holds {rows.dtype}, not real numbers.")
+        raise InvalidInput(f"{path} holds {rows.dtype}, not real numbers.")
     if len(rows) != count:
         noted = f" Instances that were left out of the input must be left out here, too: {left_out}"
-        raise BadInput(
+        raise InvalidInput(
             f"{path} has features of {len(rows):,} instances, but the input has {count:,}. {_ORDER}"
             + (noted if left_out else "")
         )
@@ -49,7 +49,7 @@ def read_features(path: Path, count: int, left_out: str) -> np.ndarray:
     wrong = np.flatnonzero(~(np.abs(rows) <= LARGEST).all(1))
     if len(wrong):
         column = int(np.flatnonzero(~(np.abs(rows[wrong[0]]) <= LARGEST))[0])
-        raise BadInput(
+        raise InvalidInput(
             f"{path}: row {wrong[0]} (the first is 0), feature {column} is "
             f"{rows[wrong[0], column]:g}"
             + (f", and {len(wrong) - 1:,} more rows are like it" if len(wrong) > 1 else "")
@@ -62,7 +62,7 @@ def _read_npy(raw: bytes, path: Path) -> np.ndarray:
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise BadInput(
+        raise InvalidInput(
             f"{path} cannot be read as .npy ({first_line(error)}). Features are a .npy file with "
             "an array [instances, features], or a Parquet file whose columns are numbers."
         ) from None
@@ -72,10 +72,10 @@ def _read_parquet(raw: bytes, path: Path) -> np.ndarray:
     try:
         frame = import_pandas().read_parquet(io.BytesIO(raw))
     except Exception as error:  # a damaged file can fail anywhere inside the parser
-        raise BadInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+        raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
     others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
     if others:
-        raise BadInput(
+        raise InvalidInput(
             f"{path}: the columns {', '.join(others[:3])} are not numbers. Leave them out: rows "
             "are matched by their order alone."
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..engine.devices import choose_device
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.installed import TABLES, check_installed
 from ..support.option_names import name_option
 from ..support.progress import Overall, overall_progress
@@ -132,9 +132,9 @@ def clean(
         The project in the folder `out`.
 
     Raises:
-        BadInput: the data or an argument cannot be used, or the folder holds something else.
-        NotFinite: training diverges at every rate that was tried.
-        StorageFailed: the folder cannot be written.
+        InvalidInput: the data or an argument cannot be used, or the folder holds something else.
+        Diverged: training diverges at every rate that was tried.
+        DrossError: the folder cannot be written.
 
     Example:
         project = dross.clean("people.csv", "income", out="runs/people")
@@ -181,7 +181,7 @@ def _request_files(data: Any, asked: dict[str, Any]) -> Request:
     """The request for a file, a folder or a function."""
     for name in ("label", *PARTS[1:]):
         if is_given(asked[name]):
-            raise BadInput(
+            raise InvalidInput(
                 f"{name} has the type {type(asked[name]).__name__}, but the data are the name of a "
                 "file. Give both as files and columns, or both as data: dross.clean(X, y)."
             )

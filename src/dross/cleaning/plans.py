@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.seeds import mix_seeds
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.progress import show_progress
 from .label_noise import (
     LIKELY,
@@ -406,7 +406,7 @@ def recommend(
         progress: Whether to show a progress bar.
     """
     if labels not in PRIORS:
-        raise BadInput(f"labels is {labels!r}: use 'annotated' or 'observed'.")
+        raise InvalidInput(f"labels is {labels!r}: use 'annotated' or 'observed'.")
     nothing = lambda state, reason: Recommendation([], None, state, reason, _NONE, np.zeros(0))
     if not learned_something(rows, noise):
         return nothing(

@@ -30,7 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import TapeDamaged, TapeMismatch
+from ..errors import CorruptFile, InputChanged
 from ..support.arguments import fit_together, fits
 from ..support.installed import TABLES, check_installed
 from ..support.plots import open_axes
@@ -97,19 +97,19 @@ class Project:
             The project. Its tables are read only when they are used.
 
         Raises:
-            TapeDamaged: the folder is missing, unfinished, or not one of dross.
-            TapeMismatch: another version of dross wrote it in another format.
-            StorageFailed: project.json cannot be read.
+            CorruptFile: the folder is missing, unfinished, or not one of dross.
+            InputChanged: another version of dross wrote it in another format.
+            DrossError: project.json cannot be read.
         """
         check_installed("A project", *TABLES)
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
-            raise TapeDamaged(explain_missing(project.folder))
+            raise CorruptFile(explain_missing(project.folder))
         about = project.about
         if not isinstance(about, dict) or about.get("made_by") != "dross":
-            raise TapeDamaged(f"{project.folder / ABOUT} was not written by dross.")
+            raise CorruptFile(f"{project.folder / ABOUT} was not written by dross.")
         if about.get("format") != FORMAT:
-            raise TapeMismatch(
+            raise InputChanged(
                 f"{folder} has format {about.get('format')}; this dross reads format {FORMAT}. "
                 "Run dross clean again."
             )
@@ -128,8 +128,8 @@ class Project:
         """The content of project.json: request, options, recipe, suggestion, and so on.
 
         Raises:
-            TapeDamaged: the file is not JSON, or not as it was written.
-            StorageFailed: it cannot be read.
+            CorruptFile: the file is not JSON, or not as it was written.
+            DrossError: it cannot be read.
         """
         return read_json(self.folder / ABOUT)
 
@@ -155,7 +155,7 @@ class Project:
             comes from models that did.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("instances.parquet")
 
@@ -164,7 +164,7 @@ class Project:
         """The plan that `judge` and `export` follow by default; None: do nothing.
 
         Raises:
-            TapeDamaged: a file of the project is not as it was written.
+            CorruptFile: a file of the project is not as it was written.
         """
         return read_recommended(self.about)
 
@@ -173,7 +173,7 @@ class Project:
         """The plans that were compared with changing nothing, the best first.
 
         Raises:
-            TapeDamaged: a file of the project is not as it was written.
+            CorruptFile: a file of the project is not as it was written.
         """
         return read_plans(self.about)
 
@@ -186,7 +186,7 @@ class Project:
             `text`, or the column `path` of pictures.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("content.parquet")
 
@@ -206,7 +206,7 @@ class Project:
             then ` source` and ` label`, whose names begin with a space.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table("validation.parquet")
 
@@ -218,7 +218,7 @@ class Project:
             The copies in groups; see `Copies`.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         return split_content(self._table(COPIES), self.about["counts"], self.folder / COPIES)
 
@@ -230,7 +230,7 @@ class Project:
             A pandas.DataFrame: rows of `label_table` with a `rank`, in its order.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         table = self.label_table
         return table[table["rank"] >= 0].sort_values("rank", kind="stable")
@@ -245,7 +245,7 @@ class Project:
             wrong, relabelled, or empty), and rank, which is -1 where no check is asked for.
 
         Raises:
-            TapeDamaged: the file is missing, cannot be read, or is not as it was written.
+            CorruptFile: the file is missing, cannot be read, or is not as it was written.
         """
         return self._table(LABELS)
 
@@ -260,7 +260,7 @@ class Project:
         read_whole(path, self._digests.get(path.name))
         reasons = read_json(path)
         if not isinstance(reasons, dict):
-            raise TapeDamaged(f"{path} is not as dross writes it. {MEND}")
+            raise CorruptFile(f"{path} is not as dross writes it. {MEND}")
         return reasons
 
     def why(self, id: int) -> dict[str, Any]:
@@ -277,11 +277,11 @@ class Project:
             Each is empty where it was not worked out.
 
         Raises:
-            TapeDamaged: why.json is not JSON, or not as it was written.
+            CorruptFile: why.json is not JSON, or not as it was written.
         """
         reasons = self._reasons.get(str(id), {})
         if not fit_together(reasons, _REASONS):
-            raise TapeDamaged(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
+            raise CorruptFile(f"{self.folder / 'why.json'} is not as dross writes it. {MEND}")
         return {name: {} if name == "unusual" else [] for name in _REASONS} | reasons
 
     def picture(self, part: str, id: int) -> bytes | None:
@@ -302,9 +302,9 @@ class Project:
         """The log of what people decided; see `Decisions`.
 
         Raises:
-            TapeDamaged: decisions.sqlite is damaged or not a file of dross.
-            TapeMismatch: another version of dross wrote it in another format.
-            StorageFailed: it cannot be opened or written.
+            CorruptFile: decisions.sqlite is damaged or not a file of dross.
+            InputChanged: another version of dross wrote it in another format.
+            DrossError: it cannot be opened or written.
         """
         return Decisions(self.folder / "decisions.sqlite")
 
@@ -323,7 +323,7 @@ class Project:
             The fields of each `Verdict` as a dict, newest last.
 
         Raises:
-            TapeDamaged: one of the files is not JSON, or not as it was written.
+            CorruptFile: one of the files is not JSON, or not as it was written.
         """
         return [read_json(path) for path in sorted((self.folder / "verdicts").glob("*.json"))]
 
@@ -363,9 +363,9 @@ class Project:
             texts. For `dross.clean(frame, "label")`, and for a table in a file, a DataFrame.
 
         Raises:
-            BadInput: there is nothing to apply, or the data are pictures in a folder or came from
+            InvalidInput: there is nothing to apply, or the data are pictures in a folder or came from
                 a function.
-            TapeMismatch: the data have changed since `dross.clean`.
+            InputChanged: the data have changed since `dross.clean`.
         """
         return copy_cleaned(self, remove, relabel)
 
@@ -373,7 +373,7 @@ class Project:
         """Read everything that project.json has a digest of.
 
         Raises:
-            TapeDamaged: a file is missing or not as it was written.
+            CorruptFile: a file is missing or not as it was written.
         """
         for name, digest in self._digests.items():
             read_whole(self.folder / name, digest)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import StorageFailed, TapeDamaged
+from ..errors import CorruptFile, DrossError
 from ..support.arguments import fit_together, fits
 from ..support.atomic_files import find_stale, write_json
 from ..support.file_digests import break_seal, digest_bytes, seal
@@ -88,7 +88,7 @@ def delete_written(folder: Path, under: str = "") -> None:
     link. project.json is the first to go: without it the rest is known to be unfinished.
 
     Raises:
-        StorageFailed: something cannot be deleted.
+        DrossError: something cannot be deleted.
     """
     try:
         if not under:
@@ -97,7 +97,7 @@ def delete_written(folder: Path, under: str = "") -> None:
             if name != BEGUN and _WRITTEN.fullmatch(_without_temporary(name)):
                 (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
+        raise DrossError(f"{folder} cannot be emptied: {error}.") from error
     _delete_empty_folders(folder, under)
 
 
@@ -105,14 +105,14 @@ def delete_named(folder: Path, names: re.Pattern[str]) -> None:
     """Delete files of a project's folder whose names match; nothing is followed through a link.
 
     Raises:
-        StorageFailed: something cannot be deleted.
+        DrossError: something cannot be deleted.
     """
     try:
         for name in list(_walk(folder, "")):
             if names.fullmatch(name):
                 (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be emptied: {error}.") from error
+        raise DrossError(f"{folder} cannot be emptied: {error}.") from error
 
 
 def delete_stale_files(folder: Path) -> None:
@@ -135,7 +135,7 @@ def set_decisions_aside(folder: Path) -> None:
         try:
             path.rename(folder / aside)
         except OSError as error:
-            raise StorageFailed(f"{path} cannot be set aside: {error.strerror}.") from error
+            raise DrossError(f"{path} cannot be set aside: {error.strerror}.") from error
 
 
 def _walk(folder: Path, under: str) -> Iterator[str]:
@@ -189,14 +189,14 @@ def read_json(path: Path) -> Any:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise TapeDamaged(f"{path} is not readable JSON ({error}). {MEND}") from None
+        raise CorruptFile(f"{path} is not readable JSON ({error}). {MEND}") from None
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+        raise DrossError(f"{path} cannot be read: {error.strerror}.") from error
     if not isinstance(value, dict):
         return value
     content = break_seal(value)
     if content is None:
-        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+        raise CorruptFile(f"{path} is damaged: its content is not what dross wrote. {MEND}")
     return content
 
 
@@ -204,12 +204,12 @@ def read_intact(path: Path) -> Any:
     """The same, or None where the file is missing or damaged and has to be written again."""
     try:
         return read_json(path) if path.exists() else None
-    except (TapeDamaged, StorageFailed):
+    except (CorruptFile, DrossError):
         return None
 
 
 def check_about(folder: Path, about: dict[str, Any]) -> None:
-    """Refuse the content of a project.json that lacks what all versions write (TapeDamaged)."""
+    """Refuse the content of a project.json that lacks what all versions write (CorruptFile)."""
     for key, kind in _ALWAYS_THERE.items():
         if not fits(about.get(key), kind):
             raise explain_lack(folder, key)
@@ -224,9 +224,9 @@ def check_about(folder: Path, about: dict[str, Any]) -> None:
         raise explain_lack(folder, "recommendation")
 
 
-def explain_lack(folder: Path, key: str) -> TapeDamaged:
+def explain_lack(folder: Path, key: str) -> CorruptFile:
     """The error where project.json does not have a key as dross writes it."""
-    return TapeDamaged(f"{folder / ABOUT} lacks a valid '{key}'. {MEND}")
+    return CorruptFile(f"{folder / ABOUT} lacks a valid '{key}'. {MEND}")
 
 
 def read_whole(path: Path, digest: str | None) -> bytes:
@@ -237,17 +237,17 @@ def read_whole(path: Path, digest: str | None) -> bytes:
         digest: Of what was written; None where an earlier version kept none.
 
     Raises:
-        TapeDamaged: the file is missing, or not as it was written.
-        StorageFailed: it cannot be read.
+        CorruptFile: the file is missing, or not as it was written.
+        DrossError: it cannot be read.
     """
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise TapeDamaged(f"{path} is missing. {MEND}") from None
+        raise CorruptFile(f"{path} is missing. {MEND}") from None
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror}.") from error
+        raise DrossError(f"{path} cannot be read: {error.strerror}.") from error
     if digest is not None and digest_bytes(raw) != digest:
-        raise TapeDamaged(f"{path} is damaged: its content is not what dross wrote. {MEND}")
+        raise CorruptFile(f"{path} is damaged: its content is not what dross wrote. {MEND}")
     return raw
 
 
@@ -259,4 +259,4 @@ def read_table(path: Path, digest: str | None) -> Frame:
     try:
         return import_pandas().read_parquet(io.BytesIO(raw))
     except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
-        raise TapeDamaged(f"{path} cannot be read ({error}). {MEND}") from None
+        raise CorruptFile(f"{path} cannot be read ({error}). {MEND}") from None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.losses import Loss, find_loss
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.name_hints import check_name
 
 MODELS = ("linear", "mlp", "cnn")
@@ -104,7 +104,9 @@ def build_network(kind: str, inputs: tuple[int, ...], outputs: int) -> nn.Module
             nn.Flatten(), nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, outputs)
         )
     if len(inputs) != 3:
-        raise BadInput(f"A cnn takes pictures, not inputs of shape {inputs}. Choose linear or mlp.")
+        raise InvalidInput(
+            f"A cnn takes pictures, not inputs of shape {inputs}. Choose linear or mlp."
+        )
     channels, height, width = inputs
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from ..support.arguments import fit_together, fits
 from ..support.option_names import name_option
 from .features import Encoding, encode_again
@@ -20,7 +20,7 @@ _MEND = "Put it back as it was, or run dross clean again."
 
 
 def read_request(project: Project) -> Request:
-    """What the project was made from; raises TapeDamaged."""
+    """What the project was made from; raises CorruptFile."""
     said = project.about.get("request")
     if not isinstance(said, dict) or not fit_together(said, get_type_hints(Request)):
         raise explain_lack(project.folder, "request")
@@ -47,9 +47,9 @@ def reopen_inputs(
         with_model: Whether the recipe is to build models. If not, no code is needed for them.
 
     Raises:
-        BadInput: the project needs code that `trust_code` does not name.
-        TapeMismatch: the input, or the code, has changed since `dross clean` read it.
-        TapeDamaged: project.json lacks something.
+        InvalidInput: the project needs code that `trust_code` does not name.
+        InputChanged: the input, or the code, has changed since `dross clean` read it.
+        CorruptFile: project.json lacks something.
     """
     about, make = project.about, _model_code(project) if with_model else None
     try:
@@ -85,7 +85,7 @@ def reopen_data(project: Project) -> PreparedData:
 
 
 def needed_code(project: Project) -> list[str]:
-    """The `module:function`s that `reopen_inputs` imports; raises TapeDamaged."""
+    """The `module:function`s that `reopen_inputs` imports; raises CorruptFile."""
     make = _model_code(project)
     return [*_data_code(project), *([] if make is None else [make])]
 
@@ -98,8 +98,8 @@ def check_code_unchanged(project: Project, entries: Sequence[str]) -> None:
         entries: The `module:function`s to look at; those that it does not need are skipped.
 
     Raises:
-        TapeMismatch: one of their modules has changed.
-        TapeDamaged: project.json lacks something.
+        InputChanged: one of their modules has changed.
+        CorruptFile: project.json lacks something.
     """
     recorded = dict.fromkeys(_data_code(project), project.about.get("data_source"))
     if (make := _model_code(project)) is not None:
@@ -112,7 +112,7 @@ def check_unchanged(project: Project, prepared: PreparedData) -> None:
     """Refuse input files that are not, byte for byte, those that `dross clean` read.
 
     Raises:
-        TapeMismatch: one of them has changed.
+        InputChanged: one of them has changed.
     """
     request = read_request(project)
     _compare_digests(project, digest_inputs(request) | digest_listed_pictures(request, prepared))
@@ -145,14 +145,14 @@ def _reopen_data(project: Project) -> PreparedData:
     _compare_digests(project, digest_inputs(request))
     prepared = prepare(request)
     if data_digest(prepared) != project.about.get("digest"):
-        raise TapeMismatch(f"{request.data} has changed since dross clean read it. {_MEND}")
+        raise InputChanged(f"{request.data} has changed since dross clean read it. {_MEND}")
     return prepared
 
 
 def _check_source(entry: str, recorded: Any) -> None:
     """Compare a module with the one that was used, before it is imported."""
     if recorded is not None and source_digest(entry) != recorded:
-        raise TapeMismatch(f"The module of {entry} has changed since dross clean used it. {_MEND}")
+        raise InputChanged(f"The module of {entry} has changed since dross clean used it. {_MEND}")
 
 
 def _compare_digests(project: Project, found: dict[str, str]) -> None:
@@ -162,7 +162,7 @@ def _compare_digests(project: Project, found: dict[str, str]) -> None:
     for name, digest in found.items():
         if recorded.get(name, digest) != digest:
             given = getattr(read_request(project), name, name)
-            raise TapeMismatch(
+            raise InputChanged(
                 f"{given} has changed since dross clean read it, if only in a column or a file "
                 f"that is not learnt from. {_MEND}"
             )

@@ -219,7 +219,7 @@ def write_command(about: dict[str, Any], folder: Path, *, short: bool = False) -
         short: Whether to name files from the current folder on, where they lie in it.
 
     Raises:
-        TapeDamaged: project.json lacks what was asked for.
+        CorruptFile: project.json lacks what was asked for.
     """
     try:
         return _write_command(about, folder, short)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..data.dataset import Instances
 from ..data.seeds import mix_seeds
-from ..errors import NotSupported, TapeDamaged
+from ..errors import CorruptFile, NotSupported
 from ..estimators.outliers import features
 from ..influence.queries import expected_error
 from ..influence.queries import losses as losses_of
@@ -217,7 +217,7 @@ def _read_intact(path: Path) -> Scores | None:
     """Scores that an earlier attempt kept; None if there are none, or they are damaged."""
     try:
         return Scores.load(path) if path.exists() else None
-    except TapeDamaged:
+    except CorruptFile:
         return None
 
 

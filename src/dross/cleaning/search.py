@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..data.seeds import mix_seeds
-from ..errors import NotFinite, TapeDamaged
+from ..errors import CorruptFile, Diverged
 from ..support.option_names import name_option
 from .backbones import NONE
 from .features import Encoding, encode_again
@@ -47,7 +47,7 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     for candidate in list_candidates(job):
         try:
             trials.append(_try(job, candidate, encoder(candidate)))
-        except NotFinite as error:
+        except Diverged as error:
             failure = error
     taken = take_best(trials, failure)
     note = describe_choice(trials, taken, kind)
@@ -112,7 +112,7 @@ def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
         return None
     try:
         data = encode_again(job.prepared, encoding, job.folder, job.digest)
-    except TapeDamaged:
+    except CorruptFile:
         return None
     found = {"rate": saved["rate"], "epochs": saved["epochs"], "decay": saved.get("decay", False)}
     recipe = replace(_base_recipe(job, model, data), **found)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 from .numbers import check_size, read_number
 
@@ -79,25 +79,25 @@ def _natural_order(name: str) -> tuple:
 def check_learnable(source: Source) -> None:
     """Refuse a source from which nothing can be learnt, and say why."""
     if len(source) < MIN_INSTANCES:
-        raise BadInput(
+        raise InvalidInput(
             f"There are {len(source)} instances with a label. dross needs at least "
             f"{MIN_INSTANCES}; a useful verdict needs a few hundred."
         )
     if source.task == "regression":
         check_size(source.names, source.label, source.labels)
         if float(np.std(source.labels)) == 0:
-            raise BadInput(
+            raise InvalidInput(
                 f"'{source.label}' is {source.labels[0]:g} everywhere: there is nothing to learn."
             )
         return
     classes = source.classes
     if len(classes) < 2:
-        raise BadInput(
+        raise InvalidInput(
             f"'{source.label}' is '{classes[0]}' everywhere: there is nothing to tell apart. "
             "Is it the right column?"
         )
     if len(classes) > max(20, len(source) // 4):
-        raise BadInput(
+        raise InvalidInput(
             f"'{source.label}' has {len(classes)} different values for {len(source)} instances: "
             "too many to be classes. Is it the right column? For a number to be predicted, pass "
             f"{name_option('task', 'regression')}."

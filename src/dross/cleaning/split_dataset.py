@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .columns import Column
 from .numbers import check_size
 from .source import PARTS, Encoder, Source
@@ -75,7 +75,7 @@ def assemble(
         check_size(source.names, source.label, source.labels)
     scale = (float(train.mean()), float(train.std())) if regression else (0.0, 1.0)
     if regression and not scale[1] > 0:
-        raise BadInput(
+        raise InvalidInput(
             f"'{source.label}' is {train[0]:g} everywhere in training: there is nothing to learn."
         )
     y = {

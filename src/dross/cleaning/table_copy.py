@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from ..support.name_hints import check_name
 from .numbers import read_number
 from .source import Frame, Series
@@ -52,10 +52,10 @@ def copy_table(
             if new:
                 frame.isetitem(place, _relabel(cells, cells.tolist(), new))
             copied = _write_frame(frame[kept], suffix)
-    except BadInput:
+    except InvalidInput:
         raise
     except Exception as error:  # a table can hold what a file of another kind cannot
-        raise BadInput(
+        raise InvalidInput(
             f"{source} cannot be copied as {suffix}: {first_line(error)}. Choose another kind of "
             "file."
         ) from error
@@ -109,14 +109,14 @@ def _relabel(shown: Series, values: list[Any], new: dict[int, str]) -> list[Any]
 def _as_number(label: str, like: Any) -> Any:
     number = read_number(label)
     if number is None or (isinstance(like, int) and not number.is_integer()):
-        raise BadInput(f"'{label}' cannot be a label among labels such as '{like}'.")
+        raise InvalidInput(f"'{label}' cannot be a label among labels such as '{like}'.")
     return label if isinstance(like, str) else type(like)(number)
 
 
 def _write_frame(frame: Frame, suffix: str) -> bytes:
     if suffix in PARQUET:
         if not frame.columns.is_unique:
-            raise BadInput(
+            raise InvalidInput(
                 "Some columns have the same name, which Parquet does not allow. Choose another "
                 "kind of file, such as .csv."
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from ..support.counts import say_count
 from ..support.name_hints import check_name
 from ..support.option_names import name_option
@@ -39,16 +39,16 @@ AS_USUAL = Reading()
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file that a user named; what cannot be read is refused."""
     if not os.path.exists(path):
-        raise BadInput(f"There is no file {path}.")
+        raise InvalidInput(f"There is no file {path}.")
     if not os.path.isfile(path):
-        raise BadInput(
+        raise InvalidInput(
             f"{path} is not a regular file, and dross has to read it more than once. Copy it into "
             "one."
         )
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def read_frame(
@@ -80,7 +80,7 @@ def read_frame(
     if verbatim:
         return frame, notes
     if len(frame) == 0:
-        raise BadInput(f"{path} has column names, but no rows.")
+        raise InvalidInput(f"{path} has column names, but no rows.")
     own_names, frame.columns = list(frame.columns), column_names(frame.columns)
     _check_asked(own_names, list(asked), path)
     notes += _note_renamed(own_names, list(frame.columns))
@@ -129,7 +129,7 @@ def _parse_parquet(raw: bytes, path: Path) -> Frame:
         if any(name is not None for name in frame.index.names):
             frame = frame.reset_index(allow_duplicates=True)
     except Exception as error:  # a damaged file can fail anywhere inside the parser
-        raise BadInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+        raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
     frame.index = np.arange(len(frame)) + 2  # as a spreadsheet counts: the names are its row 1
     return frame
 
@@ -154,7 +154,7 @@ def _check_asked(own_names: list[Any], asked: list[str], path: Path) -> None:
     """Refuse a table that lacks a column that is needed, or has two of its name."""
     names = column_names(own_names)
     if asked and asked[0] not in names and len(names) == 1:
-        raise BadInput(
+        raise InvalidInput(
             f"{path} was read as one column named '{names[0][:60]}'. Is the separator "
             f"something other than a comma, semicolon, tab or |? Pass {name_option('separator')}."
         )
@@ -162,7 +162,7 @@ def _check_asked(own_names: list[Any], asked: list[str], path: Path) -> None:
         check_name("column", name, names)
         alike = [k + 1 for k, own in enumerate(own_names) if str(own).strip() == name]
         if len(alike) > 1:
-            raise BadInput(
+            raise InvalidInput(
                 f"{path} has {len(alike)} columns named '{name}' (columns "
                 f"{', '.join(map(str, alike))}). Which one is meant? Give the others another name."
             )
@@ -266,7 +266,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         return column.astype(str).str.strip().to_numpy(dtype=object)
     if not numbers.notna().all():
         example = column[numbers.isna()].iloc[0]
-        raise BadInput(
+        raise InvalidInput(
             f"'{name}' must be a number, but {int(numbers.isna().sum())} cells are not, such as "
             f"'{example}'. Correct them, or leave them empty."
         )

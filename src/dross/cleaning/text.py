@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .source import Frame
 
 _MAX_WORDS = 4000
@@ -27,7 +27,7 @@ class TextEncoder:
         try:
             self.vectorizer.fit(content["text"].fillna(""))
         except ValueError:
-            raise BadInput(
+            raise InvalidInput(
                 "The texts have no word that occurs twice: there is nothing to learn from. "
                 "Is it the right column?"
             ) from None

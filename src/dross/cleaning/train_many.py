@@ -19,7 +19,7 @@ from ..data.seeds import mix_seeds
 from ..engine import threads
 from ..engine.functional import call_model
 from ..engine.update_rules import SGD
-from ..errors import NotFinite
+from ..errors import Diverged
 from ..support.option_names import name_option
 from ..support.progress import Advance, progress_bar
 from .recipe import MOMENTUM, Pair, Recipe, default_batch_size
@@ -286,7 +286,7 @@ def search_rate(
         progress: Whether to show a progress bar.
 
     Raises:
-        NotFinite: Training diverges at every rate.
+        Diverged: Training diverges at every rate.
     """
     if len(x) > MAX_SEARCHED_INSTANCES:
         return _search_on_sample(recipe, x, y, validation, rates, epochs, seed, progress)
@@ -321,7 +321,7 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
         for epochs, loss in zip(tried, curve)
     }
     if not losses:
-        raise NotFinite(
+        raise Diverged(
             "Training diverges at every rate that was tried "
             f"({', '.join(map(str, curves))}). Pass a smaller one: {name_option('rate', 0.001)}."
         )

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_options
 from .source import PARTS, Source, check_learnable, consecutive_ids, import_pandas
 from .split_dataset import PreparedData, assemble
@@ -41,11 +41,11 @@ def import_function(entry: str, option: str) -> Callable[..., Any]:
         with _current_folder_first():
             return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise BadInput(
+        raise InvalidInput(
             f"{option} {entry}: there is no module '{module}' to import ({error})."
         ) from None
     except (AttributeError, ValueError):
-        raise BadInput(f"{option} {entry}: the module has no function '{name}'.") from None
+        raise InvalidInput(f"{option} {entry}: the module has no function '{name}'.") from None
 
 
 @contextmanager
@@ -102,13 +102,13 @@ def check_trusted(entries: Sequence[str], trusted: Sequence[str], who: str) -> N
         who: Who asks for them, for the message: the folder of a project.
 
     Raises:
-        BadInput: one of them is not named.
+        InvalidInput: one of them is not named.
     """
     missing = [entry for entry in entries if entry not in trusted]
     if missing:
         flags = name_options("trust_code", entries)
         shown = "\n\n".join(show_source(entry) for entry in missing)
-        raise BadInput(
+        raise InvalidInput(
             f"{who} was made with code that is not a part of dross, and using it runs that code: "
             f"{', '.join(missing)}. Read it below. If you trust it, add "
             f"{flags}.\n\n{shown}"
@@ -156,7 +156,7 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
     """
     returned = import_function(entry, "data")()
     if not isinstance(returned, dict) or "train" not in returned:
-        raise BadInput(
+        raise InvalidInput(
             f"{entry} must return a dict with train, and if you like validation and test, each a "
             f"pair (x, y); it returned {type(returned).__name__}."
         )
@@ -186,7 +186,7 @@ def _name_classes(targets: np.ndarray, given: list[str], entry: str) -> np.ndarr
     """The name of each label's class: the given one, or else the label itself."""
     names = dict(enumerate(given)) or {int(value): str(value) for value in np.unique(targets)}
     if not set(targets.tolist()) <= set(names):
-        raise BadInput(
+        raise InvalidInput(
             f"{entry} gives {len(given)} classes, but labels run from {targets.min()} to "
             f"{targets.max()}: label k is class k."
         )

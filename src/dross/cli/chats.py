@@ -7,7 +7,7 @@ from typing import Any
 from ..cleaning.chats import is_chat_file
 from ..cleaning.recipe import MODELS
 from ..cleaning.tables import PARQUET
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 _OF_CHATS = (
     "prompt",
@@ -49,15 +49,15 @@ def pick_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """What `dross.clean_chats` is called with.
 
     Raises:
-        BadInput: no model is named, or an option is about other data.
+        InvalidInput: no model is named, or an option is about other data.
     """
     odd = [name for name in _OF_OTHERS if given[name]]
     if odd:
-        raise BadInput(
+        raise InvalidInput(
             f"{_flag(odd[0])} is not for chats, and {given['data']} holds chats. Leave it out."
         )
     if given["model"] is None:
-        raise BadInput(
+        raise InvalidInput(
             f"{given['data']} holds chats. Say which model to fine-tune on them: "
             "--model PATH_OR_NAME."
         )
@@ -69,11 +69,11 @@ def without_chat_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is left for `dross.clean`, if the data are not chats.
 
     Raises:
-        BadInput: an option is about chats.
+        InvalidInput: an option is about chats.
     """
     odd = [name for name in _OF_CHATS if given[name]]
     if odd:
-        raise BadInput(
+        raise InvalidInput(
             f"{_flag(odd[0])} is for chats: a .jsonl file, or a .parquet file with --model "
             "PATH_OR_NAME and without --label."
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from . import options as option
 from .app import app, command
 from .json_results import project_as_json, verdict_as_json
@@ -98,7 +98,7 @@ def _clean(given: dict[str, Any], *, progress: bool, say: Say) -> Any:
 def _read_column_kind(given: str) -> tuple[str, str]:
     name, equals, kind = given.rpartition("=")
     if not equals:
-        raise BadInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
+        raise InvalidInput(f"--column takes NAME=KIND, such as zip=category; '{given}' has no =.")
     return name, kind
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from . import options as option
 from .app import app, command
 from .output import print_json, print_tape
@@ -30,7 +30,7 @@ def info(
     if not is_url(tape) and not (folder / MANIFEST).exists():
         inside = ", ".join(str(path.parent) for path in sorted(folder.glob(f"runs/*/{MANIFEST}")))
         if inside:
-            raise BadInput(
+            raise InvalidInput(
                 f"{tape} is a folder of dross clean. Pass one of its recorded runs: {inside}."
             )
     opened = Tape(tape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node, tree_leaves
 
-from ..errors import BadInput, NotReplayable, first_line
+from ..errors import InvalidInput, NotSupported, first_line
 
 Pair = tuple[Any, Any]
 
@@ -71,7 +71,7 @@ class Collated:
         """x and y of these instances, as one batch.
 
         Raises:
-            BadInput: where an item does not exist, or the collator fails.
+            InvalidInput: where an item does not exist, or the collator fails.
         """
         return self.collate_items(self.fetch(ids))
 
@@ -80,7 +80,7 @@ class Collated:
         try:
             return self.items(ids)
         except (LookupError, TypeError) as error:
-            raise BadInput(
+            raise InvalidInput(
                 f"The data set of {len(self)} instances does not give all of {list(ids)!r:.60} "
                 f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
             ) from error
@@ -90,7 +90,7 @@ class Collated:
         try:
             batch = self.collate_fn(items)
         except Exception as error:  # the collator is the user's code
-            raise BadInput(
+            raise InvalidInput(
                 f"The collator failed on a batch of {len(items)} instances: {first_line(error)}"
             ) from error
         return self.split(batch)
@@ -99,18 +99,18 @@ class Collated:
         """Refuse data that look different the second time.
 
         Raises:
-            NotReplayable: it says whether the data set or the collator draws random numbers.
+            NotSupported: it says whether the data set or the collator draws random numbers.
         """
         one, other = self.items(ids), self.items(ids)
         if not np.array_equal(hash_items(one), hash_items(other)):
-            raise NotReplayable(
+            raise NotSupported(
                 "An instance of the data set looks different each time it is read, so the run "
                 "could not be replayed. Take random transforms out of the data set, or draw them "
                 "once and store the result."
             )
         pairs = zip(*(tree_leaves(self.collate_items(items)) for items in (one, other)))
         if not all(_same(a, b) for a, b in pairs):
-            raise NotReplayable(
+            raise NotSupported(
                 f"The collator ({_name(self.collate_fn)}) makes a different batch from the same "
                 "instances the second time (random masking?), so the run could not be replayed. "
                 "Mask the data once, before training, and use a collator that only pads."
@@ -119,7 +119,7 @@ class Collated:
 
 def _split_pair(batch: Any) -> Pair:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise BadInput(
+        raise InvalidInput(
             f"A batch must be a pair (x, y); the collator gives the type {type(batch).__name__}. "
             "Say how to take it apart: split=lambda batch: (x, y)."
         )

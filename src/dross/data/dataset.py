@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .batch import AUGMENT_STREAM, MODEL_STREAM, Augment, MicroBatch
 from .collated import Collated, hash_items
 from .lazy_batch import BatchSource, LazyBatch
@@ -50,7 +50,7 @@ class Instances:
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
         if self.count == 0:
-            raise BadInput("The data set is empty.")
+            raise InvalidInput("The data set is empty.")
         if self.stored is None:
             self.stored = self._read_if_small()
         if self.stored and self._fits_on_device():
@@ -68,7 +68,7 @@ class Instances:
         if isinstance(self.source, Collated):
             return self.source.check_repeatable([0])
         if not _are_same(first, self._collate([0])):
-            raise BadInput(
+            raise InvalidInput(
                 "Instance 0 of the data set looks different each time it is read. Take random "
                 "transforms out of it and pass them as augment(x, generator), which is replayed "
                 "with the same random numbers."
@@ -227,14 +227,14 @@ class Instances:
         items = [self._get(i) for i in ids]
         if not isinstance(items[0], (tuple, list)) or len(items[0]) != 2:
             kind = type(items[0]).__name__
-            raise BadInput(
+            raise InvalidInput(
                 f"The data set must give pairs (x, y); item {ids[0]} has the type {kind} and is "
                 "not one."
             )
         try:
             x, y = default_collate([tuple(item) for item in items])
         except (RuntimeError, TypeError) as error:
-            raise BadInput(
+            raise InvalidInput(
                 f"The instances of the data set cannot be put into one batch: {error}"
             ) from error
         return x, y
@@ -243,7 +243,7 @@ class Instances:
         try:
             return self.source[i]
         except (LookupError, TypeError) as error:
-            raise BadInput(
+            raise InvalidInput(
                 f"The data set of {self.count} instances does not give instance {i} "
                 f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
             ) from error
@@ -278,7 +278,7 @@ def _check_leaves(pair: Any, what: str) -> None:
     for part, name in zip(pair, ("x", "y")):
         for leaf in tree_leaves(part):
             if not isinstance(leaf, Tensor):
-                raise BadInput(
+                raise InvalidInput(
                     f"{what} has {leaf!r}, a {type(leaf).__name__}, in its {name}: dross computes "
                     "with numbers. Turn texts into numbers first: a class becomes its index."
                 )
@@ -303,17 +303,17 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     try:
         array = np.atleast_1d(np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids))
     except (ValueError, TypeError):
-        raise BadInput(f"{what} must be one list of whole numbers, not {ids!r:.60}.") from None
+        raise InvalidInput(f"{what} must be one list of whole numbers, not {ids!r:.60}.") from None
     if array.size == 0:
         return array.astype(np.int64)
     if array.ndim > 1:
-        raise BadInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
+        raise InvalidInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
         hint = " Ids that are texts need train_set=." if array.dtype.kind == "U" else ""
-        raise BadInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
+        raise InvalidInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
-        raise BadInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
+        raise InvalidInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
     return array.astype(np.int64)
 
 
@@ -323,7 +323,7 @@ def _length(source: Any) -> int:
             raise TypeError
         return len(source)
     except TypeError:
-        raise BadInput(
+        raise InvalidInput(
             "A training set must be map-style (have a length and be indexed by id) or a pair of "
             f"tensors; {type(source).__name__} is neither."
         ) from None
@@ -345,7 +345,7 @@ def _as_tensors(source: Any) -> tuple[Any, Any] | None:
     if not all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves):
         return None
     if len({len(leaf) for leaf in leaves}) != 1:
-        raise BadInput(
+        raise InvalidInput(
             f"X and Y must have the same number of instances, not {[len(leaf) for leaf in leaves]}."
         )
     return x, y
@@ -355,7 +355,7 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
     try:
         return torch.as_tensor(t)
     except TypeError:
-        raise BadInput(
+        raise InvalidInput(
             f"An array of type {t.dtype} cannot be used: dross computes with numbers. Turn "
             "texts into numbers first: a class becomes its index."
         ) from None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from .collated import hash_items
 
 MAX_ID = 1 << 27  # ids from here on are not noted: 9 bytes are held for each id up to the largest
@@ -220,7 +220,7 @@ class HashCheck:
             pair: x and y as the data set has them, floating point in the model's type.
 
         Raises:
-            TapeMismatch: it names the instances.
+            InputChanged: it names the instances.
         """
         rows = np.flatnonzero(ids < len(self.known))
         rows = rows[self.known[ids[rows]]]
@@ -231,11 +231,11 @@ class HashCheck:
             raise _other_instances(wrong)
 
 
-def _other_instances(ids: np.ndarray) -> TapeMismatch:
+def _other_instances(ids: np.ndarray) -> InputChanged:
     named = ", ".join(str(i) for i in ids[:_MAX_NAMED])
     more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
     which = f"Instance {named} has" if len(ids) == 1 else f"Instances {named}{more} have"
-    return TapeMismatch(
+    return InputChanged(
         f"{which} other inputs or labels in this data set than when the run was trained. Pass the "
         "same data set, without random transforms of your own: an instance must look the same "
         "every time. The tape is unchanged: restore the data, or record the run again."

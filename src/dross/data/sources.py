@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 _LABELS = ("label", "labels", "target", "targets", "y", "cls")
 _KEYS = ("__key__", "id")
@@ -46,7 +46,7 @@ class KeyedPairs:
         size = 0
         for key, x, y in _read(dataset):
             if key in found:
-                raise BadInput(
+                raise InvalidInput(
                     f"The iterable data set gives the id {key!r} twice. Every instance needs its "
                     "own id, and one pass must give each instance once."
                 )
@@ -55,17 +55,17 @@ class KeyedPairs:
                 t.nbytes for t in tree_leaves((x, y)) if isinstance(t, (Tensor, np.ndarray))
             )
             if size > most_bytes:
-                raise BadInput(
+                raise InvalidInput(
                     f"The iterable data set holds more than {most_bytes:,} bytes (after "
                     f"{len(found)} instances), and a retrace needs each of them again by its id. "
                     "Pass a map-style data set, which reads them one by one; or allow more: "
                     "keep=dross.Budget(bytes, in_memory=bytes)."
                 )
         if not found:
-            raise BadInput("The data set is empty.")
+            raise InvalidInput("The data set is empty.")
         texts = any(isinstance(key, str) for key in found)
         if not texts and set(found) != set(range(len(found))):
-            raise BadInput(
+            raise InvalidInput(
                 f"The ids of the iterable data set must be 0 to {len(found) - 1}, each once, or "
                 f"texts; found {sorted(found)[-1]} among {len(found)} instances."
             )
@@ -89,7 +89,7 @@ class KeyedPairs:
             return keys
         unknown = [name for name in names if name not in self._numbers]
         if unknown:
-            raise BadInput(f"The data set has no instance with the id {unknown[0]!r}.")
+            raise InvalidInput(f"The data set has no instance with the id {unknown[0]!r}.")
         return np.array([self._numbers[name] for name in names], dtype=np.int64)
 
 
@@ -97,7 +97,7 @@ def as_map_style(source: Any, most_bytes: int) -> Any:
     """A data set of dicts or an iterable one as pairs by number; any other as it is.
 
     Raises:
-        BadInput: where ids or labels are missing; it says what to write.
+        InvalidInput: where ids or labels are missing; it says what to write.
     """
     if isinstance(source, IterableDataset):
         return KeyedPairs(source, most_bytes)
@@ -130,7 +130,7 @@ def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
     columns = {name: value for name, value in row.items() if not str(name).startswith("__")}
     labels = [name for name in _LABELS if name in columns]
     if len(labels) != 1 or len(columns) < 2:
-        raise BadInput(
+        raise InvalidInput(
             f"An instance has the columns {sorted(map(str, columns))}, and it is not clear which "
             f"one is the label: name one of them {_LABELS[0]!r} (rename_column) and keep only "
             "inputs besides it; or pass a data set that gives pairs (x, y)."
@@ -163,7 +163,7 @@ def _read(dataset: Iterable) -> Iterator[tuple[Any, Any, Any]]:
         key = key.item() if isinstance(key, (Tensor, np.generic)) and key.ndim == 0 else key
         if isinstance(key, bool) or not isinstance(key, (int, str)):
             shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-            raise BadInput(
+            raise InvalidInput(
                 "An iterable data set must give (id, x, y), or dicts with '__key__' or 'id': a "
                 f"number from 0 to N-1 or a text that stays the same. Found {shown!r:.80}. Add "
                 "an id where the data are read (enumerate), or pass a map-style data set."

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataUnavailable
+from ..errors import InvalidInput
 from ..support.name_hints import check_name
 from .sources import Remote, cache_folder, fetch, find_local
 
@@ -49,8 +49,8 @@ def load(name: str) -> DataSet:
         The set as it was published: no scaling, no encoding, no sampling.
 
     Raises:
-        BadInput: there is no set of this name.
-        DataUnavailable: the set is not on this machine and cannot be fetched, or it is damaged.
+        InvalidInput: there is no set of this name.
+        InvalidInput: the set is not on this machine and cannot be fetched, or it is damaged.
 
     Example:
         images, labels = dross.datasets.load("mnist").train
@@ -276,7 +276,7 @@ def _newsgroups_from_home() -> DataSet:
                     data_home=str(cache_folder()), subset=split, shuffle=False
                 )
         except OSError as error:
-            raise DataUnavailable(
+            raise InvalidInput(
                 f"20 Newsgroups is not on this machine and its home cannot be reached ({error}). "
                 f"Connect to the network, or put {_NEWSGROUPS_FILE} in a folder and name that "
                 "folder in DROSS_DATA."
@@ -288,8 +288,8 @@ def _newsgroups_from_home() -> DataSet:
     return DataSet("20news", parts[0], parts[1], classes)
 
 
-def _damaged(path, error: Exception) -> DataUnavailable:
-    return DataUnavailable(
+def _damaged(path, error: Exception) -> InvalidInput:
+    return InvalidInput(
         f"{path} is damaged ({error}). Remove it, so that it is fetched again, or replace it with "
         "a good copy."
     )

@@ -7,7 +7,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataUnavailable, StorageFailed
+from ..errors import DrossError, InvalidInput
 from ..support.progress import progress_bar
 
 _CHUNK_BYTES = 1 << 18
@@ -43,8 +43,8 @@ def fetch(remote: Remote) -> Path:
     A download that arrives damaged is removed and tried once more.
 
     Raises:
-        DataUnavailable: its home cannot be reached, or it arrived damaged twice.
-        StorageFailed: the cache cannot be written.
+        InvalidInput: its home cannot be reached, or it arrived damaged twice.
+        DrossError: the cache cannot be written.
     """
     found = find_local(remote.path)
     if found is not None:
@@ -56,7 +56,7 @@ def fetch(remote: Remote) -> Path:
             os.replace(target, finished)
             return finished
         target.unlink()
-    raise DataUnavailable(
+    raise InvalidInput(
         f"{remote.url} arrived damaged twice (its checksum is not {remote.md5}) and was removed. "
         f"Try again later, or put a good copy at {remote.path} in a folder that DROSS_DATA names."
     )
@@ -75,13 +75,13 @@ def _download(remote: Remote) -> Path:
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         target.unlink(missing_ok=True)
         reason = getattr(error, "reason", error)
-        raise DataUnavailable(
+        raise InvalidInput(
             f"{remote.path} is not on this machine and {remote.url} cannot be reached ({reason}). "
             f"Connect to the network, or put the file at {remote.path} in a folder and name that "
             "folder in DROSS_DATA."
         ) from None
     except OSError as error:
-        raise StorageFailed(f"{target} cannot be written: {error.strerror}.") from error
+        raise DrossError(f"{target} cannot be written: {error.strerror}.") from error
     return target
 
 

@@ -19,7 +19,7 @@ from ..engine.optim import Optimizer, read_optimizer
 from ..engine.precision import use_arithmetic
 from ..engine.state import State
 from ..engine.vjp import probe_direction
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..tape.reader import Tape
 from .gathering import GatheredParameters, saving_notes
 from .ranks import RankReducer
@@ -123,7 +123,7 @@ class LocalLayout(GatheringLayout):
     def local(self, t: Tensor) -> Tensor:
         """This rank's part of a tensor of torch's."""
         if not is_shard(t):
-            raise BadInput(
+            raise InvalidInput(
                 "The model's parameters are whole at the moment, because a forward pass without "
                 "backward() has left them so: call model.reshard() after it."
             )
@@ -136,7 +136,7 @@ def own_shards(
     """A tape, a layout and an optimizer as this rank has them. All ranks call this.
 
     Raises:
-        TapeDamaged: where the files of the tape's end are not as they were written.
+        CorruptFile: where the files of the tape's end are not as they were written.
     """
     shards = ShardReducer(ranks.group, ranks.device, layout, by_rows=True)
     given = (layout.names, layout.shapes, layout.group_sizes, layout.moving_buffers)
@@ -172,7 +172,7 @@ def inspect_sharded(
     groups = [[name for name in names if name in used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
     if not kept:
-        raise BadInput("The loss depends on none of the parameters that the optimizer has.")
+        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
     objective = replace(
         bare,
         layout=_layout(parameters, [groups[k] for k in kept]),

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadInput, DrossWarning, WorkerLost, first_line
+from ..errors import DrossError, DrossWarning, InvalidInput, first_line
 from ..support.arguments import shorten
 from ..support.installed import check_installed
 from ..support.progress import hide_progress, no_bar, progress_bar
@@ -44,9 +44,11 @@ _LOCAL_WORKERS: ContextVar[int] = ContextVar("local workers", default=1)
 
 
 def uses_workers(n_jobs: int | None) -> bool:
-    """Whether a sweep would leave this process; raises BadInput for a wrong `n_jobs`."""
+    """Whether a sweep would leave this process; raises InvalidInput for a wrong `n_jobs`."""
     if n_jobs is not None and (not isinstance(n_jobs, int) or n_jobs == 0):
-        raise BadInput(f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}.")
+        raise InvalidInput(
+            f"n_jobs is the number of workers, or -1 for one per core; not {n_jobs!r}."
+        )
     if (
         n_jobs is None and sys.modules.get("joblib") is None
     ):  # then no parallel_config can be active
@@ -69,7 +71,7 @@ def _check_workers(workers: int) -> None:
         most = max(_MIN_PROCESSES_ALLOWED, _MAX_PROCESSES_PER_CORE * cpu_count())
         why = "each is a process on this machine with its own PyTorch; -1 is one per core"
     if workers > most:
-        raise BadInput(f"n_jobs must be at most {most:,}, not {shorten(workers)}: {why}.")
+        raise InvalidInput(f"n_jobs must be at most {most:,}, not {shorten(workers)}: {why}.")
 
 
 def local_workers() -> int:
@@ -105,9 +107,9 @@ def sweep(
         progress: whether a progress bar is shown.
 
     Raises:
-        BadInput: `n_jobs` is not a number of workers, or the work cannot be pickled.
-        WorkerLost: workers die repeatedly and nothing more gets done.
-        TapeMismatch: the store has results of other settings.
+        InvalidInput: `n_jobs` is not a number of workers, or the work cannot be pickled.
+        DrossError: workers die repeatedly and nothing more gets done.
+        InputChanged: the store has results of other settings.
     """
     spread = uses_workers(n_jobs)
     found: dict[int, Any] = {}
@@ -174,7 +176,7 @@ def _run_on_workers(
         if store is not None:
             done += f" and kept in {store.folder}"
         if failures == _MAX_FAILURES_WITHOUT_PROGRESS:
-            raise WorkerLost(
+            raise DrossError(
                 f"Workers keep dying, and nothing more gets done ({first_line(failure)}). "
                 f"{done}. The usual cause is memory: use fewer workers, and make the same call "
                 "again."
@@ -242,7 +244,7 @@ def _pack(work: Work, store: ResultStore | None) -> tuple[np.ndarray, str]:
     try:
         raw = cloudpickle.dumps((work, store))
     except Exception as error:  # whatever the objects of the user raise
-        raise BadInput(
+        raise InvalidInput(
             f"This work cannot be sent to another process: {first_line(error)}. Models, data sets, "
             "losses and queries must be picklable; leave out n_jobs and parallel_config to do it "
             "here."

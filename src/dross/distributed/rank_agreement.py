@@ -8,7 +8,7 @@ from typing import Any
 from ..engine.microbatching import losses_are_separate
 from ..engine.state import Derivative
 from ..engine.step import Step
-from ..errors import BadInput, DrossWarning, TapeMismatch
+from ..errors import DrossWarning, InputChanged, InvalidInput
 from ..replay.recording import Recording
 from ..support.closeness import ROUNDING_OF_LENGTH, is_close
 from .ranks import RankReducer
@@ -34,7 +34,7 @@ def check_agreement(recording: Recording, reducer: Reducer, asked: dict[str, Any
     for rank, other in enumerate(others, start=1):
         for what, value in first.items():
             if other[what] != value:
-                kind = TapeMismatch if "tape" in what else BadInput
+                kind = InputChanged if "tape" in what else InvalidInput
                 raise kind(
                     f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
                     f"rank {rank}. Every rank must open the same tape, with the same data set, and "
@@ -51,7 +51,7 @@ def agree_on_derivative(own: Derivative, reducer: Reducer) -> Derivative:
     same = first.theta.shape == own.theta.shape
     same = same and is_close(own.theta, first.theta, ROUNDING_OF_LENGTH)
     if odd := [rank for rank, agrees in enumerate(reducer.gather(same)) if not agrees]:
-        raise BadInput(
+        raise InvalidInput(
             f"The query on rank {odd[0]} has a different derivative than on rank 0: every rank "
             "must ask the same query of the same data."
         )

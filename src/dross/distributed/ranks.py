@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch
-from ..errors import BadInput, DrossError, RankLost
+from ..errors import DrossError, InvalidInput
 from .reducer import Piece, Reducer, Value, all_rows
 
 
@@ -35,12 +35,12 @@ class RankReducer(Reducer):
             cuts_batches: False shares whole micro-batches only.
         """
         if not dist.is_available() or not dist.is_initialized():
-            raise BadInput(
+            raise InvalidInput(
                 "torch.distributed is not initialised: call "
                 "torch.distributed.init_process_group first."
             )
         if dist.get_rank(group) < 0:
-            raise BadInput(
+            raise InvalidInput(
                 "This process is not one of the group's ranks: only those may call this."
             )
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -135,7 +135,7 @@ class RankReducer(Reducer):
         except RuntimeError as error:
             # the backend's message, without its file name and its advice
             reason = str(error).split("] ", 1)[-1].split(". ")[0]
-            raise RankLost(
+            raise DrossError(
                 f"Rank {self.rank} of {self.size} no longer hears from the others ({reason}): one "
                 "of them has died, or takes longer than the process group's timeout. Its own "
                 "message, if it left one, says why. Start the job again: a retrace goes on where "

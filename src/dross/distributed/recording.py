@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..replay.recording import Recording
 from .shard_ranks import ShardReducer
 from .sharded_objective import ShardedExecutor, ShardedObjective, shard_objective
@@ -20,11 +20,11 @@ def shard_recording(recording: Recording, group: Any) -> Recording:
         group: a torch.distributed group; all of its ranks call this.
 
     Raises:
-        BadInput: where there is no group.
+        InvalidInput: where there is no group.
         NotSupported: where a run cannot be divided this way.
     """
     if group is None:
-        raise BadInput(
+        raise InvalidInput(
             "sharded=True divides states between ranks: pass their group, such as "
             "group=torch.distributed.group.WORLD."
         )

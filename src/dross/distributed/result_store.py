@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data.tensor_digests import digest_tensors
-from ..errors import StorageFailed, TapeMismatch
+from ..errors import DrossError, InputChanged
 from ..support.atomic_files import write_bytes
 
 _ROUNDING = 1e-5  # relative: other threads, another machine
@@ -21,7 +21,7 @@ def load(path: Path, settings: Any) -> dict | None:
     """A result kept as JSON, or None where there is none or it is damaged.
 
     Raises:
-        TapeMismatch: the result was computed with other settings.
+        InputChanged: the result was computed with other settings.
     """
     if not path.exists():
         return None
@@ -53,13 +53,13 @@ class ResultStore:
         """Make the folder, and check that what lies in it belongs to this sweep.
 
         Raises:
-            StorageFailed: the folder cannot be made.
-            TapeMismatch: a result was computed with other settings.
+            DrossError: the folder cannot be made.
+            InputChanged: a result was computed with other settings.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageFailed(f"{self.folder} cannot be made: {error.strerror}.") from error
+            raise DrossError(f"{self.folder} cannot be made: {error.strerror}.") from error
         for path in sorted(self.folder.glob("piece-*.safetensors")):
             self._read(path, tensors=False)
 
@@ -72,7 +72,7 @@ class ResultStore:
         return self._read(self._path(number)) if self.has(number) else None
 
     def put(self, number: int, result: dict[str, Tensor]) -> None:
-        """Write the result of a piece; raises StorageFailed."""
+        """Write the result of a piece; raises DrossError."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
         about = {
             "settings": json.dumps(self.settings),
@@ -107,8 +107,8 @@ class ResultStore:
         )
 
 
-def _other_settings(path: Path) -> TapeMismatch:
-    return TapeMismatch(
+def _other_settings(path: Path) -> InputChanged:
+    return InputChanged(
         f"{path} holds results of other settings, which must not be mixed with these. Choose "
         "another folder, or delete the old results."
     )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ..engine.state import Derivative, State
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, project, sampled_every
 from ..replay.average import check_of
 from ..replay.recording import Recording
@@ -32,7 +32,7 @@ def check_same_values(query: Query, recording: Recording, state: State) -> None:
     """Refuse ranks whose queries differ: every rank contributes to the others' derivatives.
 
     Raises:
-        BadInput: it names the rank.
+        InvalidInput: it names the rank.
     """
     ranks, objective = recording.reducer, recording.objective
     sizes = ranks.gather([size for size, _ in query.parts(objective)])
@@ -48,7 +48,7 @@ def check_same_values(query: Query, recording: Recording, state: State) -> None:
         )
         odd = [rank for rank, other in enumerate(values) if not same(other)]
     if odd:
-        raise BadInput(
+        raise InvalidInput(
             f"The query on rank {odd[0]} has a different value than on rank 0: every rank must ask "
             "the same query of the same data."
         )

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import DrossError, TapeDamaged
+from ..errors import CorruptFile, DrossError
 from ..support.file_digests import digest_file
 from ..support.progress import progress_bar
 from ..tape.reader import Tape, parse, parse_about
@@ -30,7 +30,7 @@ class ShardTape(Tape):
         self._spans = list(ranks.layout.overlaps(ranks.rank, written_layout(tape.manifest)))
 
     def read(self, index: int) -> Segment:
-        """The segment at this place, with this rank's shards; raises TapeDamaged."""
+        """The segment at this place, with this rank's shards; raises CorruptFile."""
         segment = super().read(index)
         clip = lambda step: replace(step, clip=shard_clip(step.clip, self.ranks))
         return replace(segment, steps=[clip(step) for step in segment.steps])
@@ -43,7 +43,7 @@ class ShardTape(Tape):
             show: whether to show a bar.
 
         Raises:
-            TapeDamaged: on every rank, where one has found a damaged file.
+            CorruptFile: on every rank, where one has found a damaged file.
         """
         inside = lambda e: e["first"] < stop and e["first"] + e["steps"] > first
         entries = [*filter(inside, self.entries), self.manifest["end"]]
@@ -68,7 +68,7 @@ class ShardTape(Tape):
         if not path.exists():
             raise _missing(path)
         if path.stat().st_size != entry["bytes"] or digest_file(path) != entry["sha256"]:
-            raise TapeDamaged(
+            raise CorruptFile(
                 f"{path} is damaged: its size or its digest differs. Restore the file from a copy, "
                 "or record the run again."
             )
@@ -109,7 +109,7 @@ class ShardTape(Tape):
         except FileNotFoundError:
             raise _missing(path) from None
         except (SafetensorError, OSError) as error:
-            raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
+            raise CorruptFile(f"{path} is not a file of a dross tape ({error}).") from None
 
         def take(name: str, part: slice | None) -> Tensor:
             if part is None:
@@ -124,8 +124,8 @@ class ShardTape(Tape):
         return parse(self._read_checked(entry), self.storage.path(entry["file"]))
 
 
-def _missing(path: Path) -> TapeDamaged:
-    return TapeDamaged(
+def _missing(path: Path) -> CorruptFile:
+    return CorruptFile(
         f"{path} is missing. The tape cannot be retraced without it; put it back from a copy, or "
         "record the run again."
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..engine.layout import Layout
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from ..support.counts import say_count
 from .shard_layout import ShardLayout
 
@@ -26,9 +26,9 @@ def files_of(entry: dict) -> list[dict]:
     return [entry, *entry.get("shards", [])]
 
 
-def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> TapeMismatch:
+def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
     """The error where other ranks would go on with a tape than those that began it."""
-    return TapeMismatch(
+    return InputChanged(
         f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would go on "
         f"with it. Start {shards}, or record the run again in another folder. Retracing takes any "
         "number of ranks."

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 NARROW = (torch.bfloat16, torch.float16)
 NARROW_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in NARROW}
@@ -88,13 +88,13 @@ def check_autocast(
     if given is None:
         return None
     if given not in NARROW:
-        raise BadInput(
+        raise InvalidInput(
             f"autocast must be torch.bfloat16 or torch.float16, the type passes are cast to, not "
             f"{given!r}."
         )
     if dtype != torch.float32:
         own = str(dtype).removeprefix("torch.")
-        raise BadInput(f"autocast= is for float32 models; this one is {own}.")
+        raise InvalidInput(f"autocast= is for float32 models; this one is {own}.")
     return Autocast(device.type, given)
 
 

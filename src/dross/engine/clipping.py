@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 _TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
 
@@ -25,7 +25,7 @@ class ClipNorm:
         max_norm: the largest norm that a gradient keeps.
 
     Raises:
-        BadInput: max_norm is not positive.
+        InvalidInput: max_norm is not positive.
 
     Example:
         dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipNorm(1.0), ...)
@@ -85,7 +85,7 @@ class ClipValue:
         limit: every number is clamped to [-limit, limit].
 
     Raises:
-        BadInput: limit is not positive.
+        InvalidInput: limit is not positive.
 
     Example:
         dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipValue(0.5), ...)
@@ -115,7 +115,7 @@ class ClipValue:
 
 def _check_positive(value: float) -> None:
     if not isinstance(value, numbers.Real) or not value > 0:
-        raise BadInput(f"A clip needs a positive number, not {value!r}.")
+        raise InvalidInput(f"A clip needs a positive number, not {value!r}.")
 
 
 Clip = ClipNorm | ClipValue

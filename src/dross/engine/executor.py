@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatches
-from ..errors import BadInput
+from ..errors import InvalidInput
 from . import threads
 from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cpu_program import Programs
@@ -358,5 +358,5 @@ def is_eager() -> bool:
     """Whether every pass runs as it stands: DROSS_EXECUTOR, or a dispatch mode is watching."""
     kind = os.environ.get("DROSS_EXECUTOR", "auto")
     if kind not in _KINDS:
-        raise BadInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")
+        raise InvalidInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")
     return kind == "eager" or _get_current_dispatch_mode() is not None

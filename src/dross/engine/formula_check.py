@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .formula import Formula, Options
 from .torch_step import differentiate_table
 from .update_rules import Slots
@@ -28,7 +28,7 @@ def check_formula(formula: Formula, optimizer: torch.optim.Optimizer, options: O
         options: of its first parameter group, without "step".
 
     Raises:
-        BadInput: where they disagree; it says how.
+        InvalidInput: where they disagree; it says how.
     """
     rng = torch.Generator().manual_seed(0)
     draw = lambda shape: torch.randn(shape, generator=rng, dtype=torch.float64)
@@ -68,9 +68,9 @@ def _apply(formula: Formula, theta: Tensor, g: Tensor, slots: Slots, options: Op
         with torch.no_grad():
             after, kept = formula.update(theta, g, dict(slots), options)
     except Exception as error:  # the formula may be the user's
-        raise BadInput(f"update(theta, g, slots, numbers) failed: {error!r}") from error
+        raise InvalidInput(f"update(theta, g, slots, numbers) failed: {error!r}") from error
     if not isinstance(after, Tensor) or not isinstance(kept, Mapping) or set(kept) != set(slots):
-        raise BadInput(
+        raise InvalidInput(
             "update(theta, g, slots, numbers) must return theta and a dict of the slots "
             f"{sorted(slots)}, not {type(after).__name__} and {_names(kept)}."
         )
@@ -83,12 +83,12 @@ def _names(kept: Any) -> str:
 
 def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
     if found.shape != expected.shape:
-        raise BadInput(
+        raise InvalidInput(
             f"update gives {what} of shape {tuple(found.shape)}, not {tuple(expected.shape)}."
         )
     difference = float((found - expected).abs().max())
     if not difference <= _SAME * max(1.0, float(expected.abs().max())):
-        raise BadInput(
+        raise InvalidInput(
             f"In step {t} update gives a different {what} than the optimizer's step: they differ "
             f"by up to {difference:.1e}."
         )
@@ -97,13 +97,17 @@ def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
 def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int, *, counts: bool) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.numel() > 1 and name not in slots:
-            raise BadInput(f"The optimizer keeps '{name}' as well, which is not one of the slots.")
+            raise InvalidInput(
+                f"The optimizer keeps '{name}' as well, which is not one of the slots."
+            )
     for name, slot in slots.items():
         if not isinstance(state.get(name), Tensor):
-            raise BadInput(f"The optimizer keeps no '{name}': it has {sorted(map(str, state))}.")
+            raise InvalidInput(
+                f"The optimizer keeps no '{name}': it has {sorted(map(str, state))}."
+            )
         _compare(f"'{name}'", slot, state[name], t)
     if counts and float(state.get("step", -1)) != t:
-        raise BadInput("The optimizer keeps no counter 'step' of its steps.")
+        raise InvalidInput("The optimizer keeps no counter 'step' of its steps.")
 
 
 def _check_slope(
@@ -128,16 +132,16 @@ def _check_slope(
             if formula.elementwise
             else _by_blocks(step, inputs, along)
         )
-    except BadInput:
+    except InvalidInput:
         raise
     except Exception as error:  # the formula may be the user's
-        raise BadInput(f"update cannot be differentiated by autograd: {error!r}") from error
+        raise InvalidInput(f"update cannot be differentiated by autograd: {error!r}") from error
     up, down = after(_WIDTH), after(-_WIDTH)
     for name, slope in slopes.items():
         difference = (up[name] - down[name]) / (2 * _WIDTH)
         error = float((difference - slope).abs().max())
         if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
-            raise BadInput(
+            raise InvalidInput(
                 f"The derivative of {name} does not match a finite difference (they differ by up "
                 f"to {error:.1e}). Is every number treated alike, by functions that autograd knows?"
             )

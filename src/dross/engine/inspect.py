@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
-from ..errors import BadInput, DrossError, NotSupported, first_line
+from ..errors import DrossError, InvalidInput, NotSupported, first_line
 from .attention import MATH
 from .batchnorm import statistics_of
 from .buffer_check import hold_what_has_no_derivative
@@ -55,7 +55,7 @@ def inspect_run(
     groups = [[name for name in names if name in seen.used] for names in candidates]
     kept = [k for k, names in enumerate(groups) if names]
     if not kept:
-        raise BadInput("The loss depends on none of the parameters that the optimizer has.")
+        raise InvalidInput("The loss depends on none of the parameters that the optimizer has.")
     names = tuple(name for k in kept for name in groups[k])
     listed = tuple(name for name in parameters if name in set(names))
     shapes = tuple(parameters[name].shape for name in names)
@@ -96,7 +96,7 @@ def is_shard(t: Any) -> bool:
 def check_optimizer(optimizer: object) -> None:
     """Refuse anything that is not a torch optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise BadInput(
+        raise InvalidInput(
             f"optimizer must be a torch.optim optimizer, not {type(optimizer).__name__}."
         )
 
@@ -113,7 +113,7 @@ def unwrap_model(model: Any) -> nn.Module:
     Compiled parts of it run as written in dross's own passes (engine/without_checkpointing.py).
     """
     if not isinstance(model, nn.Module):
-        raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+        raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}.")
     original = getattr(model, "_orig_mod", None)
     model = original if isinstance(original, nn.Module) else model
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -143,7 +143,7 @@ def device_and_dtype(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise BadInput("The model has no parameters to train.")
+        raise InvalidInput("The model has no parameters to train.")
     kinds = {(p.device, p.dtype) for p in parameters}
     if len(kinds) > 1:
         raise NotSupported(
@@ -171,7 +171,7 @@ def count_instances(y: Any) -> int:
     """How many instances a batch of labels is for."""
     leaves = tree_leaves(y)
     if not leaves or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim for t in leaves):
-        raise BadInput(
+        raise InvalidInput(
             f"The labels of a batch must be a tensor with one row per instance, not {y!r:.60}. "
             "Turn texts into numbers first: a class becomes its index."
         )
@@ -247,7 +247,7 @@ def _call(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the model is the user's code
-        raise BadInput(f"The model does not take the training inputs: {error}") from error
+        raise InvalidInput(f"The model does not take the training inputs: {error}") from error
     if any(isinstance(t, Tensor) and t._version for t in tree_leaves(copy)):
         raise NotSupported(
             "The model changes its input in place, so a batch would look different the second "
@@ -267,7 +267,7 @@ def _compute_losses(bare: Objective, outputs: Any, y: Any) -> Tensor:
         got = f"of the type {type(outputs).__name__}"
         if isinstance(outputs, Tensor):
             got = f"outputs of shape {tuple(outputs.shape)}"
-        raise BadInput(
+        raise InvalidInput(
             f"The loss does not take what the model returns ({got}) and the labels: {error}"
         ) from error
 
@@ -291,7 +291,7 @@ def names_by_group(
 
     def find_name(parameter: Tensor) -> str:
         if parameter not in name_of:
-            raise BadInput(
+            raise InvalidInput(
                 f"The optimizer has a parameter of shape {tuple(parameter.shape)} that is not one "
                 "of the model's."
             )

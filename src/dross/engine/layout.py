@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from .state import State
 
 
@@ -147,7 +147,7 @@ def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:
         for name in {**saved[kind], **own}:
             recorded, here = saved[kind].get(name), own.get(name)
             if recorded != here:
-                raise TapeMismatch(
+                raise InputChanged(
                     f"The tape belongs to another model: {kind[:-1]} '{name}' is "
                     f"{_describe(recorded)} on the tape and {_describe(here)} here. Build the "
                     "model as it was when the run was recorded."
@@ -159,7 +159,7 @@ def check_constants(saved: dict, model: nn.Module, layout: Layout) -> None:
     """Refuse a model whose frozen tensors have other values than the recorded one's."""
     if layout.digest_of_constants(model) != saved["constants"]:
         frozen = ", ".join(list(layout.constants(model))[:3])
-        raise TapeMismatch(
+        raise InputChanged(
             "The tape was recorded with other values in the parameters or buffers that training "
             f"leaves alone ({frozen}). Load the same frozen weights before opening it, and leave "
             "them alone afterwards."

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,12 +47,12 @@ def find_loss(loss: str | Loss) -> tuple[str, Loss]:
     names = ", ".join(NAMED_LOSSES)
     if isinstance(loss, str):
         if loss not in NAMED_LOSSES:
-            raise BadInput(
+            raise InvalidInput(
                 f"There is no loss named '{loss}'. Choose one of {names}, or pass a function."
             )
         return loss, NAMED_LOSSES[loss]
     if not callable(loss):
-        raise BadInput(
+        raise InvalidInput(
             f"loss must be a function of (outputs, targets) or one of {names}, not {loss!r}."
         )
     # the module is left out: the same function is __main__.f in a script and train.f when imported
@@ -62,11 +62,11 @@ def find_loss(loss: str | Loss) -> tuple[str, Loss]:
 def check_per_instance(losses: object, count: int) -> Tensor:
     """The losses as [count], or an error that says what a loss has to return."""
     if not isinstance(losses, Tensor):
-        raise BadInput(
+        raise InvalidInput(
             f"The loss returned {type(losses).__name__}, not a tensor with one loss per instance."
         )
     if losses.numel() != count or losses.dim() == 0:
-        raise BadInput(
+        raise InvalidInput(
             f"The loss returned shape {tuple(losses.shape)} for a batch of {count}: dross needs "
             "one loss per instance, not their mean. Use reduction='none', or one of the named "
             "losses: loss='cross_entropy'."
@@ -77,7 +77,7 @@ def check_per_instance(losses: object, count: int) -> Tensor:
 def check_differentiable(losses: Tensor) -> None:
     """Refuse losses from which nothing can be learnt."""
     if not losses.requires_grad:
-        raise BadInput(
+        raise InvalidInput(
             "The loss does not depend on the model's parameters: its result does not require a "
             "gradient. Compute it from the outputs, without detach(), item(), argmax or "
             "torch.no_grad()."
@@ -89,7 +89,7 @@ def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
     if name == "binary_cross_entropy" and targets.numel():
         low, high = float(targets.min()), float(targets.max())
         if not 0 <= low <= high <= 1:
-            raise BadInput(
+            raise InvalidInput(
                 f"Labels run from {low:g} to {high:g}; binary_cross_entropy takes 0 to 1."
             )
     if name == "cross_entropy" and targets.numel() and not targets.is_floating_point():
@@ -98,7 +98,7 @@ def check_labels(outputs: Tensor, targets: Tensor, name: str) -> None:
         low, high = int(targets.min()), int(targets.max())
         classes = outputs.shape[1] if outputs.dim() > 1 else 0
         if low < 0 or high >= classes:
-            raise BadInput(
+            raise InvalidInput(
                 f"Labels run from {low} to {high}, but the model has {classes} outputs: labels "
                 f"must lie in 0..{classes - 1}."
             )
@@ -114,7 +114,7 @@ def _align(outputs: Tensor, targets: Tensor) -> Tensor:
     [B] labels meet [B, 1] outputs without broadcasting to [B, B].
     """
     if outputs.numel() != targets.numel():
-        raise BadInput(
+        raise InvalidInput(
             f"Outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: they must "
             "match."
         )

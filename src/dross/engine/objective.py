@@ -27,7 +27,7 @@ from torch.func import vjp, vmap
 
 from ..data.batch import Batch
 from ..data.seeds import use_seed
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from .batchnorm import statistics_of, watch_statistics
 from .casting import widen
 from .forward_rules import ForwardRules
@@ -126,7 +126,7 @@ class Objective:
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
-                raise BadInput(f"The loss does not take the labels: {error}") from error
+                raise InvalidInput(f"The loss does not take the labels: {error}") from error
         if self.penalty is None:
             return losses
         with self.precision.cast("loss"):
@@ -150,7 +150,7 @@ class Objective:
         """The penalty of these parameters and of the frozen ones, as a tensor of one number.
 
         Raises:
-            BadInput: the user's function fails, or returns something else.
+            InvalidInput: the user's function fails, or returns something else.
         """
         assert self.penalty is not None
         named = self.model.named_parameters()
@@ -158,12 +158,12 @@ class Objective:
         try:
             value = self.penalty({**parameters, **frozen})
         except (AttributeError, TypeError, LookupError) as error:
-            raise BadInput(
+            raise InvalidInput(
                 f"penalty(params) failed: {error}. params is a dict of name -> tensor; sum over "
                 "params.values()."
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise BadInput(
+            raise InvalidInput(
                 "penalty(params) must return one number as a tensor, such as 0.5e-3 * sum of "
                 "squares."
             )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import NotReplayable, NotSupported
+from ..errors import NotSupported
 from .chunks import compute_in_pieces
 from .formula import FormulaRule
 from .formula_blocks import Blocks
@@ -253,7 +253,7 @@ def current_numbers(optimizer: Optimizer, groups: list[dict]) -> np.ndarray:
 def check_same_structure(began: Optimizer, now: Optimizer) -> None:
     """Refuse a change of the kind of update. Rates and momenta may change from step to step."""
     if now.flags != began.flags or (now.any_momentum and not began.any_momentum):
-        raise NotReplayable(
+        raise NotSupported(
             f"The options of {began.name} changed during the run, from {began.flags} to "
             f"{now.flags}, or momentum came in late. dross follows schedules of numbers only: "
             "start with a momentum above 0."

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from .formula import Formula, Update
 from .formula_check import check_formula
 from .formula_known import OF_PACKAGES, OF_TORCH
@@ -47,26 +47,30 @@ def register(
         options: the keyword arguments to build the optimizer with, for the comparison.
 
     Raises:
-        BadInput: where the two disagree; it says how.
+        InvalidInput: where the two disagree; it says how.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
-        raise BadInput(
+        raise InvalidInput(
             f"register takes an optimizer class first, not {optimizer!r:.60}. Pass the class "
             "itself, a subclass of torch.optim.Optimizer."
         )
     if optimizer.__module__.startswith("torch.optim"):
-        raise BadInput(f"dross knows torch.optim.{optimizer.__name__}: it need not be registered.")
+        raise InvalidInput(
+            f"dross knows torch.optim.{optimizer.__name__}: it need not be registered."
+        )
     if not callable(update):
-        raise BadInput("update must be a function (theta, g, slots, numbers) -> (theta, slots).")
+        raise InvalidInput(
+            "update must be a function (theta, g, slots, numbers) -> (theta, slots)."
+        )
     first = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, 0.0)
     if isinstance(slots, str) or not all(isinstance(name, str) for name in first):
-        raise BadInput('slots must be a list of names, such as ["exp_avg"].')
+        raise InvalidInput('slots must be a list of names, such as ["exp_avg"].')
     parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     try:
         made = optimizer([parameter], **(options or {}))
         counts = _keeps_counter(made, parameter)
     except Exception as error:  # the class is the user's
-        raise BadInput(
+        raise InvalidInput(
             f"{optimizer.__name__} could not be tried: {error!r}. Pass the arguments that it is "
             "built with: options=dict(lr=0.1, ...)."
         ) from error
@@ -81,8 +85,8 @@ def register(
     )
     try:
         check_formula(formula, made, _options_of(made))
-    except BadInput as error:
-        raise BadInput(f"{optimizer.__name__} cannot be registered. {error}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{optimizer.__name__} cannot be registered. {error}") from error
     _REGISTERED[optimizer] = formula
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.name_hints import check_name
 from .attention import MATH, MathAttention, use_kernels
 from .casting import NARROW_NAMES, Autocast, no_autocast
@@ -108,10 +108,12 @@ def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str
     """The kind itself, or an error where parameters of this type on this device cannot have it."""
     check_name("arithmetic", kind, KINDS)
     if kind == "tf32" and device.type != "cuda":
-        raise BadInput("arithmetic='tf32' needs an NVIDIA GPU. Elsewhere, use 'strict' or 'bf16'.")
+        raise InvalidInput(
+            "arithmetic='tf32' needs an NVIDIA GPU. Elsewhere, use 'strict' or 'bf16'."
+        )
     if kind != "strict" and dtype != torch.float32:
         own = str(dtype).removeprefix("torch.")
-        raise BadInput(f"arithmetic='{kind}' is for float32 models; this one is {own}.")
+        raise InvalidInput(f"arithmetic='{kind}' is for float32 models; this one is {own}.")
     return kind
 
 

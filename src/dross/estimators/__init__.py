@@ -46,7 +46,7 @@ class Estimator(Protocol):
             the ones to remove first.
 
         Raises:
-            BadInput: for a query without data, where the estimator compares with the query's data.
+            InvalidInput: for a query without data, where the estimator compares with the query's data.
             NotSupported: for a model or an optimizer that the estimator cannot use.
             DrossError: as `Run.influence` does.
         """
@@ -80,7 +80,7 @@ def named(name: str) -> Estimator:
         The estimator with its default settings.
 
     Raises:
-        BadInput: there is no such name; the message suggests the nearest one.
+        InvalidInput: there is no such name; the message suggests the nearest one.
     """
     return NAMED[check_name("method", name, NAMED)]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.update_rules import SGD
-from ..errors import BadInput, NotFinite
+from ..errors import Diverged, InvalidInput
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
@@ -54,7 +54,7 @@ class ConjugateGradients:
     tolerance: float = 1e-8
 
     def solve(self, product: Product, u: Tensor, advance: Callable[[int], None]) -> Tensor:
-        """v [Q, p] by conjugate gradients; raises NotFinite at negative curvature."""
+        """v [Q, p] by conjugate gradients; raises Diverged at negative curvature."""
         v, r = torch.zeros_like(u), u.clone()
         direction, size = r.clone(), (r * r).sum(1, keepdim=True)
         for _ in range(self.steps):
@@ -63,7 +63,7 @@ class ConjugateGradients:
             image = product(direction, None)
             curvature = (direction * image).sum(1, keepdim=True)
             if not bool(((curvature > 0) | (size == 0)).all()):
-                raise NotFinite(
+                raise Diverged(
                     "Conjugate gradients met a direction of negative curvature: the Hessian at "
                     "this model is not positive definite. Use a larger damping, or the MomentumSGD "
                     "solver."
@@ -145,7 +145,7 @@ class InfluenceFunction:
     def score(self, run: Run, query: Query) -> Scores:
         """Solve for H^-1 u and score every training instance."""
         if self.damping < 0:
-            raise BadInput(f"damping must not be negative, but it is {self.damping}.")
+            raise InvalidInput(f"damping must not be negative, but it is {self.damping}.")
         recording, query = run.recording, as_query(query)
         state = recording.state_at(run.steps)
         seed, scalar = query.derivative(recording.objective, state)
@@ -161,7 +161,7 @@ class InfluenceFunction:
         with progress_bar("solving H v = u", self.solver.steps, show=run.progress) as advance:
             v = self.solver.solve(product, u, advance)
         if not bool(torch.isfinite(v).all()):
-            raise NotFinite(
+            raise Diverged(
                 "The solver for H^-1 u diverged: use a smaller rate, a larger scale or a larger "
                 "damping."
             )

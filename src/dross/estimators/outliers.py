@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..data.dataset import Instances
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
@@ -62,9 +62,9 @@ def features(run: Run, instances: Instances) -> np.ndarray:
 
 
 def query_instances(run: Run, query: Query) -> Instances:
-    """The data that the query is about; raises BadInput where it has none."""
+    """The data that the query is about; raises InvalidInput where it has none."""
     if as_query(query).data is None:
-        raise BadInput(
+        raise InvalidInput(
             "Outlier detection needs the data of the query: build it with dross.mean_loss or "
             "dross.losses."
         )

@@ -20,7 +20,7 @@ from ..cleaning.source import PARTS
 from ..cleaning.tracking import report_plan
 from ..distributed.result_store import ResultStore
 from ..engine.devices import choose_device
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth
 from .estimate import check_affordable, describe, estimate
 from .model import Loaded, load
@@ -93,12 +93,12 @@ def clean_chats(
         The project in the folder `out`.
 
     Raises:
-        BadInput: the data, the model or an argument cannot be used, a package is missing, or it
+        InvalidInput: the data, the model or an argument cannot be used, a package is missing, or it
             takes more than an hour without `yes`.
         NotSupported: the model is quantized, or cannot be differentiated twice.
-        DataUnavailable: the model is not on this machine and cannot be fetched.
-        NotFinite: training diverges.
-        StorageFailed: the folder cannot be written.
+        InvalidInput: the model is not on this machine and cannot be fetched.
+        Diverged: training diverges.
+        DrossError: the folder cannot be written.
 
     Example:
         project = dross.clean_chats("chats.jsonl", "models/tiny", out="runs/chats", lora=16)
@@ -236,6 +236,8 @@ def make_tuner(
 ) -> Tuner:
     """What fine-tunes the model on the examples."""
     if not loaded.trained:
-        raise BadInput(f"Nothing in {options.model} can be trained: all its weights are frozen.")
+        raise InvalidInput(
+            f"Nothing in {options.model} can be trained: all its weights are frozen."
+        )
     count = len(examples.parts["train"])
     return Tuner(loaded, examples.encoded.examples, options, count, device)

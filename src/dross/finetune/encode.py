@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cleaning.chats import Chat
-from ..errors import BadInput, first_line
+from ..errors import InvalidInput, first_line
 from ..support.option_names import name_option
 from .model import Loaded
 
@@ -38,7 +38,7 @@ def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) 
             model takes.
 
     Raises:
-        BadInput: the template refuses a conversation, or does not write what the assistant says.
+        InvalidInput: the template refuses a conversation, or does not write what the assistant says.
     """
     limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
     examples, texts, places, cut = [], [], [], 0
@@ -80,7 +80,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     if not learned:  # a template that writes earlier turns differently: the last one is learned
         start = text.rfind(chat.response)
         if start < 0:
-            raise BadInput(
+            raise InvalidInput(
                 f"{chat.name}: the chat template does not write what the assistant says. Give "
                 f"another: {name_option('template', 'FILE')}."
             )
@@ -92,7 +92,7 @@ def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, promp
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # a template raises what it likes
-        raise BadInput(
+        raise InvalidInput(
             f"{chat.name}: the chat template of the model refuses this conversation "
             f"({first_line(error)})."
         ) from None

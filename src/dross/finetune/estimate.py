@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.option_names import name_option
 from .plans import count_trials
 from .tuner import Tuner
@@ -71,7 +71,7 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None
     """Refuse what takes longer than an hour, unless the user has said yes, and say what fits.
 
     Raises:
-        BadInput: it takes too long.
+        InvalidInput: it takes too long.
     """
     if yes or cost.seconds <= LONG:
         return
@@ -85,7 +85,7 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None
         adapters = f"{name_option('lora', 8)} and {name_option('last_layers', 2)}"
         ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
-    raise BadInput(
+    raise InvalidInput(
         f"This takes about {_duration(cost.seconds)} {where}. dross starts nothing that takes more "
         f"than an hour unless told to: pass {name_option('yes', True)}. What fits into an hour: "
         f"{'; or '.join(ways)}."

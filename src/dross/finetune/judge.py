@@ -29,7 +29,7 @@ from ..cleaning.verdict import (
 )
 from ..data.seeds import mix_seeds
 from ..distributed.result_store import ResultStore
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples
 from .model import load
@@ -63,8 +63,8 @@ def judge_chats(
         The verdict, and what was kept of it in case it is stopped.
 
     Raises:
-        TapeMismatch: the data or the model have changed since `dross clean`.
-        TapeDamaged: project.json lacks something.
+        InputChanged: the data or the model have changed since `dross clean`.
+        CorruptFile: project.json lacks something.
     """
     tuner, train, test = _reopen(project, device, progress)
     store = _store(project, edits, seeds)
@@ -99,7 +99,7 @@ def _reopen(
         (options.model, loaded.digest == about.get("model_digest")),
     ):
         if not same:
-            raise TapeMismatch(
+            raise InputChanged(
                 f"{what} has changed since dross clean read it. Put it back as it was, or run "
                 "dross clean again."
             )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..engine.attention import MathAttention
-from ..errors import BadInput, DataUnavailable, NotSupported, first_line
+from ..errors import InvalidInput, NotSupported, first_line
 from ..support.option_names import name_option
 from .options import ChatOptions
 
@@ -42,12 +42,12 @@ class Loaded:
 
 
 def import_transformers() -> Any:
-    """transformers, or BadInput with the command that installs it."""
+    """transformers, or InvalidInput with the command that installs it."""
     try:
         import accelerate  # noqa: F401
         import transformers
     except ImportError as error:
-        raise BadInput(
+        raise InvalidInput(
             f"Fine-tuning needs transformers and accelerate ({first_line(error)}): "
             "pip install 'dross[finetuning]'."
         ) from None
@@ -58,7 +58,7 @@ def _import_peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise BadInput("Adapters need peft: pip install 'dross[finetuning]'.") from None
+        raise InvalidInput("Adapters need peft: pip install 'dross[finetuning]'.") from None
     return peft
 
 
@@ -66,7 +66,7 @@ def load(options: ChatOptions) -> Loaded:
     """The model of the options, with its tokenizer, its template and what is to be trained.
 
     Raises:
-        BadInput: there is no such model, tokenizer or chat template, or a package is missing.
+        InvalidInput: there is no such model, tokenizer or chat template, or a package is missing.
         NotSupported: its weights are quantized, or it cannot be differentiated twice.
     """
     with _no_bars():
@@ -91,7 +91,7 @@ def _load(options: ChatOptions) -> Loaded:
     if (folder / _ADAPTER).is_file():
         model = _load_adapter(folder)
         if options.lora is not None or options.last_layers is not None:
-            raise BadInput(
+            raise InvalidInput(
                 f"{folder} is an adapter, which is trained further: leave out "
                 f"{name_option('lora')} and {name_option('last_layers')}, or give its base model."
             )
@@ -131,7 +131,7 @@ def _load_model(name: str) -> Any:
         model = with_kernel("sdpa")
     except ValueError as error:
         if "attention" not in str(error):
-            raise BadInput(f"{name} is not a text model: {first_line(error)}") from None
+            raise InvalidInput(f"{name} is not a text model: {first_line(error)}") from None
         model = with_kernel("eager")
     return model if gguf is None else _as_whole(model)
 
@@ -160,7 +160,7 @@ def _load_adapter(folder: Path) -> Any:
         base = json.loads((folder / _ADAPTER).read_bytes())["base_model_name_or_path"]
         assert isinstance(base, str)
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise BadInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
+        raise InvalidInput(f"{folder / _ADAPTER} does not name the model that it adapts.") from None
     try:
         model = _load_model(base)
     except NotSupported as error:
@@ -178,13 +178,15 @@ def _locate(name: str) -> tuple[str, str | None]:
     elif path.is_dir() and not any((path / known).exists() for known in ("config.json", _ADAPTER)):
         found = sorted(path.glob("*.gguf"))
         if not found:
-            raise BadInput(f"{name} is not a model: it has neither config.json nor a .gguf file.")
+            raise InvalidInput(
+                f"{name} is not a model: it has neither config.json nor a .gguf file."
+            )
     else:
         return name, None
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise BadInput(f"{found[0]} needs gguf: pip install 'dross[finetuning]'.") from None
+        raise InvalidInput(f"{found[0]} needs gguf: pip install 'dross[finetuning]'.") from None
     return str(found[0].parent), found[0].name
 
 
@@ -194,11 +196,11 @@ def _fetch(name: str, get: Callable[..., Any]) -> Any:
         return get(local_files_only=True)
     except OSError as error:
         if Path(name).exists():
-            raise BadInput(f"{name} cannot be loaded: {first_line(error)}") from None
+            raise InvalidInput(f"{name} cannot be loaded: {first_line(error)}") from None
     try:
         return get()
     except OSError as error:
-        raise DataUnavailable(
+        raise InvalidInput(
             f"The model '{name}' is not on this machine and cannot be fetched "
             f"({first_line(error)}). Give the folder of a model: {name_option('model', 'PATH')}."
         ) from None
@@ -295,13 +297,13 @@ def _load_tokenizer(options: ChatOptions) -> Any:
     make = transformers.AutoTokenizer.from_pretrained
     try:
         tokenizer = _fetch(options.model, lambda **local: make(where, **about, **local))
-    except (BadInput, DataUnavailable, ValueError, TypeError, KeyError, ImportError) as error:
-        raise BadInput(
+    except (InvalidInput, ValueError, TypeError, KeyError, ImportError) as error:
+        raise InvalidInput(
             f"{options.model} has no tokenizer that can be loaded ({first_line(error)}). Save it "
             "beside the model: tokenizer.save_pretrained(PATH)."
         ) from None
     if not getattr(tokenizer, "is_fast", False):
-        raise BadInput(
+        raise InvalidInput(
             f"The tokenizer of {options.model} does not say which letters a token has. Use one of "
             "the package tokenizers (a 'fast' tokenizer)."
         )
@@ -309,7 +311,7 @@ def _load_tokenizer(options: ChatOptions) -> Any:
     if template is not None:
         tokenizer.chat_template = template
     if not tokenizer.chat_template:
-        raise BadInput(
+        raise InvalidInput(
             f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
             "write a conversation for this model. Use the instruct version of the model, give "
             f"a file with a template ({name_option('template', 'FILE')}), or pass "
@@ -326,6 +328,6 @@ def _read_template(given: str | None) -> str | None:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise BadInput(
+        raise InvalidInput(
             f"The template {given} cannot be read: {first_line(error)}. It is a file, or 'plain'."
         ) from None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..cleaning.chats import ChatColumns
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_count
 
 _MAX_RUNS, _MAX_EPOCHS, _MAX_BATCH_SIZE = 100, 1000, 100_000
@@ -40,7 +40,7 @@ class ChatOptions:
             if value is not None:
                 check_count(value, name, at_most=_MAX_TOKENS, because="no model has that many")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise BadInput(f"A rate must be above 0, not {self.rate}.")
+            raise InvalidInput(f"A rate must be above 0, not {self.rate}.")
 
     @property
     def columns(self) -> ChatColumns:

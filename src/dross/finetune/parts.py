@@ -16,7 +16,7 @@ from ..cleaning.source import MIN_INSTANCES, PARTS, Frame, Source, import_pandas
 from ..cleaning.split_dataset import assemble
 from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .encode import Encoded, encode_chats
 from .model import Loaded
 
@@ -84,7 +84,7 @@ def prepare_examples(
         The examples, and the copies among them with their counts.
 
     Raises:
-        BadInput: a file cannot be used, or there are too few examples.
+        InvalidInput: a file cannot be used, or there are too few examples.
     """
     read = {part: read_chats(path, columns) for part, path in files.items()}
     chats = [chat for part in read for chat in _name_part(part, read[part].chats)]
@@ -94,7 +94,7 @@ def prepare_examples(
     belongs = np.repeat(list(sizes), list(sizes.values()))[encoded.places]
     given = {part: np.flatnonzero(belongs == part) for part in sizes}
     if len(given["train"]) < MIN_INSTANCES:
-        raise BadInput(
+        raise InvalidInput(
             f"There are {len(given['train'])} examples to learn from. dross splits them into "
             f"training, validation and test parts and needs at least {MIN_INSTANCES}; a verdict "
             "worth having takes a few hundred."
@@ -106,7 +106,7 @@ def prepare_examples(
     examples = Examples(chats, encoded, parts, read["train"].columns, notes)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
-            raise BadInput(
+            raise InvalidInput(
                 f"The {part} part has {len(parts[part])} examples, and needs at least "
                 f"{_FEWEST_HELD_OUT}. Give more data, or a file of its own: --{part}."
             )
@@ -132,7 +132,7 @@ def _find_copies(
     places = {part: given.get(part, np.zeros(0, dtype=np.int64)) for part in PARTS}
     try:
         encoder = TextEncoder(content)
-    except BadInput:  # no word occurs twice: nothing is nearly the same
+    except InvalidInput:  # no word occurs twice: nothing is nearly the same
         return no_copies(), {"natural": 0}
     vectors: Any = encoder(content)
     x = {part: vectors[ids] for part, ids in places.items()}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..data.seeds import mix_seeds
 from ..engine.threads import manage_threads, set_threads_for
-from ..errors import NotFinite
+from ..errors import Diverged
 from ..support.option_names import name_option
 from ..support.progress import Advance
 from .encode import IGNORED
@@ -177,7 +177,7 @@ class Tuner:
 
     def _check_finite(self) -> None:
         if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
-            raise NotFinite(
+            raise Diverged(
                 f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
                 f"not finite. Pass a lower {name_option('rate')}."
             )

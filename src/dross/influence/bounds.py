@@ -20,7 +20,7 @@ from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch
 from ..engine.state import State
 from ..engine.step import Step
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..replay.recording import Recording
 from .run import Run
 
@@ -50,7 +50,7 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
         ErrorBound: arrays [N], one number per training instance.
 
     Raises:
-        BadInput: unless 0 < lambda <= Lambda and every rate is at most 1/Lambda.
+        InvalidInput: unless 0 < lambda <= Lambda and every rate is at most 1/Lambda.
         NotSupported: for a run of another kind.
     """
     recording = run.recording
@@ -63,7 +63,7 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
         for taken in recording.walk_forward():
             eta, ids = _only_rate(recording, taken.step, taken.t), taken.step.ids
             if eta > 1 / smooth * (1 + 1e-12):
-                raise BadInput(
+                raise InvalidInput(
                     f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step "
                     f"{taken.t} has {eta:.3g}."
                 )
@@ -96,10 +96,10 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
         The bound of the error; infinite where it exceeds every float.
 
     Raises:
-        BadInput: without a step, or for a negative constant.
+        InvalidInput: without a step, or for a negative constant.
     """
     if min(eta, smooth, gradient, lipschitz) < 0 or steps < 1:
-        raise BadInput("Theorem 2 needs at least one step and constants that are not negative.")
+        raise InvalidInput("Theorem 2 needs at least one step and constants that are not negative.")
     growth = eta * (steps - 1)
     if smooth > 0:
         try:
@@ -111,7 +111,7 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
 
 def _check_run(recording: Recording, strong: float, smooth: float) -> None:
     if not 0 < strong <= smooth:
-        raise BadInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
+        raise InvalidInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
     made = recording.tape.manifest["optimizer"]
     columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
     if not plain or any(made["flags"].values()) or recording.objective.layout.moving_buffers:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..distributed.job_pool import sweep, uses_workers
 from ..distributed.result_store import ResultStore
 from ..engine.state import Clock, State
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..replay.average import AVERAGE, MODEL, Average, check_of
 from ..replay.recording import Recording
 from ..support.arguments import check_folder
@@ -58,7 +58,7 @@ class Counterfactual:
             float64 [K], or [Q, K] for a query of Q values.
 
         Raises:
-            BadInput: where the query does not fit the model.
+            InvalidInput: where the query does not fit the model.
         """
         return np.concatenate([values[..., 1:] for values in self._values(query)], axis=-1)
 
@@ -79,10 +79,10 @@ class Counterfactual:
             A dict of name -> tensor.
 
         Raises:
-            BadInput: where there is no group k.
+            InvalidInput: where there is no group k.
         """
         if not 0 <= k < len(self.groups):
-            raise BadInput(
+            raise InvalidInput(
                 f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not "
                 "one of them."
             )
@@ -171,17 +171,17 @@ def leave_one_out(
 def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
     """The ids of each group, without repetitions."""
     if not isinstance(groups, Iterable):
-        raise BadInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
+        raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
     checked = [np.unique(recording.instances.check(group, "Ids to remove")) for group in groups]
     if not checked:
-        raise BadInput("There is nothing to compute: pass at least one group of instance ids.")
+        raise InvalidInput("There is nothing to compute: pass at least one group of instance ids.")
     return checked
 
 
 def _check_absent(absent: str) -> str:
     if absent not in ABSENT:
         ways = "; ".join(f"{name}: {meaning}" for name, meaning in ABSENT.items())
-        raise BadInput(f"absent='{absent}' is not known. Choose one of these: {ways}.")
+        raise InvalidInput(f"absent='{absent}' is not known. Choose one of these: {ways}.")
     return absent
 
 

@@ -23,7 +23,7 @@ from ..engine.peak_memory import available_memory
 from ..engine.state import State
 from ..engine.step import Step
 from ..engine.step import advance as advance_state
-from ..errors import DrossError, DrossWarning, NotFinite, NotSupported, first_line
+from ..errors import Diverged, DrossError, DrossWarning, NotSupported, first_line
 from ..replay.average import Average
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
@@ -270,7 +270,7 @@ def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
 
 def _check_finite(state: State) -> State:
     if not bool(torch.isfinite(state.theta).all()):  # nan persists, so the end is enough
-        raise NotFinite(
+        raise Diverged(
             "A counterfactual run diverged: its parameters are not finite at the end. Lower the "
             "rate of the run."
         )

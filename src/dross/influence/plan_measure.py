@@ -10,7 +10,7 @@ from ..data.lazy_batch import LazyBatch
 from ..engine.peak_memory import measure_peak
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..replay import checkpoint_schedule
 from ..replay.recording import Recording
 from ..replay.step_range import Window
@@ -43,10 +43,10 @@ def make_plan(
             run's budget, and passes take what they take.
 
     Raises:
-        BadInput: where there is no step to measure, or the memory is too small.
+        InvalidInput: where there is no step to measure, or the memory is too small.
     """
     if window.first >= window.stop:
-        raise BadInput("The tape holds no steps in this window, so there is nothing to plan.")
+        raise InvalidInput("The tape holds no steps in this window, so there is nothing to plan.")
     probe = _Probe(recording, queries, window)
     fixed = probe.adjoint_bytes + 8 * queries * window.epochs * len(recording.instances)
     least = fixed + _LEAST_STATES * probe.held_bytes
@@ -168,7 +168,7 @@ class _Probe:
             elif self.rows_at_once > 1 and self._can_cut():
                 self.rows_at_once //= 2
             else:
-                raise BadInput(
+                raise InvalidInput(
                     "The memory is too small for this run: states and adjoints leave "
                     f"{max(0, allowed):,} bytes, but a pass of one query takes "
                     f"{measured.pass_bytes:,}. Give at least "
@@ -209,7 +209,7 @@ def _first_with_batch(recording: Recording, segment) -> tuple[Step, list[LazyBat
     batches = recording.batches(segment.first, segment.steps)
     found = ((step, own) for step, own in zip(segment.steps, batches) if own)
     if (first := next(found, None)) is None:
-        raise BadInput("No step of this window has a batch, so there is nothing to plan.")
+        raise InvalidInput("No step of this window has a batch, so there is nothing to plan.")
     return first
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..data.tensor_digests import digest_tensors
 from ..engine.state import Derivative
-from ..errors import BadInput, StorageFailed, TapeDamaged
+from ..errors import CorruptFile, DrossError, InvalidInput
 from ..replay.recording import Recording
 from ..support.arguments import check_folder
 from ..support.atomic_files import delete_stale, write_bytes
@@ -79,7 +79,7 @@ class ProgressFile:
             # memory of torch's own alignment
             tensors = {name: tensors[name].clone() for name in about["names"]}
             if digest_tensors(tensors) != about["digest"]:
-                raise TapeDamaged("its digest differs")
+                raise CorruptFile("its digest differs")
             adjoint = Derivative.from_tensors(tensors)
             choices = about["choices"] if "choices" in about else {"pulls": about["plans"]}
             pulls = [[size, [forward, count]] for size, (forward, count) in choices["pulls"]]
@@ -89,9 +89,9 @@ class ProgressFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageFailed(f"{self.path} cannot be read: {error.strerror}.") from error
-        except (TapeDamaged, KeyError, TypeError, ValueError) as error:
-            raise TapeDamaged(
+            raise DrossError(f"{self.path} cannot be read: {error.strerror}.") from error
+        except (CorruptFile, KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(
                 f"{self.path} is damaged ({error}). Remove it to retrace from the beginning."
             ) from None
 
@@ -108,7 +108,7 @@ def progress_folder(resume: str | os.PathLike | bool | None, tape: Path | str) -
     if resume is not True:
         return Path(check_folder(resume, "resume"))
     if is_url(tape):
-        raise BadInput(
+        raise InvalidInput(
             f"resume=True keeps progress in the tape's folder, but {tape} can only be read. Give "
             "a folder: resume='folder'."
         )

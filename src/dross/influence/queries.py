@@ -13,7 +13,7 @@ from ..data.dataset import Instances
 from ..engine.casting import widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
 from ..engine.objective import Objective
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_number
 from .query import Buffers, Query, QueryPart
 
@@ -33,7 +33,7 @@ def mean_loss(data: Any) -> Query:
         A query of one number.
 
     Raises:
-        BadInput: where the data cannot be used, once the query is asked.
+        InvalidInput: where the data cannot be used, once the query is asked.
     """
     return _average("mean_loss", data, _losses)
 
@@ -57,7 +57,7 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         A query of one number.
 
     Raises:
-        BadInput: where the scale is not above 0, and where the data cannot be used, once the query
+        InvalidInput: where the scale is not above 0, and where the data cannot be used, once the query
             is asked.
     """
     scale = _check_scale(scale)
@@ -92,7 +92,7 @@ def losses(data: Any) -> Query:
         A query of M numbers.
 
     Raises:
-        BadInput: where the data cannot be used, once the query is asked.
+        InvalidInput: where the data cannot be used, once the query is asked.
     """
     source = _Source(data)
 
@@ -119,7 +119,7 @@ def outputs(data: Any, index: int | None = None) -> Query:
         `index`, M times the number of outputs without it.
 
     Raises:
-        BadInput: where there is no output `index`, once the query is asked.
+        InvalidInput: where there is no output `index`, once the query is asked.
     """
     source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
 
@@ -146,7 +146,7 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
         A query of as many numbers as fn returns.
 
     Raises:
-        BadInput: where fn fails or returns something else, once the query is asked.
+        InvalidInput: where fn fails or returns something else, once the query is asked.
     """
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
@@ -209,7 +209,7 @@ class _Source:
 def _check_scale(scale: Any) -> float:
     scale = check_number(scale, "scale")
     if not 0 < scale < float("inf"):
-        raise BadInput(
+        raise InvalidInput(
             f"scale must be above 0 and finite, not {scale:g}: losses are divided by it."
         )
     return scale
@@ -231,7 +231,7 @@ def _select(outputs: Tensor, index: int | None) -> Tensor:
     if index is None:
         return outputs.reshape(-1)
     if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
-        raise BadInput(
+        raise InvalidInput(
             f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number "
             f"{index}."
         )

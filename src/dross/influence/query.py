@@ -22,7 +22,7 @@ from ..engine.norms import ElementaryNorms
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
 from ..engine.vjp import batched_vjp
-from ..errors import BadInput, NotFinite
+from ..errors import Diverged, InvalidInput
 
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
@@ -60,7 +60,7 @@ class Query:
             float64, a scalar or [Q].
 
         Raises:
-            BadInput: where the query does not fit the model.
+            InvalidInput: where the query does not fit the model.
         """
         with objective.evaluating(), torch.no_grad():
             values = [
@@ -80,7 +80,7 @@ class Query:
             float64 [K] or [Q, K].
 
         Raises:
-            BadInput: where the query does not fit the model.
+            InvalidInput: where the query does not fit the model.
         """
         one_by_one = False
 
@@ -112,8 +112,8 @@ class Query:
             d query / d state with a leading axis [Q], and whether the query is a scalar.
 
         Raises:
-            BadInput: where the query does not fit the model.
-            NotFinite: where the query is not finite at this state.
+            InvalidInput: where the query does not fit the model.
+            Diverged: where the query is not finite at this state.
         """
         # by name: sums round by their order, and a file does not keep the order of its tensors
         floating = {
@@ -134,7 +134,7 @@ class Query:
                 with torch.enable_grad():
                     value = self._check_shape(self._run(fn, theta, {**rest, **leaves}))
                 if not torch.isfinite(value).all():
-                    raise NotFinite(f"The query {self.name} is not finite at the trained model.")
+                    raise Diverged(f"The query {self.name} is not finite at the trained model.")
                 scalar = scalar or value.dim() == 0
                 found = _derivatives(value.reshape(-1), [theta, *leaves.values()])
                 if self.added and rows:  # at once: one part is as large as the parameters
@@ -150,16 +150,18 @@ class Query:
         except (RuntimeError, TypeError, IndexError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise BadInput(
+            raise InvalidInput(
                 f"The query {self.name} cannot be evaluated on this model: {error}"
             ) from error
         if not isinstance(value, Tensor):
-            raise BadInput(f"The query {self.name} returned {type(value).__name__}, not a tensor.")
+            raise InvalidInput(
+                f"The query {self.name} returned {type(value).__name__}, not a tensor."
+            )
         return value
 
     def _check_shape(self, value: Tensor) -> Tensor:
         if value.dim() > 1:
-            raise BadInput(
+            raise InvalidInput(
                 f"The query {self.name} returned shape {tuple(value.shape)}: a query is a number "
                 "or a vector. Flatten it."
             )
@@ -169,7 +171,7 @@ class Query:
 def as_query(given: Any) -> Query:
     """The query itself, or an error that says how to make one."""
     if not isinstance(given, Query):
-        raise BadInput(
+        raise InvalidInput(
             "A query is built with dross.mean_loss, dross.expected_error, dross.losses, "
             "dross.outputs or dross.query(fn)."
         )

@@ -69,8 +69,8 @@ def retrace(
         of: MODEL, or AVERAGE for the averaged weights.
 
     Raises:
-        NotFinite: where the run magnifies every change without limit.
-        TapeError: where the tape is damaged, or the model or the data have changed.
+        Diverged: where the run magnifies every change without limit.
+        DrossError: where the tape is damaged, or the model or the data have changed.
     """
     recording, ranks = _join(recording, group, sharded=sharded, resume=resume, of=of)
     window = choose_window(recording.tape, epochs=epochs, at=at)

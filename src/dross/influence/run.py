@@ -13,7 +13,7 @@ from ..data.batch import Augment
 from ..data.sources import keys_of
 from ..engine.objective import Penalty
 from ..engine.state import State
-from ..errors import BadInput, DrossWarning
+from ..errors import DrossWarning, InvalidInput
 from ..replay.average import MODEL, check_of
 from ..replay.recording import Recording
 from ..replay.step_range import choose_window
@@ -76,8 +76,8 @@ class Run:
             The run. Where its recording was interrupted, it ends there, with a warning.
 
         Raises:
-            BadInput: for arguments that cannot be used.
-            TapeError: where there is no tape, or it is damaged, or belongs to another model, data
+            InvalidInput: for arguments that cannot be used.
+            DrossError: where there is no tape, or it is damaged, or belongs to another model, data
                 set or loss.
         """
         recording = Recording.open(tape, model, train_set, loss, penalty, augment)
@@ -138,7 +138,7 @@ class Run:
             float64 [], or [Q] for a query of Q values.
 
         Raises:
-            BadInput: where the query does not fit the model, or the tape does not hold that step.
+            InvalidInput: where the query does not fit the model, or the tape does not hold that step.
         """
         state = self._asked(of, at)
         return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
@@ -153,7 +153,7 @@ class Run:
             A dict of name -> tensor.
 
         Raises:
-            BadInput: where the tape does not hold that step.
+            InvalidInput: where the tape does not hold that step.
         """
         state = self.recording.state_at(self.steps if at is None else at)
         return self.recording.objective.layout.unflatten(state.theta)
@@ -194,16 +194,16 @@ class Run:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
 
         Raises:
-            BadInput: where the query does not fit the model, the tape does not hold those epochs,
+            InvalidInput: where the query does not fit the model, the tape does not hold those epochs,
                 or resume=True and the tape is read from a URL.
             NotSupported: where the run cannot be held in shards.
-            NotFinite: where the run magnifies every change without limit.
-            TapeError: where the tape is damaged, or the model or the data have changed.
+            Diverged: where the run magnifies every change without limit.
+            DrossError: where the tape is damaged, or the model or the data have changed.
         """
         self._check_at(of, at)
         recording, limits = self.recording, (None, None)
         if memory is not None and sharded:
-            raise BadInput("memory= plans for whole states: leave it out with sharded=True.")
+            raise InvalidInput("memory= plans for whole states: leave it out with sharded=True.")
         if memory is not None:
             plan, recording = self._plan(as_query(query), epochs, at, of, memory)
             limits = plan.limits
@@ -233,7 +233,7 @@ class Run:
             query, epochs, memory: as for `influence`.
 
         Raises:
-            BadInput: where the query does not fit the model, or the memory is too small.
+            InvalidInput: where the query does not fit the model, or the memory is too small.
         """
         return self._plan(as_query(query), epochs, None, MODEL, memory)[0]
 
@@ -254,7 +254,7 @@ class Run:
 
     def _check_at(self, of: str, at: int | None) -> None:
         if check_of(of) and at not in (None, self.steps):
-            raise BadInput("The average is known only at the end of the run: leave `at` out.")
+            raise InvalidInput("The average is known only at the end of the run: leave `at` out.")
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
@@ -268,8 +268,8 @@ class Run:
             A mapping from each parameter's name to [J, *shape].
 
         Raises:
-            BadInput: where there are no ids, or they name instances that do not exist.
-            TapeError: where the tape is damaged, or the model or the data have changed.
+            InvalidInput: where there are no ids, or they name instances that do not exist.
+            DrossError: where the tape is damaged, or the model or the data have changed.
         """
         return parameter_influence(self.recording, self._ids(instances), progress=self.progress)
 
@@ -298,8 +298,8 @@ class Run:
             The models, one per group.
 
         Raises:
-            BadInput: where groups are empty or name instances that do not exist.
-            NotFinite: where a run without its group diverges.
+            InvalidInput: where groups are empty or name instances that do not exist.
+            Diverged: where a run without its group diverges.
         """
         window = choose_window(self.recording.tape, epochs=epochs)
         how = HowToRun(self.progress, n_jobs, folder)
@@ -331,8 +331,8 @@ class Run:
             float64 [K], or [Q, K] for a query of Q values.
 
         Raises:
-            BadInput: where the query does not fit the model, or instances do not exist.
-            NotFinite: where a run without its instance diverges.
+            InvalidInput: where the query does not fit the model, or instances do not exist.
+            Diverged: where a run without its instance diverges.
         """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
         window = choose_window(self.recording.tape, epochs=epochs, at=at)
@@ -365,7 +365,7 @@ class Run:
             Estimated and actual changes [K], or [Q, K], and how well they agree.
 
         Raises:
-            BadInput: where the scores are of another query or another run.
+            InvalidInput: where the scores are of another query or another run.
         """
         query = as_query(query)
         objective = self.recording.objective
@@ -377,7 +377,7 @@ class Run:
         actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at, of=of)
         if actual.shape != scores.values[..., ids].shape:
             say = lambda values: say_count(len(values), "value") if values.ndim > 1 else "one value"
-            raise BadInput(
+            raise InvalidInput(
                 f"The query has {say(actual)} and the scores have {say(scores.values)}: they are "
                 "for different data."
             )
@@ -386,5 +386,5 @@ class Run:
     def _ids(self, instances: Any) -> np.ndarray:
         ids = self.recording.instances.check(instances)
         if len(ids) == 0:
-            raise BadInput("Pass at least one instance id.")
+            raise InvalidInput("Pass at least one instance id.")
         return ids

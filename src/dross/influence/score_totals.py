@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engine.state import Derivative
 from ..engine.step import Step
 from ..engine.streams import HostCopy
-from ..errors import NotFinite
+from ..errors import Diverged
 from ..replay.segment_replay import Block
 from ..replay.step_range import Window
 from .progress_file import Place, ProgressFile
@@ -100,8 +100,8 @@ class _Terms:
             raise _not_finite(self.numbered[-1][0])
 
 
-def _not_finite(t: int) -> NotFinite:
-    return NotFinite(
+def _not_finite(t: int) -> Diverged:
+    return Diverged(
         f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies "
         "every change without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
         "or use float64.",

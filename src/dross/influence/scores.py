@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..data.tensor_digests import digest_tensors
-from ..errors import BadInput, TapeDamaged
+from ..errors import CorruptFile, InvalidInput
 from ..support.arguments import check_whole
 from ..support.atomic_files import write_bytes
 from ..support.file_digests import break_seal, seal
@@ -61,7 +61,7 @@ class Scores:
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
-            raise BadInput(
+            raise InvalidInput(
                 f"values must be [N] or [Q, N], and by_epoch has one axis more; found "
                 f"{self.values.shape} and {self.by_epoch.shape}."
             )
@@ -122,7 +122,7 @@ class Scores:
             The axes.
 
         Raises:
-            BadInput: where there are several queries and `query` names none of them, or matplotlib
+            InvalidInput: where there are several queries and `query` names none of them, or matplotlib
                 is not installed.
         """
         ax, order = open_axes(ax), self._order(query)
@@ -141,7 +141,7 @@ class Scores:
             int64 [m], fewer where there are fewer instances.
 
         Raises:
-            BadInput: where there are several queries and `query` names none of them.
+            InvalidInput: where there are several queries and `query` names none of them.
         """
         return self._order(query)[: _check_count(m)]
 
@@ -178,10 +178,10 @@ class Scores:
             Scores of the same instances and queries.
 
         Raises:
-            BadInput: where fewer epochs were retraced.
+            InvalidInput: where fewer epochs were retraced.
         """
         if not 1 <= epochs <= self.by_epoch.shape[-2]:
-            raise BadInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
+            raise InvalidInput(f"epochs must be 1 to {self.by_epoch.shape[-2]}, not {epochs}.")
         part = self.by_epoch[..., -epochs:, :]
         first = self.first_epoch + self.by_epoch.shape[-2] - epochs
         return replace(self, values=part.sum(-2), by_epoch=part, first_epoch=first)
@@ -194,7 +194,7 @@ class Scores:
             epoch: epoch_0, ... (score_0_epoch_0, ...).
 
         Raises:
-            BadInput: where pandas is not installed.
+            InvalidInput: where pandas is not installed.
         """
         check_installed("to_frame", "pandas")
         import pandas
@@ -211,8 +211,8 @@ class Scores:
             The path.
 
         Raises:
-            BadInput: for another ending.
-            StorageFailed: where the file cannot be written.
+            InvalidInput: for another ending.
+            DrossError: where the file cannot be written.
         """
         path = _check_path(path)
         encode = {".parquet": self._to_parquet, ".csv": self._to_csv}
@@ -230,8 +230,8 @@ class Scores:
             The same scores, to the last digit.
 
         Raises:
-            BadInput: where there is no such file.
-            TapeDamaged: where the file does not hold scores, or not those that were saved: a
+            InvalidInput: where there is no such file.
+            CorruptFile: where the file does not hold scores, or not those that were saved: a
                 .safetensors file carries their digest.
         """
         path = _check_path(path)
@@ -257,21 +257,21 @@ class Scores:
             table = np.array(rows, dtype=np.float64).reshape(-1, len(names))
             return _from_columns(dict(zip(names, table.T)), about)
         except FileNotFoundError:
-            raise BadInput(f"There are no scores at {path}.") from None
-        except BadInput:
+            raise InvalidInput(f"There are no scores at {path}.") from None
+        except InvalidInput:
             raise
         except Exception as error:  # a file that is not ours can fail anywhere inside three parsers
-            raise TapeDamaged(f"{path} does not hold scores written by dross ({error}).") from None
+            raise CorruptFile(f"{path} does not hold scores written by dross ({error}).") from None
 
     def _order(self, query: int | None) -> np.ndarray:
         """The ids by their scores, lowest first."""
         if self.values.ndim == 1:
             if query not in (None, 0):
-                raise BadInput(f"These are the scores of one query; there is no query {query}.")
+                raise InvalidInput(f"These are the scores of one query; there is no query {query}.")
             return np.argsort(self.values, kind="stable")
         if query is None or not 0 <= query < len(self.values):
             last = len(self.values) - 1
-            raise BadInput(
+            raise InvalidInput(
                 f"These are the scores of {len(self.values)} queries: say which, query=0..{last}."
             )
         return np.argsort(self.values[query], kind="stable")
@@ -337,14 +337,14 @@ def describe_growth(growth: float) -> str:
 
 def _check_count(m: int) -> int:
     if check_whole(m, "m") < 0:
-        raise BadInput(f"m must not be negative, but it is {m}.")
+        raise InvalidInput(f"m must not be negative, but it is {m}.")
     return m
 
 
 def _check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in _FORMATS:
-        raise BadInput(f"{path} must end in one of {', '.join(_FORMATS)}.")
+        raise InvalidInput(f"{path} must end in one of {', '.join(_FORMATS)}.")
     return path
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_whole
 from ..support.html_tables import named_values, paragraph, table
 from ..support.installed import check_installed
@@ -77,7 +77,7 @@ class Verification:
             The axes.
 
         Raises:
-            BadInput: matplotlib is not installed.
+            InvalidInput: matplotlib is not installed.
         """
         ax = open_axes(ax)
         plot_agreement(ax, self.estimated.ravel(), self.actual.ravel())
@@ -114,7 +114,7 @@ def choose(scores: Scores, n: int, seed: int = 0) -> np.ndarray:
     """
     count = len(scores)
     if check_whole(n, "n") < 2:
-        raise BadInput(f"A verification needs at least 2 instances, not {n}.")
+        raise InvalidInput(f"A verification needs at least 2 instances, not {n}.")
     if n >= count:
         return np.arange(count)
     order = np.argsort(np.atleast_2d(scores.values).mean(0), kind="stable")
@@ -193,21 +193,21 @@ def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Der
         derive: gives the query's derivative at the state that was asked.
 
     Raises:
-        BadInput: it says what is wrong with them.
+        InvalidInput: it says what is wrong with them.
     """
     if not isinstance(scores, Scores):
-        raise BadInput(
+        raise InvalidInput(
             "verify takes the Scores of this run and the query they were computed for, not "
             f"{type(scores).__name__}."
         )
     if len(scores) != count:
-        raise BadInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
+        raise InvalidInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
     if scores.query_sketch is None:
         same = scores.query == query.name
     else:
         same = same_question(scores.query_sketch, sketch_derivative(derive()))
     if not same:
-        raise BadInput(
+        raise InvalidInput(
             f"These are the scores of {scores.query}, and this {query.name} asks something else of "
             "the model: pass the query they were computed for, on the same data."
         )

@@ -18,7 +18,7 @@ from ..cleaning.plans import RULES
 from ..cleaning.project import Project
 from ..cleaning.recommendation import KnownPlan
 from ..cleaning.verdict import Verdict
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.name_hints import check_name
 
 # what a caller says in another way, or what is meant for files
@@ -43,7 +43,9 @@ class HowToClean:
     def __post_init__(self):
         is_pair = isinstance(self.validation, tuple) and len(self.validation) == 2
         if self.validation is not None and not is_pair:
-            raise BadInput(f"validation must be a pair (X, y) or None, not {self.validation!r}.")
+            raise InvalidInput(
+                f"validation must be a pair (X, y) or None, not {self.validation!r}."
+            )
         if self.plan is not None:
             check_name("plan", self.plan, tuple(RULES))
         known = set(signature(clean).parameters) - set(_NO_OPTIONS.split())
@@ -72,9 +74,9 @@ def clean_rows(x: Any, labels: np.ndarray, how: HowToClean) -> CleanedRows:
         how: Everything else.
 
     Raises:
-        BadInput: the data, an option or the plan cannot be used.
-        NotFinite: training diverges at every rate that was tried.
-        StorageFailed: the folder cannot be written.
+        InvalidInput: the data, an option or the plan cannot be used.
+        Diverged: training diverges at every rate that was tried.
+        DrossError: the folder cannot be written.
     """
     with _folder(how.out) as folder:
         project = clean(

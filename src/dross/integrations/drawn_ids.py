@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..errors import BadInput, NotReplayable, NotSupported
+from ..errors import InvalidInput, NotSupported
 
 
 class DrawnIds:
@@ -42,10 +42,10 @@ class DrawnIds:
         """The ids of the next batch.
 
         Raises:
-            NotReplayable: where more batches came than were drawn.
+            NotSupported: where more batches came than were drawn.
         """
         if not self._drawn:
-            raise NotReplayable(
+            raise NotSupported(
                 "A batch came that the loader did not draw, so its instances are not known. Let "
                 "the trainer take its batches from one DataLoader, as they are."
             )
@@ -56,11 +56,11 @@ def note_ids(loader: Any) -> DrawnIds:
     """Note the ids that this loader draws from now on.
 
     Raises:
-        BadInput: for something that is not a DataLoader.
+        InvalidInput: for something that is not a DataLoader.
         NotSupported: where batches have no ids, or do not come in the order they are drawn.
     """
     if not isinstance(loader, DataLoader):
-        raise BadInput(
+        raise InvalidInput(
             f"dross follows one torch DataLoader; the training data are a "
             f"{type(loader).__name__}. Pass a single loader over a map-style data set."
         )

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from ..data.collated import Collated
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..influence.queries import mean_loss
 from ..influence.query import Query
 from ..influence.run import Run
@@ -227,13 +227,13 @@ class DrossCallback(Callback):
             module, loader: in a new process, the module as it was built and the training loader.
 
         Raises:
-            BadInput: where nothing was recorded here and they are not given.
-            TapeError: where there is no tape, or it is of another model or of other data.
+            InvalidInput: where nothing was recorded here and they are not given.
+            DrossError: where there is no tape, or it is of another model or of other data.
         """
         module = self._module if module is None else module
         loader = self._loader if loader is None else loader
         if module is None or loader is None:
-            raise BadInput(
+            raise InvalidInput(
                 "Nothing was recorded by this callback yet. Call trainer.fit first, or pass the "
                 "module and the training loader: recorded_run(module, loader)."
             )
@@ -256,7 +256,7 @@ class DrossCallback(Callback):
         if self.split is not None:
             return self.split(batch)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise BadInput(
+            raise InvalidInput(
                 f"A batch has the type {type(batch).__name__} and is not a pair (x, y). Say how to "
                 "take it apart: DrossCallback(..., split=lambda batch: (x, y))."
             )
@@ -273,8 +273,8 @@ def _count_steps(trainer: Any) -> int | None:
     return int(count) if count < float("inf") else None
 
 
-def _no_losses() -> BadInput:
-    return BadInput(
+def _no_losses() -> InvalidInput:
+    return InvalidInput(
         "The loss of each instance is not known. Let training_step return it besides the mean, "
         '{"loss": losses.mean(), "losses": losses} with reduction="none", or give it to the '
         'callback: DrossCallback(tape, loss="cross_entropy").'

@@ -25,7 +25,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
 from ..cleaning.source import MIN_INSTANCES
-from ..errors import BadInput, DrossWarning
+from ..errors import DrossWarning, InvalidInput
 from .cleaned_rows import CleanedRows, HowToClean, clean_rows, take
 
 _COPIED = ("n_features_in_", "feature_names_in_")  # from the estimator that was fitted
@@ -87,9 +87,9 @@ class _Cleaning(ABC):
             Itself.
 
         Raises:
-            BadInput: the data or a parameter cannot be used, or there is no such plan.
-            NotFinite: training diverges at every rate that was tried.
-            StorageFailed: the folder `out` cannot be written.
+            InvalidInput: the data or a parameter cannot be used, or there is no such plan.
+            Diverged: training diverges at every rate that was tried.
+            DrossError: the folder `out` cannot be written.
         """
         y = _check_column(y)
         fitted = self._fit_estimator(X, y, sample_weight, None)
@@ -121,7 +121,9 @@ class _Cleaning(ABC):
         options: dict[str, Any] = {}
         if weights is not None:
             if not has_fit_parameter(estimator, "sample_weight"):
-                raise BadInput(f"{type(estimator).__name__} takes no sample_weight. Leave it out.")
+                raise InvalidInput(
+                    f"{type(estimator).__name__} takes no sample_weight. Leave it out."
+                )
             options["sample_weight"] = weights if rows is None else take(weights, rows)
         if rows is not None:
             X, y = take(X, rows), y[rows]
@@ -143,7 +145,7 @@ class _Cleaning(ABC):
 
     def _how(self) -> HowToClean:
         if not isinstance(self.judge, bool) and self.judge != "estimator":
-            raise BadInput(f"judge must be True, False or 'estimator', not {self.judge!r}.")
+            raise InvalidInput(f"judge must be True, False or 'estimator', not {self.judge!r}.")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(_SEEDS)
@@ -283,7 +285,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         column = _check_column(y)
         unknown = sorted(set(column.tolist()) - set(self.classes_.tolist()))
         if unknown:
-            raise BadInput(f"The validation labels have the class {unknown[0]!r}; y does not.")
+            raise InvalidInput(f"The validation labels have the class {unknown[0]!r}; y does not.")
         return self._names[np.searchsorted(self.classes_, column)]
 
     def _read(self, label: str) -> Any:
@@ -309,7 +311,7 @@ class CleaningRegressor(_Cleaning, RegressorMixin, MetaEstimatorMixin, BaseEstim
 def _check_column(y: Any) -> np.ndarray:
     array = np.asarray(y)
     if array.ndim > 1 and array.shape[1] != 1:
-        raise BadInput(
+        raise InvalidInput(
             f"y has the shape {array.shape}, and dross cleans one label for each row. Wrap it: "
             "MultiOutputClassifier or MultiOutputRegressor takes one Cleaning... per column."
         )

@@ -24,7 +24,7 @@ except ImportError as error:
     ) from error
 
 from ..data.collated import Collated, Keywords
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..influence.queries import mean_loss
 from ..influence.query import Query
 from ..influence.run import Run
@@ -167,10 +167,10 @@ class DrossCallback(Callback):
         """The run that was recorded.
 
         Raises:
-            BadInput: where nothing was recorded.
+            InvalidInput: where nothing was recorded.
         """
         if getattr(self, "recorder_", None) is None:
-            raise BadInput("Nothing was recorded by this callback yet: call net.fit first.")
+            raise InvalidInput("Nothing was recorded by this callback yet: call net.fit first.")
         return Run.open(self.tape, self._net.module_, self.source_, InstanceLosses(self._net))
 
     def loss_of(self, X: Any, y: Any) -> Query:

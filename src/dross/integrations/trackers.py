@@ -8,7 +8,7 @@ Anything else that has a method `log(values, step)` is a tracker as well.
 
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 
 class TensorBoard:
@@ -18,12 +18,12 @@ class TensorBoard:
         writer: the caller's own, to be closed by the caller.
 
     Raises:
-        BadInput: it is not such a writer.
+        InvalidInput: it is not such a writer.
     """
 
     def __init__(self, writer: Any):
         if not callable(getattr(writer, "add_scalar", None)):
-            raise BadInput(
+            raise InvalidInput(
                 f"TensorBoard takes a SummaryWriter, not {type(writer).__name__}: from "
                 'torch.utils.tensorboard import SummaryWriter (pip install "dross[tensorboard]").'
             )
@@ -39,14 +39,14 @@ class MLflow:
     """Logs numbers as metrics of MLflow's active run; where there is none, MLflow starts one.
 
     Raises:
-        BadInput: MLflow is not installed.
+        InvalidInput: MLflow is not installed.
     """
 
     def __init__(self):
         try:
             import mlflow  # type: ignore[import-not-found]
         except ImportError:
-            raise BadInput('MLflow is not installed: pip install "dross[mlflow]".') from None
+            raise InvalidInput('MLflow is not installed: pip install "dross[mlflow]".') from None
         self._log_metrics = mlflow.log_metrics
 
     def log(self, values: dict[str, float], step: int) -> None:

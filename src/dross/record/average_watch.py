@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from ..distributed.ddp import bare_module
 from ..engine.inspect import unwrap_model
-from ..errors import BadInput, DrossWarning, NotReplayable, NotSupported
+from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..support.closeness import OTHER_ORDER, is_close
 from ..tape.average_record import AverageRecord
 from .torch_binding import LiveModel
@@ -24,7 +24,7 @@ class AverageWatch:
     def __init__(self, averaged: Any, earlier: AverageRecord | None = None):
         """earlier: what a tape to be continued knows of the average, which is restored to it."""
         if not isinstance(averaged, AveragedModel):
-            raise BadInput(
+            raise InvalidInput(
                 "recorder.average takes a torch.optim.swa_utils.AveragedModel, not "
                 f"{type(averaged).__name__}."
             )
@@ -48,7 +48,7 @@ class AverageWatch:
         with torch.no_grad():
             for name, value in earlier.tensors.items():
                 if name not in own:
-                    raise BadInput(f"The averaged model has no '{name}', which is on the tape.")
+                    raise InvalidInput(f"The averaged model has no '{name}', which is on the tape.")
                 own[name].copy_(value)
             self.averaged.n_averaged.fill_(earlier.count)
 
@@ -66,18 +66,18 @@ class AverageWatch:
             halfway: whether a forward pass has moved its buffers since.
 
         Raises:
-            NotReplayable: where the average is not one of the model's parameters.
+            NotSupported: where the average is not one of the model's parameters.
         """
         now = int(self.averaged.n_averaged)
         if now < self.count:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The averaged model counted {self.count} updates and counts {now} after step "
                 f"{steps - 1}: it was reset. Close the recorder first."
             )
         if now == self.count:
             return
         if halfway and live.layout.moving_buffers:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The averaged model was updated between the forward pass and step {steps}: it "
                 f"has '{live.layout.moving_buffers[0]}' of one step and parameters of another. "
                 "Call update_parameters after optimizer.step()."
@@ -95,7 +95,7 @@ class AverageWatch:
             return
         average = self._read(live)
         if before is not None and not is_close(average, before, OTHER_ORDER):
-            raise NotReplayable(
+            raise NotSupported(
                 f"The averaged model after step {steps - 1} is not an average of the recorded "
                 "parameters. Call averaged.update_parameters(model) with the recorded model, "
                 "between one step and the next."

@@ -6,7 +6,7 @@ import torch
 
 from ..engine import casting
 from ..engine.casting import Autocast
-from ..errors import BadInput, NotReplayable
+from ..errors import InvalidInput, NotSupported
 from .loop_tape import LoopTape, UserLoop
 
 
@@ -14,7 +14,7 @@ def find_cast(loop: UserLoop) -> Autocast | None:
     """The autocast that the next pass is computed in."""
     around = casting.observe(loop.device)
     if around is not None and loop.autocast is not None:
-        raise BadInput(
+        raise InvalidInput(
             "Autocast is on around recorder.step, and the recorder was given autocast= as well: "
             "leave one of the two out."
         )
@@ -26,7 +26,7 @@ def check_same_cast(tape: LoopTape, cast: Autocast | None) -> None:
     first = _recorded(tape)
     now = cast if cast is None or first is None else replace(cast, backward=first.backward)
     if now != first:
-        raise NotReplayable(
+        raise NotSupported(
             f"Step {tape.steps} is computed with autocast {now or 'off'}, and the steps before it "
             f"with {first or 'off'}: a tape has one for the whole run. Close the recorder and "
             "begin another tape."
@@ -41,7 +41,7 @@ def check_backward(tape: LoopTape, device: torch.device) -> None:
         return
     if tape.steps or tape.earlier:
         words = ("inside", "outside") if inside else ("outside", "inside")
-        raise NotReplayable(
+        raise NotSupported(
             f"backward() of step {tape.steps} ran {words[0]} autocast, and those before it "
             f"{words[1]}: run it the same way at every step."
         )

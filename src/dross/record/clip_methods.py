@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..engine.clipping import ClipNorm, ClipValue
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_number
 from .step_watch import StepWatch
 
@@ -70,7 +70,7 @@ class ClipMethods:
             NotSupported: where this step has been clipped already.
         """
         if (max_norm is None) == (value is None):
-            raise BadInput("Give clipping either max_norm or value.")
+            raise InvalidInput("Give clipping either max_norm or value.")
         if max_norm is not None:
             limit = check_number(max_norm, "max_norm")
             clip = None if limit == float("inf") else ClipNorm(limit)

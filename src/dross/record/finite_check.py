@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..engine.state import State
-from ..errors import NotFinite
+from ..errors import Diverged
 
 
 def check_finite(
@@ -22,7 +22,7 @@ def check_finite(
         kept: up to which step the tape is whole.
 
     Raises:
-        NotFinite: it names the step and the instances.
+        Diverged: it names the step and the instances.
     """
     gradient_is_finite = _is_finite(g)
     if gradient_is_finite and _is_finite(after.theta):
@@ -33,7 +33,7 @@ def check_finite(
         what = f"the loss of instance{'s' * (len(bad) > 1)} {names} is not finite"
     else:
         what = "the update overflows" if gradient_is_finite else "the gradient is not finite"
-    raise NotFinite(
+    raise Diverged(
         f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape "
         f"is whole up to step {kept}.",
         step=t,

@@ -5,7 +5,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..engine.layout import Layout
-from ..errors import NotReplayable
+from ..errors import NotSupported
 
 
 class GradientWatch:
@@ -47,12 +47,12 @@ class GradientWatch:
             return  # of shards, this rank has none
         present = any(bool((g != 0).any()) for g in own)
         if present and not accumulating:
-            raise NotReplayable(
+            raise NotSupported(
                 f"Gradients were left over when backward() of step {step} started. Call "
                 "optimizer.zero_grad() after each step."
             )
         if accumulating and not present:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The gradients of the micro-batches since step {step - 1} were cleared without a "
                 "step. If a GradScaler skipped it, give the scaler to the recorder: "
                 "dross.Recorder(..., scaler=scaler)."
@@ -67,7 +67,7 @@ class GradientWatch:
                 continue
             if (p.grad is not None) != (name in moving):
                 had = "a" if name in moving else "no"
-                raise NotReplayable(
+                raise NotSupported(
                     f"Parameter '{name}' had {had} gradient at the first step, unlike at step "
                     f"{step}. dross needs the same parameters to train in every step."
                 )
@@ -79,7 +79,7 @@ class GradientWatch:
             if not p.requires_grad or p.grad is None:
                 continue
             if self.versions.get(p) != _mark(p.grad):
-                raise NotReplayable(
+                raise NotSupported(
                     f"The gradient of '{name}' was changed between backward() and "
                     f"optimizer.step() at step {step}. Clip with recorder.clip_grad_norm_ or "
                     "recorder.clip_grad_value_, and give a GradScaler to the recorder: "

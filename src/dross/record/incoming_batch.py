@@ -10,7 +10,7 @@ from ..data.collated import Collated
 from ..data.dataset import check_ids, move_to
 from ..data.sources import number_keys
 from ..engine.inspect import count_instances
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .loop_tape import LoopTape, UserLoop
 from .replayable import check_first_batch
 
@@ -29,8 +29,8 @@ def take_batch(
         y: the labels.
 
     Raises:
-        BadInput: for ids that cannot be used.
-        NotReplayable: where the first batch is not what the data set gives.
+        InvalidInput: for ids that cannot be used.
+        NotSupported: where the first batch is not what the data set gives.
     """
     instances = loop.instances
     most = len(instances) if instances else np.iinfo(np.int32).max
@@ -38,7 +38,7 @@ def take_batch(
     ids = check_ids(ids, most, "Instance ids")
     x, y = (tree_map(lambda t: move_to(t, loop.device, loop.dtype), part) for part in (x, y))
     if len(ids) != count_instances(y):
-        raise BadInput(
+        raise InvalidInput(
             f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every instance "
             "of the batch."
         )

@@ -26,7 +26,7 @@ from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
 from ..engine.precision import Precision
-from ..errors import BadInput, TapeMismatch
+from ..errors import InputChanged, InvalidInput
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.resume import begin_notes
@@ -109,7 +109,7 @@ class LoopTape:
         pure = Optimizer.from_json(made["optimizer"], layout)
         own_optimizer = type(loop.optimizer).__name__
         if made["loss"] != loop.loss_name or own_optimizer != pure.name:
-            raise TapeMismatch(
+            raise InputChanged(
                 f"The tape was recorded with loss {made['loss']} and {pure.name}; this is "
                 f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
             )
@@ -162,7 +162,9 @@ class LoopTape:
         if cast is not None and known is not None:
             cast = replace(cast, backward=known.backward)
         if not loop.model.training:
-            raise BadInput("The model is in eval mode: call model.train() before recording a step.")
+            raise InvalidInput(
+                "The model is in eval mode: call model.train() before recording a step."
+            )
         precision = Precision(autocast=cast, kernels=allowed_kernels())
         if fsdp.is_sharded(loop.model):
             return self._open_shards(batch, precision)
@@ -249,4 +251,4 @@ class LoopTape:
             record = None if average is None else average.record(self.opened.live)
             self.opened.writer.finish(state, complete=complete, average=record)
         elif complete and self.earlier is None:
-            raise BadInput("Nothing was recorded.")
+            raise InvalidInput("Nothing was recorded.")

@@ -28,7 +28,7 @@ from ..engine.casting import check_autocast
 from ..engine.inspect import check_optimizer, device_and_dtype, unwrap_model, unwrap_optimizer
 from ..engine.losses import find_loss
 from ..engine.objective import Penalty
-from ..errors import BadInput, DrossWarning, NotSupported
+from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..influence.run import Run
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
@@ -128,10 +128,10 @@ class Recorder(ClipMethods):
                 is not given, a small run keeps every state.
 
         Raises:
-            BadInput: for arguments that cannot be used.
+            InvalidInput: for arguments that cannot be used.
             NotSupported: for a model that cannot be retraced.
-            TapeExists: where there is a tape already.
-            TapeMismatch: where the tape to be continued is of another model, loss or optimizer.
+            InvalidInput: where there is a tape already.
+            InputChanged: where the tape to be continued is of another model, loss or optimizer.
         """
         optimizer = unwrap_optimizer(optimizer)
         check_optimizer(optimizer)
@@ -240,10 +240,10 @@ class Recorder(ClipMethods):
             epoch: counts up; needed by keep=LastEpochs.
 
         Raises:
-            BadInput: for ids, inputs or epochs that cannot be used.
+            InvalidInput: for ids, inputs or epochs that cannot be used.
             NotSupported: for a model or an optimizer that cannot be retraced.
-            NotReplayable: for a step that could not be reproduced.
-            NotFinite: where the training diverges; the tape is whole up to that step.
+            NotSupported: for a step that could not be reproduced.
+            Diverged: where the training diverges; the tape is whole up to that step.
         """
         batch, ids = self._enter(ids, x, y, epoch)
         with self._watch.micro_batch(ids, batch) as losses:
@@ -275,9 +275,9 @@ class Recorder(ClipMethods):
 
     def _enter(self, ids: Any, x: Any, y: Any, epoch: int | None) -> tuple[Batch, np.ndarray]:
         if self._closed:
-            raise BadInput("This recorder is closed.")
+            raise InvalidInput("This recorder is closed.")
         if self._watch.inside:
-            raise BadInput("recorder.step was entered twice: finish one batch before the next.")
+            raise InvalidInput("recorder.step was entered twice: finish one batch before the next.")
         self._watch.set_epoch(epoch)
         return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
 
@@ -289,7 +289,9 @@ class Recorder(ClipMethods):
         if self._tape.opened is None or self._closed:
             return
         if self._watch.pending:
-            raise BadInput("Save a tape between two steps, not while micro-batches wait for one.")
+            raise InvalidInput(
+                "Save a tape between two steps, not while micro-batches wait for one."
+            )
         self._watch.check_untouched()
         self._tape.save()
 
@@ -305,7 +307,7 @@ class Recorder(ClipMethods):
                 a resume, the average is restored from the tape.
 
         Raises:
-            BadInput: where it is not an AveragedModel.
+            InvalidInput: where it is not an AveragedModel.
             NotSupported: where it has been updated already, and the tape does not know how.
         """
         if self._sharded:
@@ -324,8 +326,8 @@ class Recorder(ClipMethods):
         """Write what is still open and mark the tape complete.
 
         Raises:
-            BadInput: where nothing was recorded.
-            NotReplayable: where the parameters were changed since the last step.
+            InvalidInput: where nothing was recorded.
+            NotSupported: where the parameters were changed since the last step.
         """
         if self._closed:
             return
@@ -352,8 +354,8 @@ class Recorder(ClipMethods):
             The recorded run.
 
         Raises:
-            BadInput: where nothing was recorded, or the data set is not known.
-            TapeMismatch: where it is another data set than the one that was recorded.
+            InvalidInput: where nothing was recorded, or the data set is not known.
+            InputChanged: where it is another data set than the one that was recorded.
         """
         if self._sharded:
             fsdp.refuse_to_open()
@@ -361,7 +363,7 @@ class Recorder(ClipMethods):
         if train_set is None and self.instances is not None:
             train_set = self.instances.source
         if train_set is None:
-            raise BadInput("Pass the training set: recorder.run(train_set).")
+            raise InvalidInput("Pass the training set: recorder.run(train_set).")
         given = (train_set, self._loop.given_loss, self.penalty, self.augment)
         return Run.open(self.folder, self.model, *given)
 

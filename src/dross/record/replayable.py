@@ -21,7 +21,7 @@ from ..engine.executor import Executor
 from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient
-from ..errors import BadInput, DrossWarning, NotReplayable
+from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..replay.take_steps import take_step
 from ..support.arguments import check_count, check_whole
 from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
@@ -62,7 +62,7 @@ def rehearse(
         t: the number of the step.
 
     Raises:
-        NotReplayable: where the two differ.
+        NotSupported: where the two differ.
     """
     if isinstance(ranks, ShardReducer):
         step = replace(step, clip=shard_clip(step.clip, ranks))
@@ -75,7 +75,7 @@ def rehearse(
     scale = max(moved, torch.finfo(theta.dtype).tiny)
     if not is_close(theta, after, OTHER_ORDER, scale=scale):
         difference = size(theta - after, OTHER_ORDER)
-        raise NotReplayable(
+        raise NotSupported(
             f"Step {t} cannot be reproduced: the optimizer moved the parameters by up to "
             f"{moved:.2e}, a replay differs by {difference:.2e}. Does the loop add something to "
             "the loss that is not in the losses it was given (use penalty=), weight them in a way "
@@ -88,7 +88,7 @@ def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
     """Refuse a gradient that was scaled: Adam's first steps do not depend on its size."""
     own, other = float(g.norm()), float(seen.norm())
     if max(own, other) > 2 * min(own, other):
-        raise NotReplayable(
+        raise NotSupported(
             f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
             f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, give it to "
             "the recorder: dross.Recorder(..., scaler=scaler)."
@@ -166,7 +166,7 @@ def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> 
     pairs = zip(seen, again)
     same = all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
     if len(seen) != len(again) or not same:
-        raise NotReplayable(
+        raise NotSupported(
             "The first batch is not what the data set gives for its ids. Record the inputs as the "
             "data set has them and pass random transforms as augment=, which is replayed."
         )
@@ -175,12 +175,14 @@ def check_first_batch(instances: Instances, ids: np.ndarray, x: Any, y: Any) -> 
 def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
     """The epoch of a step, where `before` is that of the step before it."""
     if epoch is None and keep.last_epochs is not None:
-        raise BadInput("LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch).")
+        raise InvalidInput(
+            "LastEpochs needs the epochs: call recorder.step(ids, x, y, epoch=epoch)."
+        )
     if epoch is not None:
         limit = {"at_most": _MAX_EPOCH, "because": "a tape keeps it as a 32-bit number"}
         epoch = check_count(check_whole(epoch, "epoch"), "epoch", **limit, at_least=0)
     if epoch is not None and epoch < before:
-        raise BadInput(
+        raise InvalidInput(
             f"Epoch {epoch} came after epoch {before}: epochs count up, through all phases of a "
             "run."
         )

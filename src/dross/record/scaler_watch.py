@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 
 def check_scaler(given: Any) -> GradScaler | None:
@@ -20,7 +20,7 @@ def check_scaler(given: Any) -> GradScaler | None:
     if given is None:
         return None
     if not isinstance(given, GradScaler):
-        raise BadInput(f"scaler must be a torch.amp.GradScaler, not {type(given).__name__}.")
+        raise InvalidInput(f"scaler must be a torch.amp.GradScaler, not {type(given).__name__}.")
     return given if given.is_enabled() else None
 
 

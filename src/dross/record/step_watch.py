@@ -23,7 +23,7 @@ from ..engine.losses import check_per_instance
 from ..engine.optim import check_same_structure, read_optimizer
 from ..engine.state import State
 from ..engine.step import Step
-from ..errors import BadInput, NotReplayable, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..replay.recording import checksum
 from .average_watch import AverageWatch
 from .cast_watch import check_backward, check_same_cast, find_cast
@@ -115,7 +115,7 @@ class StepWatch:
             self.inside = False
         if not (self._stepped or self._skipping or weights.any()):
             self._withdraw(before)
-            raise NotReplayable(
+            raise NotSupported(
                 "backward() was not called on the losses of this batch, so the batch has no part "
                 "in any step. Call it inside the `with`."
             )
@@ -160,7 +160,7 @@ class StepWatch:
         layout, count = self._opened.live.layout, len(weights)
         single = loss.dim() == 0 or (share is not None and loss.numel() == 1)
         if not single and loss.shape != (count,):
-            raise BadInput(
+            raise InvalidInput(
                 f"A loss of shape {tuple(loss.shape)} came for a batch of {count}: dross follows "
                 "one number, or one loss per instance."
             )
@@ -196,7 +196,7 @@ class StepWatch:
         """Refuse statistics that move in backward(), where a block is computed once more."""
         for name, version in self._count_buffer_writes().items():
             if version != self._buffer_counts[name]:
-                raise NotReplayable(
+                raise NotSupported(
                     f"The buffer '{name}' moved during backward() of step {self.tape.steps}: "
                     "gradient checkpointing runs a block twice, and its BatchNorm counts the batch "
                     "twice. Checkpoint blocks without BatchNorm."
@@ -221,7 +221,7 @@ class StepWatch:
                 "The gradient is clipped twice in one step: dross follows one clip per step."
             )
         if self.tape.opened is None:
-            raise BadInput("There is nothing to clip before the first recorder.step.")
+            raise InvalidInput("There is nothing to clip before the first recorder.step.")
         self._clip = self._clip if clip is None else clip
         live = self.tape.opened.live
         parameters = live.parameters
@@ -263,17 +263,17 @@ class StepWatch:
         steps = self.tape.steps
         self.poll_average(halfway=True)
         if self.inside and self._stepped:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The optimizer stepped twice in one `with recorder.step(...)`, at step {steps}. "
                 "Use one `with` for each step."
             )
         if not self._pending:
-            raise NotReplayable(
+            raise NotSupported(
                 f"optimizer.step() ran outside `with recorder.step(...)` after step {steps - 1}, "
                 "and no recorded batch waits for a step."
             )
         if not self.inside and self._parameter_versions != self._read_parameter_versions():
-            raise NotReplayable(
+            raise NotSupported(
                 f"The model's parameters were changed between backward() and optimizer.step() at "
                 f"step {steps}, by something other than the optimizer. Leave them alone while "
                 "recording."
@@ -290,7 +290,7 @@ class StepWatch:
     def after_step(self) -> None:
         """Write the step that the optimizer has taken; rehearse it where it opens a segment."""
         if not self.stepping:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The optimizer took step {self.tape.steps} without calling its closure, so its "
                 "gradient is not known."
             )
@@ -388,7 +388,7 @@ class StepWatch:
     def check_untouched(self) -> None:
         """Refuse parameters that something other than the optimizer has changed."""
         if not self.is_untouched:
-            raise NotReplayable(
+            raise NotSupported(
                 f"The model's parameters were changed after step {self.tape.steps - 1} by "
                 "something other than the optimizer (clamping, averaging, loading a checkpoint). "
                 "Close the recorder first, or leave them alone while recording."

@@ -20,7 +20,7 @@ from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
 from ..engine.precision import Precision, cast_of, check_arithmetic
 from ..engine.state import State
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
 from ..support.arguments import check_folder, check_function, check_whole
@@ -102,11 +102,11 @@ def train(
         The recorded run. The model and the optimizer are as if the loop had run on them.
 
     Raises:
-        BadInput: for arguments that cannot be used.
+        InvalidInput: for arguments that cannot be used.
         NotSupported: for a model or an optimizer that cannot be retraced.
-        NotFinite: where the training diverges; the tape is whole up to that step.
-        TapeExists: where there is a tape already.
-        TapeMismatch: where the tape to be continued is of another run.
+        Diverged: where the training diverges; the tape is whole up to that step.
+        InvalidInput: where there is a tape already.
+        InputChanged: where the tape to be continued is of another run.
     """
     _check_options(keep, clip, penalty, augment)
     check_folder(tape, "tape")
@@ -153,7 +153,7 @@ def _check_precision(
     check_arithmetic(arithmetic, device, dtype)
     cast = check_autocast(autocast, device, dtype)
     if cast is not None and arithmetic == "bf16":
-        raise BadInput("arithmetic='bf16' is an autocast already: leave one of the two out.")
+        raise InvalidInput("arithmetic='bf16' is an autocast already: leave one of the two out.")
     return Precision(arithmetic, cast or cast_of(arithmetic, device))
 
 
@@ -161,7 +161,7 @@ def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) ->
     try:
         return augment(x, torch.Generator(device).manual_seed(seed))
     except TypeError as error:
-        raise BadInput(
+        raise InvalidInput(
             f"augment(x, generator) failed on the first batch: {error}. It takes the inputs and a "
             "torch.Generator, and returns the inputs."
         ) from error
@@ -199,7 +199,7 @@ def _open_tape(
 def _check_options(keep: Any, clip: Any, penalty: Any, augment: Any) -> None:
     clips = (ClipNorm, ClipValue, NoneType)
     if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, clips):
-        raise BadInput(
+        raise InvalidInput(
             "keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes); clip must be "
             "ClipNorm(x) or ClipValue(x)."
         )

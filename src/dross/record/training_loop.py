@@ -17,7 +17,7 @@ from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step
 from ..engine.streams import HostCopy, side_stream
-from ..errors import BadInput, DrossError
+from ..errors import DrossError, InvalidInput
 from ..replay.recording import checksum
 from ..replay.take_steps import take_step, take_steps
 from ..support.progress import progress_bar
@@ -54,7 +54,7 @@ class TrainingLoop:
             except ValueError as error:
                 if isinstance(error, DrossError):
                     raise
-                raise BadInput(
+                raise InvalidInput(
                     f"Step {writer.next} cannot be taken: {error} (BatchNorm cannot train on a "
                     "single instance.)"
                 ) from error

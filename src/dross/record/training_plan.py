@@ -9,7 +9,7 @@ import torch
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
 from ..engine.optim import Optimizer
-from ..errors import BadInput, NotSupported
+from ..errors import InvalidInput, NotSupported
 from ..support.arguments import check_count
 from .torch_binding import LiveModel
 
@@ -28,19 +28,19 @@ _MAX_STEPS = 100_000_000
 
 
 def check_epochs(epochs: Any) -> int:
-    """The number of epochs, or BadInput."""
+    """The number of epochs, or InvalidInput."""
     why = "every epoch has its own part of every score"
     return check_count(epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
 
 
 def check_batch_size(size: Any, at_most: int = _MAX_BATCH_SIZE) -> int:
-    """The number of instances per step, or BadInput."""
+    """The number of instances per step, or InvalidInput."""
     why = "the instances of a step are in memory together"
     return check_count(size, "batch_size", at_most=at_most, because=why)
 
 
 def check_steps(steps: int) -> None:
-    """Refuse a run that is too long, with BadInput."""
+    """Refuse a run that is too long, with InvalidInput."""
     why = "the rates of all of them are held in memory; take fewer epochs or larger batches"
     check_count(steps, "The number of steps", at_most=_MAX_STEPS, because=why, at_least=0)
 
@@ -79,7 +79,7 @@ class BatchPlan:
         if batches is not None:
             return _from_batches(instances, batches, epochs or 1)
         if epochs is None or batch_size is None:
-            raise BadInput("Say how long to train: epochs and batch_size, or batches.")
+            raise InvalidInput("Say how long to train: epochs and batch_size, or batches.")
         count = len(instances)
         check_steps(epochs * -(-count // batch_size))
 
@@ -92,10 +92,10 @@ class BatchPlan:
 
 def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     if not isinstance(batches, Iterable):
-        raise BadInput(f"batches must be a list with the ids of every step, not {batches!r}.")
+        raise InvalidInput(f"batches must be a list with the ids of every step, not {batches!r}.")
     given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
     if not any(len(ids) for ids in given):
-        raise BadInput("batches is empty: there is nothing to train on.")
+        raise InvalidInput("batches is empty: there is nothing to train on.")
     cuts = np.array_split(np.arange(len(given)), epochs)
     parts = [[given[t] for t in cut] for cut in cuts]
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
@@ -120,7 +120,7 @@ def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
         return rows
     rates, groups = _rates(eta, steps), rows.shape[1]
     if rates.ndim > 1 and rates.shape[1:] not in ((1,), (groups,)):
-        raise BadInput(
+        raise InvalidInput(
             f"eta has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
             f"groups it must be [{steps}] or [{steps}, {groups}]."
         )
@@ -137,12 +137,12 @@ def _rates(eta: Any, steps: int) -> np.ndarray:
     try:
         rates = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given, np.float64)
     except (TypeError, ValueError):
-        raise BadInput(
+        raise InvalidInput(
             "eta must be a rate, one per step, a function of the step or a torch scheduler, not "
             f"{given!r:.60}."
         ) from None
     if rates.ndim and len(rates) != steps:
-        raise BadInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
+        raise InvalidInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
     if not np.isfinite(rates).all() or (rates < 0).any():
-        raise BadInput("eta must be finite and not negative.")
+        raise InvalidInput("eta must be finite and not negative.")
     return rates

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 from ..engine.state import Derivative, State
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..tape.average_record import AverageRecord
 
 MODEL, AVERAGE = "model", "average"
@@ -97,5 +97,5 @@ def sum_weights(updates: Iterable[tuple[int, float]]) -> dict[int, float]:
 def check_of(of: str) -> bool:
     """Whether the average is asked for, and not the model itself."""
     if of not in (MODEL, AVERAGE):
-        raise BadInput(f"of must be 'model' or 'average', not {of!r}.")
+        raise InvalidInput(f"of must be 'model' or 'average', not {of!r}.")
     return of == AVERAGE

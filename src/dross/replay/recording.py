@@ -28,7 +28,7 @@ from ..engine.precision import Precision
 from ..engine.state import State
 from ..engine.step import Step
 from ..engine.streams import side_stream
-from ..errors import BadInput, NotSupported, TapeMismatch
+from ..errors import InputChanged, InvalidInput, NotSupported
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
@@ -73,7 +73,7 @@ class Recording:
         """A tape with the model, the data and the loss that it was recorded with.
 
         Raises:
-            TapeMismatch: where one of them differs; it says which.
+            InputChanged: where one of them differs; it says which.
         """
         tape = Tape(place)
         made, model = tape.manifest, unwrap_model(model)
@@ -109,7 +109,7 @@ class Recording:
         All of them now, where they are held in memory; the others whenever they are read.
 
         Raises:
-            TapeMismatch: it names the instances that are not what they were.
+            InputChanged: it names the instances that are not what they were.
         """
         check = HashCheck(*self.tape.hashes())
         if not len(check.known):  # a digest of the whole, or a tape of an earlier version
@@ -233,7 +233,7 @@ class Recording:
         if t == tape.steps:
             return tape.end_state().map(self._move)
         if not tape.first <= t <= tape.steps:
-            raise BadInput(
+            raise InvalidInput(
                 f"The tape holds the model after {tape.first} to {tape.steps} steps; {t} is not "
                 "among them."
             )
@@ -248,11 +248,11 @@ class Recording:
         """The averaged weights that were watched while the run was recorded.
 
         Raises:
-            BadInput: where there were none.
+            InvalidInput: where there were none.
         """
         record = self.tape.average()
         if record is None or not len(record.steps):
-            raise BadInput(
+            raise InvalidInput(
                 "The tape has no averaged weights: call recorder.average(averaged) before "
                 "training, and averaged.update_parameters(model) between steps."
             )
@@ -266,7 +266,7 @@ class Recording:
         """The segment on the device. Its first batch must be what the run was trained on."""
         largest = max((int(step.ids.max()) for step in segment.steps if len(step.ids)), default=0)
         if largest >= len(self.instances):
-            raise TapeMismatch(
+            raise InputChanged(
                 f"The run used instance {largest}, but the data set has only "
                 f"{len(self.instances)} instances."
             )
@@ -275,7 +275,7 @@ class Recording:
             (first,) = self.batches(segment.first, segment.steps[:1])
             changed = bool(first) and checksum(first[0]) != segment.checksum
             if changed and not self._augmented_elsewhere():
-                raise TapeMismatch(
+                raise InputChanged(
                     f"At step {segment.first} the data set gives other inputs or labels than when "
                     "the run was trained. Pass the same data set and augment, without random "
                     "transforms of your own: an instance must look the same every time."
@@ -314,7 +314,7 @@ class Recording:
             return
         self.watched()
         if not _has_digest(made, self.instances):
-            raise TapeMismatch(
+            raise InputChanged(
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."
             )
@@ -343,7 +343,7 @@ def _check_same_settings(
     given = {"loss": loss_name, "penalty": penalty is not None, "augment": augment is not None}
     for what, value in given.items():
         if made[what] != value:
-            raise TapeMismatch(
+            raise InputChanged(
                 f"The run was recorded with {what}={made[what]} and is opened with {what}={value}. "
                 "Pass what it was trained with."
             )
@@ -352,7 +352,7 @@ def _check_same_settings(
 def _check_same_data(made: dict, instances: Instances) -> None:
     count = made["instances"]
     if count not in (None, len(instances)) or not _has_digest(made, instances):
-        raise TapeMismatch(
+        raise InputChanged(
             f"The run was trained on another data set ({count} instances; this one has "
             f"{len(instances)}, or other contents). Pass the data set it was trained on."
         )
@@ -367,7 +367,7 @@ def _has_digest(made: dict, instances: Instances) -> bool:
 def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:
     opened = Recording.open(place, *given)
     if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
-        raise TapeMismatch(
+        raise InputChanged(
             f"The tape at {place} is not the one that this work was sent for. Give all processes "
             "the same folder."
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..engine.state import State
 from ..engine.streams import HostCopy, side_stream
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from ..support.closeness import ROUNDING, is_close, size
 from ..tape.reader import Tape
 
@@ -32,7 +32,7 @@ def check_later(
         tape: says where the run was recorded.
 
     Raises:
-        TapeMismatch: where the two differ by more than rounding.
+        InputChanged: where the two differ by more than rounding.
     """
     copy, device = HostCopy(reached.tensors()), reached.theta.device
 
@@ -64,14 +64,14 @@ def _compare(
         if torch.equal(own, value):
             continue
         if not value.is_floating_point():
-            raise TapeMismatch(
+            raise InputChanged(
                 f"Step {t - 1} replayed to another {name}: the tape is of another model or data "
                 "set."
             )
         scale = size(value, ROUNDING)
         if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):
             made, difference = tape.manifest, size(own - value, ROUNDING)
-            raise TapeMismatch(
+            raise InputChanged(
                 f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
                 f"of {scale:.1e}). The run was recorded on {made['device']} with torch "
                 f"{made['torch']}; this is {device} with torch {torch.__version__}. Retrace it "

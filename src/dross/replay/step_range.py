@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 
@@ -31,7 +31,7 @@ def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = Non
         at: after how many steps the model is asked.
 
     Raises:
-        BadInput: where the tape does not hold those steps or epochs.
+        InvalidInput: where the tape does not hold those steps or epochs.
     """
     stop = check_at(tape, at)
     oldest, newest = _epochs_before(tape, stop, epochs)
@@ -42,7 +42,7 @@ def check_at(tape: Tape, at: int | None) -> int:
     """The number of steps after which the model is asked."""
     at = None if at is None else check_whole(at, "at")
     if at is not None and not tape.first <= at <= tape.steps:
-        raise BadInput(
+        raise InvalidInput(
             f"at={at}: the tape holds the model after {tape.first} to {tape.steps} steps."
         )
     return tape.steps if at is None else at
@@ -51,7 +51,7 @@ def check_at(tape: Tape, at: int | None) -> int:
 def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]:
     epochs = None if epochs is None else check_whole(epochs, "epochs")
     if epochs is not None and epochs < 1:
-        raise BadInput(f"epochs must be at least 1, not {epochs}.")
+        raise InvalidInput(f"epochs must be at least 1, not {epochs}.")
     if stop == tape.first:
         return (0, 0)
     newest, oldest = _epoch_of(tape, stop - 1), tape.entries[0]["epochs"][0]
@@ -59,7 +59,7 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         return (oldest, newest)
     if tape.first > 0 and newest - epochs + 1 < oldest:
         kept = newest - oldest + 1
-        raise BadInput(f"The tape keeps only the last {kept} epochs; {epochs} were asked for.")
+        raise InvalidInput(f"The tape keeps only the last {kept} epochs; {epochs} were asked for.")
     return (max(oldest, newest - epochs + 1), newest)
 
 

@@ -30,7 +30,7 @@ from .._version import __version__
 from ..datasets import load
 from ..distributed import result_store
 from ..distributed.job_pool import sweep
-from ..errors import TapeDamaged, TapeMismatch
+from ..errors import CorruptFile, InputChanged
 from ..influence.queries import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
@@ -54,7 +54,7 @@ class Draw:
 
     @staticmethod
     def of(settings: Settings, number: int) -> "Draw":
-        """Load the data set and split it; raises DataUnavailable."""
+        """Load the data set and split it; raises InvalidInput."""
         task, data = TASKS[settings.data], load(settings.data)
         assert data.test is not None
         held_out, used = split_positions(settings, number, len(data.train[1]))
@@ -89,7 +89,7 @@ class Draw:
 
         if (folder / MANIFEST).exists():
             # A tape of other settings, or a damaged one, is recorded again.
-            with suppress(TapeMismatch, TapeDamaged):
+            with suppress(InputChanged, CorruptFile):
                 return begin(resume=True)
         return begin(resume=False)
 
@@ -139,8 +139,8 @@ def compute(
         The result of the draw as it is written: rows, seconds, agreement of the methods.
 
     Raises:
-        TapeMismatch: the folder holds a result of other settings.
-        DataUnavailable: the data set is not on this machine and cannot be fetched.
+        InputChanged: the folder holds a result of other settings.
+        InvalidInput: the data set is not on this machine and cannot be fetched.
     """
     path = folder / f"{settings.data}-{number:03d}.json"
     fresh = {
@@ -279,7 +279,7 @@ def load_results(folder: Path, settings: Settings) -> list[dict]:
     """The results of all draws that are in the folder.
 
     Raises:
-        TapeMismatch: one of them was computed with other settings.
+        InputChanged: one of them was computed with other settings.
     """
     results = [
         result_store.load(path, asdict(settings))

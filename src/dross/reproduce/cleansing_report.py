@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets import load
-from ..errors import DataUnavailable
+from ..errors import InvalidInput
 from ..support import charts
 from ..support.atomic_files import write_table, write_text
 from ..support.html import render, safe
@@ -267,7 +267,7 @@ def _collect_sheets(results: list[dict], settings: Settings) -> tuple[list[dict]
         return [], 0
     try:
         data = load(settings.data)
-    except DataUnavailable:
+    except InvalidInput:
         return [], 0
     images, labels = data.train
     _, training = split_positions(settings, result["draw"], len(labels))

@@ -10,7 +10,7 @@ from torch import nn
 from .. import estimators
 from ..datasets.augment import ShiftAndFlip
 from ..datasets.models import cifar10_cnn, mnist_cnn
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..estimators import Estimator
 from ..support.name_hints import check_name
 
@@ -36,7 +36,7 @@ class Settings:
 
     @staticmethod
     def of(data: str, quick: bool) -> "Settings":
-        """The paper's settings for a data set, or a small version of them; raises BadInput."""
+        """The paper's settings for a data set, or a small version of them; raises InvalidInput."""
         check_name("cleansing experiment", data, TASKS)
         if quick:
             return Settings(data, 1500, 500, 1000, 4, 64, 0.05, (1, 3, 10, 30, 100, 300))
@@ -91,19 +91,19 @@ METHODS = tuple(build_methods(Settings(), 0))
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The names, all of them known; raises BadInput and suggests the nearest one."""
+    """The names, all of them known; raises InvalidInput and suggests the nearest one."""
     return [check_name(kind, name, known) for name in names]
 
 
 def parse_draws(draws: str) -> range:
-    """The numbers that "0:30" or "7" stands for; raises BadInput."""
+    """The numbers that "0:30" or "7" stands for; raises InvalidInput."""
     first, colon, last = draws.partition(":")
     try:
         numbers = range(int(first or 0), int(last)) if colon else range(int(first), int(first) + 1)
     except ValueError:
-        raise BadInput(f"Give draws as 0:30 or as one number, not '{draws}'.") from None
+        raise InvalidInput(f"Give draws as 0:30 or as one number, not '{draws}'.") from None
     if not len(numbers) or numbers[0] < 0:
-        raise BadInput(f"'{draws}' names no draw.")
+        raise InvalidInput(f"'{draws}' names no draw.")
     return numbers
 
 
@@ -113,6 +113,6 @@ def split_positions(
     """Where a draw's validation and training instances stand in the set's own training part."""
     needed = settings.train + settings.validation
     if needed > available:
-        raise BadInput(f"{settings.data} has {available} training instances, not {needed}.")
+        raise InvalidInput(f"{settings.data} has {available} training instances, not {needed}.")
     order = np.random.default_rng([7, number]).permutation(available)
     return order[: settings.validation], order[settings.validation :][: settings.train]

@@ -24,7 +24,7 @@ from ..datasets import paper
 from ..datasets.models import dense
 from ..distributed import result_store
 from ..distributed.job_pool import sweep
-from ..errors import NotFinite
+from ..errors import Diverged
 from ..influence.queries import mean_loss
 from ..influence.query import Query
 from ..influence.run import Run
@@ -76,7 +76,7 @@ CELLS = {
 
 
 def check_cells(names: Iterable[str]) -> list[str]:
-    """The names, all of them cells; raises BadInput and suggests the nearest one."""
+    """The names, all of them cells; raises InvalidInput and suggests the nearest one."""
     return [check_name("cell", name, CELLS) for name in names]
 
 
@@ -163,7 +163,7 @@ def _estimate(run: Run, query: Query, damping: float) -> dict[str, np.ndarray]:
         "k&l": published.score(run, query).values,
     }
     # A network's Hessian need not be positive definite, whatever the damping.
-    with suppress(NotFinite):
+    with suppress(Diverged):
         exact = estimators.InfluenceFunction(estimators.ConjugateGradients(500, 1e-6), damping)
         estimated["k&l exact"] = exact.score(run, query).values
     return estimated

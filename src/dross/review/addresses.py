@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 _ANY = ("0.0.0.0", "::", "")
 _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -98,7 +98,7 @@ def open_listener(
             if choice == usual and port is None:
                 continue
             why = getattr(error, "strerror", None) or str(error)
-            raise BadInput(
+            raise InvalidInput(
                 f"Port {choice} of {host} cannot be used: {why}. "
                 "Leave out --port to have a free one chosen."
             ) from None

@@ -19,7 +19,7 @@ from ..cleaning.decision_state import TRAIN, VALIDATION, Decision, Event, group_
 from ..cleaning.findings import is_share, name_measure
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code
-from ..errors import BadInput, TapeDamaged
+from ..errors import CorruptFile, InvalidInput
 from .answers import JSONAnswer
 from .class_balance import class_warnings
 from .judge_process import JudgeProcess
@@ -172,7 +172,9 @@ class Api:
     def take_plan(self, request: UndoRequest) -> _JSON:
         """Decide as the recommended plan says, in one step; what a person decided stays."""
         if not self.plan.changes:
-            raise BadInput("It is recommended to change nothing, so there is no plan to accept.")
+            raise InvalidInput(
+                "It is recommended to change nothing, so there is no plan to accept."
+            )
         groups = group_by_decision(self.plan.changes)
         changes = self._check_changes([Change(*group) for group in groups])
         self._check_revision(request.revision)
@@ -193,7 +195,7 @@ class Api:
         """Start a judgement of the decisions."""
         actions = {action for action, _ in self.decisions.current().values()}
         if not actions & {"remove", "relabel"}:
-            raise BadInput(
+            raise InvalidInput(
                 "Nothing is to be removed or relabelled yet, so there is nothing to judge. "
                 "Decide about some instances first, or accept the recommended plan."
             )
@@ -205,12 +207,12 @@ class Api:
         """The page cannot choose which code runs: only the command line of the review can."""
         try:
             needed = needed_code(self.project)
-        except TapeDamaged:
+        except CorruptFile:
             return  # the judgement says what is wrong with it
         missing = [entry for entry in needed if entry not in self.judge_process.trust_code]
         if missing:
             flags = " ".join(f"--trust-code {entry}" for entry in needed)
-            raise BadInput(
+            raise InvalidInput(
                 f"Judging this project runs code that is not a part of dross: "
                 f"{', '.join(missing)}. Read it. If you trust it, stop dross review and start it "
                 f"again with {flags}."
@@ -244,17 +246,17 @@ class Api:
             decision = (change.action, change.label)
             for id in change.ids:
                 if id >= self._count:
-                    raise BadInput(f"There is no instance {id}; there are {self._count}.")
+                    raise InvalidInput(f"There is no instance {id}; there are {self._count}.")
                 if decisions.setdefault(id, decision) != decision:
-                    raise BadInput(f"Two decisions about instance {id} contradict each other.")
+                    raise InvalidInput(f"Two decisions about instance {id} contradict each other.")
         return decisions
 
     def _check_label(self, label: str) -> None:
         if not self.regression:
             if label not in self.project.classes:
-                raise BadInput(f"{describe(label)} is not a class of this data.")
+                raise InvalidInput(f"{describe(label)} is not a class of this data.")
         elif not is_learnable(label):
-            raise BadInput(
+            raise InvalidInput(
                 f"{describe(label)} is not a number that a model can learn. Give the new value "
                 "as a number, such as 3.5."
             )
@@ -262,7 +264,7 @@ class Api:
     def _check_revision(self, known: int) -> None:
         latest = self.decisions.revision
         if known > latest:
-            raise BadInput(
+            raise InvalidInput(
                 f"This page knows revision {known}, but {self.decisions.path.name} ends with "
                 f"{latest}: the file was replaced. Reload the page."
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cleaning.judge import check_seeds
-from ..errors import BadInput, StorageFailed
+from ..errors import DrossError, InvalidInput
 
 _MAX_OUTPUT_CHARACTERS = 8_000
 _SECONDS_UNTIL_STALE = 120.0  # a progress file that is older was left behind by a crash
@@ -52,7 +52,7 @@ class JudgeProcess:
         check_seeds(seeds)
         with self._lock:
             if self._is_running():
-                raise BadInput("A judgement is running already. Wait for it, or cancel it.")
+                raise InvalidInput("A judgement is running already. Wait for it, or cancel it.")
             self._output, self._cancelled = "", False
             command = [*self.command, *(["--quick"] if quick else ["--seeds", str(seeds)])]
             try:
@@ -66,7 +66,7 @@ class JudgeProcess:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise StorageFailed(f"dross judge cannot be started: {error.strerror}.") from error
+                raise DrossError(f"dross judge cannot be started: {error.strerror}.") from error
             arguments = (self._process,)
             self._reader = threading.Thread(target=self._read_output, args=arguments, daemon=True)
             self._reader.start()

@@ -16,7 +16,7 @@ from ..cleaning.cells import name_label
 from ..cleaning.decision_state import TRAIN, VALIDATION, Decision
 from ..cleaning.recommendation import KEEP
 from ..cleaning.source import Frame
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .listing import Filter, Listing, finite_or_none
 from .sentences import format_percent, full_content
 
@@ -58,13 +58,13 @@ class LabelChecks:
         """Decisions by the numbers of the page, as a part and decisions by ids in it.
 
         Raises:
-            BadInput: they are about both parts.
+            InvalidInput: they are about both parts.
         """
         ours = {id for id in changes if id >= self.start}
         if not ours:
             return TRAIN, dict(changes)
         if len(ours) < len(changes):
-            raise BadInput("Decide about instances and check labels one after the other.")
+            raise InvalidInput("Decide about instances and check labels one after the other.")
         return VALIDATION, {id - self.start: decision for id, decision in changes.items()}
 
     def number(self, part: str, id: int) -> int:

@@ -17,7 +17,7 @@ from ..cleaning.findings import is_share
 from ..cleaning.outlier_cells import UnusualCells
 from ..cleaning.project import Project
 from ..cleaning.recommendation import KEEP
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import fits
 from .chats import ChatTokens
 
@@ -62,7 +62,7 @@ class Filter:
         ):
             if value not in known:
                 names = ", ".join(known).strip(", ")
-                raise BadInput(f"{value[:50]!r} is not a filter; use one of {names}.")
+                raise InvalidInput(f"{value[:50]!r} is not a filter; use one of {names}.")
         return wanted
 
 
@@ -250,7 +250,7 @@ def _read_bound(text: str | None, default: float) -> float:
     except ValueError:
         bound = math.nan
     if math.isnan(bound):
-        raise BadInput(f"{str(text)[:50]!r} is not a number. Write a score as 0.001 or -2e-4.")
+        raise InvalidInput(f"{str(text)[:50]!r} is not a number. Write a score as 0.001 or -2e-4.")
     return bound
 
 

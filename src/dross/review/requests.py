@@ -1,7 +1,7 @@
 """What the page may ask for, as a schema. A request is read whole before anything is done.
 
 Every request that changes something is a frozen dataclass here, and each of its fields knows how
-it is read. What does not fit is a BadInput with a sentence, and nothing has happened.
+it is read. What does not fit is a InvalidInput with a sentence, and nothing has happened.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..cleaning.decision_state import ACTIONS, check_new_label
 from ..cleaning.numbers import read_learnable
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 _MAX_TEXT = 200  # characters
 _MAX_DIGITS = 15
@@ -33,44 +33,48 @@ class Change:
 def read_count(value: Any, name: str) -> int:
     """Read a whole number that is not negative."""
     if type(value) is not int or not 0 <= value < 10**_MAX_DIGITS:  # True is an int, too
-        raise BadInput(f"The {name} must be a whole number, not {describe(value)}.")
+        raise InvalidInput(f"The {name} must be a whole number, not {describe(value)}.")
     return value
 
 
 def read_short_text(value: Any, name: str) -> str:
     """Read a short text that can be written as UTF-8."""
     if not isinstance(value, str):
-        raise BadInput(f"The field {name} must be text, not {describe(value)}.")
+        raise InvalidInput(f"The field {name} must be text, not {describe(value)}.")
     if len(value) > _MAX_TEXT:
-        raise BadInput(f"The field {name} may have at most {_MAX_TEXT} characters.")
+        raise InvalidInput(f"The field {name} may have at most {_MAX_TEXT} characters.")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadInput(f"The field {name} holds half a character: {describe(value)}.")
+        raise InvalidInput(f"The field {name} holds half a character: {describe(value)}.")
     return value
 
 
 def read_flag(value: Any, name: str) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):
-        raise BadInput(f"The field {name} must be true or false, not {describe(value)}.")
+        raise InvalidInput(f"The field {name} must be true or false, not {describe(value)}.")
     return value
 
 
 def read_changes(value: Any, name: str) -> list[Change]:
     """Read [[action, label, [ids]], ...]; whether ids and labels exist is checked later."""
     if not isinstance(value, list) or not value:
-        raise BadInput(f"{_CHANGES}, not as {describe(value)}.")
+        raise InvalidInput(f"{_CHANGES}, not as {describe(value)}.")
     return [_read_change(entry) for entry in value]
 
 
 def _read_change(entry: Any) -> Change:
     if not isinstance(entry, list) or len(entry) != 3:
-        raise BadInput(f"{_CHANGES}, with three parts each, not as {describe(entry)}.")
+        raise InvalidInput(f"{_CHANGES}, with three parts each, not as {describe(entry)}.")
     action, label, ids = entry
     if not isinstance(action, str) or action not in ACTIONS:
-        raise BadInput(f"{describe(action)} is not a decision. It is one of {', '.join(ACTIONS)}.")
+        raise InvalidInput(
+            f"{describe(action)} is not a decision. It is one of {', '.join(ACTIONS)}."
+        )
     check_new_label(action, label, describe(label))
     if not isinstance(ids, list) or not ids:
-        raise BadInput(f"A decision needs a list of at least one instance, not {describe(ids)}.")
+        raise InvalidInput(
+            f"A decision needs a list of at least one instance, not {describe(ids)}."
+        )
     for id in ids:
         read_count(id, "id of an instance")
     return Change(action, label, ids)
@@ -124,19 +128,19 @@ def read_request(kind: type[_Request], body: bytes) -> _Request:
     """Read a request from the JSON that was sent.
 
     Raises:
-        BadInput: It is not JSON, or not such a request; the message says what is wrong.
+        InvalidInput: It is not JSON, or not such a request; the message says what is wrong.
     """
     sent = _parse_object(body)
     known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     unknown = next((name for name in sent if name not in known), None)
     if unknown is not None:
-        raise BadInput(f"There is no field {describe(unknown)} in this request.")
+        raise InvalidInput(f"There is no field {describe(unknown)} in this request.")
     values = {}
     for name, entry in known.items():
         if name in sent:
             values[name] = entry.metadata["read"](sent[name], name)
         elif entry.default is MISSING:
-            raise BadInput(f"The field {name} is missing in this request.")
+            raise InvalidInput(f"The field {name} is missing in this request.")
     return kind(**values)
 
 
@@ -144,24 +148,24 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     try:
         sent = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique_names)
     except RecursionError:
-        raise BadInput("The request is nested too deeply.") from None
-    except BadInput:
+        raise InvalidInput("The request is nested too deeply.") from None
+    except InvalidInput:
         raise
     except ValueError:
-        raise BadInput("The request is not JSON.") from None
+        raise InvalidInput("The request is not JSON.") from None
     if not isinstance(sent, dict):
-        raise BadInput("The request is not a JSON object.")
+        raise InvalidInput("The request is not a JSON object.")
     return sent
 
 
 def _refuse_constant(name: str) -> None:
-    raise BadInput(f"{name} is not a number that JSON has.")
+    raise InvalidInput(f"{name} is not a number that JSON has.")
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise BadInput("A field is given twice in this request.")
+        raise InvalidInput("A field is given twice in this request.")
     return found
 
 
@@ -176,7 +180,7 @@ def query_count(query: Mapping[str, str], name: str) -> int:
 def parse_count(text: str, name: str) -> int:
     """Read a whole number that is written in plain digits."""
     if not re.fullmatch(f"[0-9]{{1,{_MAX_DIGITS}}}", text):
-        raise BadInput(f"The {name} must be a whole number, not {describe(text)}.")
+        raise InvalidInput(f"The {name} must be a whole number, not {describe(text)}.")
     return int(text)
 
 

@@ -9,7 +9,7 @@ from ..cleaning.chats import CHATS
 from ..cleaning.duplicates_text import describe_group, name_likeness
 from ..cleaning.findings import describe_amount, describe_change, name_measure
 from ..cleaning.recommendation import KEEP, RELABEL
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .listing import Listing, finite_or_none
 
 _MAX_SUMMARY = 240  # characters
@@ -21,7 +21,9 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
     """Return everything that the page shows about a training instance, as JSON."""
     project = listing.project
     if not 0 <= id < len(project.instances):
-        raise BadInput(f"There is no training instance {id}; there are {len(project.instances)}.")
+        raise InvalidInput(
+            f"There is no training instance {id}; there are {len(project.instances)}."
+        )
     why, sentences = project.why(id), reason_sentences(project.instances.loc[id], project.about)
     copies, classes = project.copies, bool(project.classes)
     if (group := copies.group_of(id)) is not None:

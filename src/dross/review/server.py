@@ -27,7 +27,7 @@ from ..cleaning.chats import CHATS
 from ..cleaning.findings import is_share
 from ..cleaning.project import Project
 from ..cleaning.reopen import check_code_unchanged
-from ..errors import BadInput, DrossError, StorageFailed
+from ..errors import DrossError, InvalidInput
 from ..support.html import render
 from .addresses import KnownHosts, is_loopback, known_hosts, open_listener, page_addresses
 from .answers import JSONAnswer
@@ -133,9 +133,9 @@ def serve(
             the page may run.
 
     Raises:
-        BadInput: The port is taken.
-        TapeDamaged: The folder is not a project.
-        TapeMismatch: Code of `trust_code` has changed since `dross clean` used it.
+        InvalidInput: The port is taken.
+        CorruptFile: The folder is not a project.
+        InputChanged: Code of `trust_code` has changed since `dross clean` used it.
     """
     with open_listener(host, port, folder) as listener, contextlib.ExitStack() as stack:
         project, token = Project.open(folder), secrets.token_urlsafe(_TOKEN_BYTES)
@@ -235,10 +235,10 @@ def _make_server(app: Starlette, limits: Limits) -> uvicorn.Server:
 
 
 def _answer_dross_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, BadInput):
+    if isinstance(error, InvalidInput):
         status = 400
     else:
-        status = 507 if isinstance(error, StorageFailed) else 500
+        status = 507 if isinstance(error, DrossError) else 500
     return JSONAnswer({"error": str(error)}, status)
 
 

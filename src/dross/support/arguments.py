@@ -7,13 +7,13 @@ from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 
 def check_whole(value: Any, what: str) -> int:
     """The value as an int, or an error that calls it `what`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise BadInput(f"{what} must be a whole number, not {value!r}.")
+        raise InvalidInput(f"{what} must be a whole number, not {value!r}.")
     return int(value)
 
 
@@ -28,12 +28,12 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
         at_least: The smallest that is accepted.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise BadInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
+        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
     count = int(value)
     if count < at_least:
-        raise BadInput(f"{what} must be at least {at_least} and whole, not {shorten(count)}.")
+        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {shorten(count)}.")
     if count > at_most:
-        raise BadInput(f"{what} must be at most {at_most:,}, not {shorten(count)}: {because}.")
+        raise InvalidInput(f"{what} must be at most {at_most:,}, not {shorten(count)}: {because}.")
     return count
 
 
@@ -45,16 +45,16 @@ def shorten(number: int) -> str:
 def check_folder(value: Any, what: str) -> str | os.PathLike:
     """The value if it can name a folder, or an error that calls it `what`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise BadInput(f"{what} must be the path of a folder, not {value!r}.")
+        raise InvalidInput(f"{what} must be the path of a folder, not {value!r}.")
     if not os.fspath(value) or "\0" in os.fspath(value):
-        raise BadInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
+        raise InvalidInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
     return value
 
 
 def check_function(value: Any, what: str) -> None:
     """Refuse what is neither None nor callable, with an error that calls it `what`."""
     if value is not None and not callable(value):
-        raise BadInput(f"{what} must be a function, not {value!r}.")
+        raise InvalidInput(f"{what} must be a function, not {value!r}.")
 
 
 def check_number(value: Any, what: str) -> float:
@@ -62,7 +62,7 @@ def check_number(value: Any, what: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise BadInput(f"{what} must be a number, not {value!r}.") from None
+        raise InvalidInput(f"{what} must be a number, not {value!r}.") from None
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import StorageFailed
+from ..errors import DrossError
 from .file_lock import is_alive
 
 Raw = bytes | Iterable[bytes | memoryview]
@@ -131,12 +131,12 @@ def make_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, raw: bytes, *, sync: bool = True) -> None:
-    """Replace a file, and make its folder if there is none; failures become StorageFailed."""
+    """Replace a file, and make its folder if there is none; failures become DrossError."""
     try:
         make_folder(path.parent)
         replace_file(path, raw, sync=sync)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:

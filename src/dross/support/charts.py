@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .atomic_files import write_text
 
 BLUE, ORANGE, RED, GREY, GREEN = "#2f5d8a", "#d98e3f", "#c2452d", "#8a8f96", "#4d8a5c"
@@ -33,12 +33,12 @@ def house_style() -> Iterator[None]:
     The style and the backend that the user has chosen for matplotlib stay as they are.
 
     Raises:
-        BadInput: matplotlib is not installed.
+        InvalidInput: matplotlib is not installed.
     """
     try:
         from matplotlib import style
     except ImportError:
-        raise BadInput(
+        raise InvalidInput(
             "Figures need matplotlib: pip install matplotlib. The results themselves are kept."
         ) from None
     with style.context(["default", _STYLE]):

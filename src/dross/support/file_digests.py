@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import StorageFailed
+from ..errors import DrossError
 
 SEAL = "sha256"  # the key under which a sealed JSON object carries its own digest
 _SEALED = "sealed"  # beside it: damage to one of the two names does not hide the seal
@@ -18,12 +18,12 @@ def digest_bytes(raw: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """The digest of a file's content; raises StorageFailed."""
+    """The digest of a file's content; raises DrossError."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def digest_files(root: Path, names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, StorageFailed
+from ..errors import DrossError, InvalidInput
 
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _PLACE_OF_LOCK = 1 << 30  # on Windows a locked byte cannot be read: far beyond the content
@@ -29,13 +29,13 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         what: What is locked, for messages, such as "the folder runs/people".
 
     Raises:
-        BadInput: another process holds it, or one of another host held it last.
-        StorageFailed: the file cannot be created.
+        InvalidInput: another process holds it, or one of another host held it last.
+        DrossError: the file cannot be created.
     """
     try:
         descriptor = _open_locked(path)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be created: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be created: {error.strerror or error}.") from error
     if descriptor is None:
         raise _explain_holder(path, what, _read_owner(path))
     try:
@@ -135,14 +135,14 @@ def _write_owner(descriptor: int, path: Path) -> None:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(owner).encode())
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def _explain_holder(path: Path, what: str, owner: dict[str, Any]) -> BadInput:
+def _explain_holder(path: Path, what: str, owner: dict[str, Any]) -> InvalidInput:
     pid, host, since = (owner.get(key, "unknown") for key in ("pid", "host", "since"))
     advice = "Wait until it has ended, or choose another place."
     if host != socket.gethostname():
         advice += f" If it is no longer running, delete {path}."
-    return BadInput(
+    return InvalidInput(
         f"Another dross is writing to {what}: process {pid} on {host}, since {since}. {advice}"
     )

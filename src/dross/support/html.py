@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from .printable import printable
 
 
@@ -12,7 +12,7 @@ def _environment() -> Any:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise BadInput(
+        raise InvalidInput(
             "Pages need Jinja2: pip install jinja2. The results themselves are kept."
         ) from None
     return Environment(

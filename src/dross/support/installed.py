@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 TABLES = ("pandas", "pyarrow", "sklearn", "scipy", "joblib")  # what cleaning needs
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # where a module has another name
@@ -16,11 +16,11 @@ def check_installed(what: str, *modules: str) -> None:
         modules: their names as modules.
 
     Raises:
-        BadInput: with their names as packages, and the command that installs them.
+        InvalidInput: with their names as packages, and the command that installs them.
     """
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        raise BadInput(explain_uninstalled(what, *missing))
+        raise InvalidInput(explain_uninstalled(what, *missing))
 
 
 def explain_uninstalled(what: str, *modules: str) -> str:

@@ -12,7 +12,7 @@ def open_axes(ax: Any) -> Any:
     """The user's axes, or new ones in the user's own style and backend.
 
     Raises:
-        BadInput: matplotlib is not installed.
+        InvalidInput: matplotlib is not installed.
     """
     check_installed("A plot", "matplotlib")
     if ax is not None:

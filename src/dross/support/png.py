@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 
 def encode_png(picture: np.ndarray) -> bytes:
@@ -13,7 +13,7 @@ def encode_png(picture: np.ndarray) -> bytes:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput(
+        raise InvalidInput(
             "Pictures need Pillow: pip install pillow. The results themselves are kept."
         ) from None
     out = io.BytesIO()

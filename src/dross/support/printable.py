@@ -2,7 +2,7 @@
 
 import re
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 
 # Control characters but for tab and line feed, halves of surrogate pairs, line and paragraph
 # separators, and what changes the direction of text: on a terminal or a page they hide or forge it.
@@ -28,6 +28,6 @@ def check_encodable(name: str) -> None:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadInput(
+        raise InvalidInput(
             f"The name of {printable(name)} is not UTF-8. Give the file another name."
         ) from None

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..errors import BadInput, DrossWarning, first_line
+from ..errors import DrossWarning, InvalidInput, first_line
 from .notebook_bar import in_notebook, notebook_bar
 from .printable import printable
 
@@ -64,14 +64,14 @@ def track(tracker: Tracker) -> Iterator[None]:
             `dross.integrations.trackers`.
 
     Raises:
-        BadInput: it has no such method.
+        InvalidInput: it has no such method.
 
     Example:
         with SummaryWriter() as writer, dross.track(TensorBoard(writer)):
             scores = run.influence(query)
     """
     if not callable(getattr(tracker, "log", None)):
-        raise BadInput(
+        raise InvalidInput(
             f"A {type(tracker).__name__} cannot track: it needs a method log(values, step), like "
             "dross.integrations.trackers.TensorBoard and MLflow."
         )

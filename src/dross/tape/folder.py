@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import BadInput, StorageFailed, TapeExists
+from ..errors import DrossError, InvalidInput
 from .reader import MANIFEST, read_manifest
 from .storage import is_url
 
@@ -16,25 +16,25 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
     Returns the manifest to continue from, if there is one and `resume` asks for it.
 
     Raises:
-        BadInput: the folder is a URL, or both options are given.
-        TapeExists: the folder holds a tape that may not be replaced, or other files.
-        StorageFailed: the folder cannot be made.
+        InvalidInput: the folder is a URL, or both options are given.
+        InvalidInput: the folder holds a tape that may not be replaced, or other files.
+        DrossError: the folder cannot be made.
     """
     if is_url(folder):
-        raise BadInput(
+        raise InvalidInput(
             f"A run is recorded into a folder; from {folder} it can only be read. Record it here, "
             "and copy the folder there."
         )
     folder = Path(folder)
     if overwrite and resume:
-        raise BadInput("overwrite and resume exclude each other: pass only one of them.")
+        raise InvalidInput("overwrite and resume exclude each other: pass only one of them.")
     if (folder / MANIFEST).exists():
         if resume:
             manifest = read_manifest(folder)
             _remove_temporary_files(folder)
             return manifest
         if not overwrite:
-            raise TapeExists(
+            raise InvalidInput(
                 f"There is a tape at {folder} already. Open it with dross.Run.open, continue it "
                 "with resume=True, replace it with overwrite=True, or choose another folder."
             )
@@ -44,7 +44,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             for file in folder.glob(f"{kind}-*.safetensors*"):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
-        raise TapeExists(f"{folder} exists and is not a tape. Choose another folder.")
+        raise InvalidInput(f"{folder} exists and is not a tape. Choose another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,7 +75,7 @@ def _remove_temporary_files(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
+def storage_failed(path: Path, error: OSError, steps: int) -> DrossError:
     """What a failed write means, and how far the tape is whole."""
     causes = {
         errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
@@ -85,6 +85,4 @@ def storage_failed(path: Path, error: OSError, steps: int) -> StorageFailed:
         errno.EROFS: "the disk is read-only",
     }
     cause = causes.get(error.errno or 0, error.strerror or str(error))
-    return StorageFailed(
-        f"{path} cannot be written: {cause}. The tape is whole up to step {steps}."
-    )
+    return DrossError(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")

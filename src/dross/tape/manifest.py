@@ -11,7 +11,7 @@ from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer
-from ..errors import TapeMismatch
+from ..errors import InputChanged
 from .reader import FORMAT
 from .retention import Keep
 
@@ -87,14 +87,14 @@ def check_same_run(earlier: dict, now: dict) -> None:
     """Refuse to continue a tape with other settings than those it was started with.
 
     Raises:
-        TapeMismatch: a setting of `now` differs from the one in the manifest `earlier`.
+        InputChanged: a setting of `now` differs from the one in the manifest `earlier`.
     """
     known = set(now) - (_MISSING_IN_OLD_TAPES - set(earlier))
     elsewhere = {"device"} if earlier.get("complete") else set()  # no step is left to be taken
     for key in sorted(known - _MAY_DIFFER - elsewhere):
         if earlier.get(key) != now[key]:
             was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))
-            raise TapeMismatch(
+            raise InputChanged(
                 f"The tape cannot be continued with other settings: {key} was {was} and is "
                 f"{is_now}. Use the settings it was started with, or overwrite=True to start again."
             )

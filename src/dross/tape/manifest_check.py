@@ -14,7 +14,7 @@ from typing import Any
 from ..data.dataset import EVERYTHING, SAMPLE
 from ..engine.attention import are_kernels
 from ..engine.casting import NARROW_NAMES, is_saved_autocast
-from ..errors import TapeDamaged
+from ..errors import CorruptFile
 
 DIGEST = "digest"
 _LARGEST = 2**63 - 1
@@ -33,13 +33,13 @@ def check_manifest(manifest: dict, path: str) -> None:
         path: its name for a message.
 
     Raises:
-        TapeDamaged: it says which entry is wrong.
+        CorruptFile: it says which entry is wrong.
     """
     found = _find_fault(manifest)
     if found is None and DIGEST in manifest and manifest[DIGEST] != _digest(manifest):
         found = "its digest differs, so it has been changed since it was written"
     if found is not None:
-        raise TapeDamaged(
+        raise CorruptFile(
             f"{path} is damaged: {found}. Restore it from a copy, or record the run again."
         )
 

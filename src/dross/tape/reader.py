@@ -32,7 +32,7 @@ from torch import Tensor
 from ..data.instance_hashes import MAX_ID
 from ..distributed.tape_shards import files_of, join_shards
 from ..engine.state import State
-from ..errors import StorageFailed, TapeDamaged, TapeError, TapeMismatch
+from ..errors import CorruptFile, DrossError, InputChanged
 from ..support.counts import say_count
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
@@ -91,7 +91,7 @@ class Tape:
         return sum(each["bytes"] for entry in files for each in files_of(entry))
 
     def read(self, index: int) -> Segment:
-        """The segment at this place among the entries; raises TapeDamaged or StorageFailed."""
+        """The segment at this place among the entries; raises CorruptFile or DrossError."""
         entry = self.entries[index]
         with self._refusing_other_content(entry):
             tensors, about = self._load(entry)
@@ -104,13 +104,13 @@ class Tape:
         return segment
 
     def end_state(self) -> State:
-        """The state after the last recorded step; raises TapeDamaged or StorageFailed."""
+        """The state after the last recorded step; raises CorruptFile or DrossError."""
         with self._refusing_other_content(self.manifest["end"]):
             tensors, about = self._load(self.manifest["end"])
             return State.from_tensors(tensors, tuple(about["clock"]))
 
     def check_files(self) -> None:
-        """Read every file and compare its digest; raises TapeDamaged or StorageFailed."""
+        """Read every file and compare its digest; raises CorruptFile or DrossError."""
         for index in range(len(self.entries)):
             self.read(index)
         self.end_state()
@@ -118,14 +118,14 @@ class Tape:
         self.hashes()
 
     def average(self) -> AverageRecord | None:
-        """What is known of averaged weights, if anything; raises TapeDamaged or StorageFailed."""
+        """What is known of averaged weights, if anything; raises CorruptFile or DrossError."""
         if (entry := self.manifest.get("average")) is None:
             return None
         with self._refusing_other_content(entry):
             return AverageRecord.decode(*self._load(entry))
 
     def hashes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of instances and what their hashes were; raises TapeDamaged or StorageFailed.
+        """The ids of instances and what their hashes were; raises CorruptFile or DrossError.
 
         Where an id comes twice, the last one counts.
         """
@@ -149,7 +149,7 @@ class Tape:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             path = self.storage.path(entry["file"])
-            raise TapeDamaged(
+            raise CorruptFile(
                 f"{path} does not hold what the manifest says ({type(error).__name__}: {error}). "
                 "Restore the tape from a copy, or record the run again."
             ) from error
@@ -172,16 +172,16 @@ class Tape:
         try:
             raw = self.storage.read(name)
         except FileNotFoundError:
-            raise TapeDamaged(
+            raise CorruptFile(
                 f"{path} is missing. The tape cannot be retraced without it; put it back from a "
                 "copy, or record the run again."
             ) from None
         except OSError as error:
-            raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
         # A bucket may have fetched the file again since it was last checked.
         if name not in self._intact or isinstance(self.storage, Bucket):
             if len(raw) != entry["bytes"] or hashlib.sha256(raw).hexdigest() != entry["sha256"]:
-                raise TapeDamaged(
+                raise CorruptFile(
                     f"{path} is damaged: it has {len(raw):,} bytes where {entry['bytes']:,} were "
                     "written, or its digest differs. Restore the file from a copy, or record the "
                     "run again."
@@ -192,51 +192,51 @@ class Tape:
 
 
 def parse(raw: bytes, path: Path | str) -> tuple[dict[str, Tensor], dict]:
-    """The tensors of a tape's file and what it says about them; raises TapeDamaged."""
+    """The tensors of a tape's file and what it says about them; raises CorruptFile."""
     try:
         tensors = load(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         return tensors, parse_about(header["__metadata__"], path)
     except (SafetensorError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
-        raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
+        raise CorruptFile(f"{path} is not a file of a dross tape ({error}).") from None
 
 
 def parse_about(metadata: dict, path: Path | str) -> dict:
-    """What a tape's file says about its tensors; raises TapeDamaged."""
+    """What a tape's file says about its tensors; raises CorruptFile."""
     try:
         return json.loads(metadata["dross"])
     except (KeyError, ValueError, TypeError) as error:
-        raise TapeDamaged(f"{path} is not a file of a dross tape ({error}).") from None
+        raise CorruptFile(f"{path} is not a file of a dross tape ({error}).") from None
 
 
 def read_manifest(where: Path | Storage) -> dict:
     """The manifest of the tape that lies there.
 
     Raises:
-        TapeError: there is no tape.
-        StorageFailed: the manifest cannot be read.
-        TapeDamaged: the manifest is incomplete, unreadable, altered or not one of dross.
-        TapeMismatch: another version of dross wrote the tape in another format.
+        DrossError: there is no tape.
+        DrossError: the manifest cannot be read.
+        CorruptFile: the manifest is incomplete, unreadable, altered or not one of dross.
+        InputChanged: another version of dross wrote the tape in another format.
     """
     storage = open_storage(where)
     folder, path = storage.address, storage.path(MANIFEST)
     try:
         manifest = json.loads(storage.read(MANIFEST))
     except FileNotFoundError:
-        raise TapeError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
+        raise DrossError(f"There is no tape at {folder}: {MANIFEST} is missing.") from None
     except NotADirectoryError:
-        raise TapeError(f"{folder} is a file; a tape is a folder.") from None
+        raise DrossError(f"{folder} is a file; a tape is a folder.") from None
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DrossError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
-        raise TapeDamaged(
+        raise CorruptFile(
             f"{path} is not readable JSON ({error}). Restore it from a copy, or record the run "
             "again."
         ) from None
     if not isinstance(manifest, dict) or manifest.get("made_by") != "dross":
-        raise TapeDamaged(f"{path} was not written by dross.")
+        raise CorruptFile(f"{path} was not written by dross.")
     if manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
-        raise TapeMismatch(
+        raise InputChanged(
             f"The tape at {folder} has format {manifest.get('format')}; this dross reads formats "
             f"{FORMAT} and {SHARDED_FORMAT}. Use the version of dross that recorded it, or record "
             "the run again."

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
 from ..distributed.tape_shards import explain_other_ranks
-from ..errors import BadInput, TapeMismatch
+from ..errors import InputChanged, InvalidInput
 from ..support.arguments import check_folder
 from .reader import Tape, read_manifest
 from .retention import EveryStep, Keep
@@ -34,13 +34,13 @@ def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) ->
         folder: where the run is recorded.
 
     Raises:
-        BadInput: for another folder, which would be another run.
+        InvalidInput: for another folder, which would be another run.
     """
     if isinstance(resume, bool):
         return resume
     check_folder(resume, "resume")
     if Path(resume).resolve() != Path(folder).resolve():
-        raise BadInput(
+        raise InvalidInput(
             f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run can "
             "only be continued where it was recorded: pass resume=True."
         )
@@ -59,9 +59,9 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
             called.
 
     Raises:
-        TapeMismatch: where the tape does not know the state after that many steps, or several ranks
+        InputChanged: where the tape does not know the state after that many steps, or several ranks
             wrote it, which one process cannot continue.
-        TapeError: where there is no tape, or it is damaged.
+        DrossError: where there is no tape, or it is damaged.
     """
     manifest = read_manifest(Path(folder))
     if manifest["steps"] == steps:
@@ -71,7 +71,7 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
     later = [entry for entry in manifest["segments"] if entry["first"] >= steps]
     if not later or later[0]["first"] != steps:
         saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
-        raise TapeMismatch(
+        raise InputChanged(
             f"The checkpoint was made after {steps} steps, but the tape at {folder} can continue "
             f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
             "record the run again in another folder."

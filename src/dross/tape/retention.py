@@ -15,7 +15,7 @@ import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_whole
 
 _MAX_SEGMENT_BYTES = 32 << 20
@@ -66,7 +66,7 @@ class Keep(ABC):
 def check_keep(keep: object) -> None:
     """Refuse anything that is not a strategy; None stands for the default one."""
     if keep is not None and not isinstance(keep, Keep):
-        raise BadInput(
+        raise InvalidInput(
             f"keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes), not {keep!r}."
         )
 
@@ -96,7 +96,7 @@ class Checkpoints(Keep):
         every: steps between two kept states. By default about sqrt(T) for a run of T steps.
 
     Raises:
-        BadInput: `every` is smaller than 1.
+        InvalidInput: `every` is smaller than 1.
     """
 
     every: int | None = None
@@ -104,7 +104,7 @@ class Checkpoints(Keep):
     def __post_init__(self):
         every = 1 if self.every is None else check_whole(self.every, "Checkpoints(every=...)")
         if every < 1:
-            raise BadInput(f"Checkpoints(every=...) needs at least 1 step, not {self.every}.")
+            raise InvalidInput(f"Checkpoints(every=...) needs at least 1 step, not {self.every}.")
 
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
         """`every`, or about the square root of the number of steps."""
@@ -135,7 +135,7 @@ class LastEpochs(Keep):
         inside: what is kept of these, `EveryStep()` or `Checkpoints()`.
 
     Raises:
-        BadInput: `epochs` is smaller than 1.
+        InvalidInput: `epochs` is smaller than 1.
     """
 
     epochs: int = 1
@@ -143,9 +143,9 @@ class LastEpochs(Keep):
 
     def __post_init__(self):
         if not isinstance(self.inside, (EveryStep, Checkpoints)):
-            raise BadInput(f"inside must be EveryStep() or Checkpoints(), not {self.inside!r}.")
+            raise InvalidInput(f"inside must be EveryStep() or Checkpoints(), not {self.inside!r}.")
         if check_whole(self.epochs, "LastEpochs(epochs)") < 1:
-            raise BadInput(f"LastEpochs needs at least 1 epoch, not {self.epochs}.")
+            raise InvalidInput(f"LastEpochs needs at least 1 epoch, not {self.epochs}.")
 
     @property
     def every_state(self) -> bool:
@@ -179,7 +179,7 @@ class Budget(Keep):
         spacing: steps per segment to begin with; a thinned-out tape goes on with longer ones.
 
     Raises:
-        BadInput: a number of bytes is not positive, or `spacing` is smaller than 1. When a run
+        InvalidInput: a number of bytes is not positive, or `spacing` is smaller than 1. When a run
             begins: the budget cannot hold its first and last states and the list of instances.
     """
 
@@ -191,11 +191,11 @@ class Budget(Keep):
         in_memory = self.bytes if self.in_memory is None else self.in_memory
         for value in (self.bytes, in_memory):
             if not isinstance(value, numbers.Real):
-                raise BadInput(f"A budget is a number of bytes, not {value!r}.")
+                raise InvalidInput(f"A budget is a number of bytes, not {value!r}.")
             if value <= 0:
-                raise BadInput(f"A budget needs a positive number of bytes, not {value}.")
+                raise InvalidInput(f"A budget needs a positive number of bytes, not {value}.")
         if check_whole(self.spacing, "Budget(spacing=...)") < 1:
-            raise BadInput(f"Budget(spacing=...) needs at least 1 step, not {self.spacing}.")
+            raise InvalidInput(f"Budget(spacing=...) needs at least 1 step, not {self.spacing}.")
 
     @property
     def limit(self) -> int | None:
@@ -215,12 +215,12 @@ class Budget(Keep):
         """Every step where all states fit; otherwise a spacing with which they do.
 
         Raises:
-            BadInput: the first and the last state and the list of instances do not fit.
+            InvalidInput: the first and the last state and the list of instances do not fit.
         """
         ends = 2 * (state_bytes + _SEGMENT_HEADER_BYTES)  # the first state and the last one
         fixed = ends + (planned or 0) * step_bytes
         if self.bytes < fixed:
-            raise BadInput(
+            raise InvalidInput(
                 f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of "
                 f"this model and the list of instances: give at least {fixed:,}."
             )

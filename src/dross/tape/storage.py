@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from pathlib import Path
 
-from ..errors import BadInput
+from ..errors import InvalidInput
 from ..support.arguments import check_folder
 from ..support.atomic_files import write_bytes
 
@@ -69,7 +69,7 @@ class Bucket(Storage):
             self.system, self.root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             # The package for this kind of storage is missing, or there is no such kind.
-            raise BadInput(f"{url} cannot be opened: {error}.") from None
+            raise InvalidInput(f"{url} cannot be opened: {error}.") from None
         self.address = url
         self.folder: Path | None = None  # made when the first file is cached
         #: file -> bytes, the least recently used first
@@ -112,7 +112,7 @@ def is_url(where: str | os.PathLike) -> bool:
 
 
 def open_storage(where: str | os.PathLike | Storage) -> Storage:
-    """The storage at a path or behind a URL; raises BadInput for a URL that cannot be opened."""
+    """The storage at a path or behind a URL; raises InvalidInput for a URL that cannot be opened."""
     if isinstance(where, Storage):
         return where
     check_folder(where, "The place of a tape")

@@ -19,7 +19,7 @@ from ..distributed.background import run_in_background
 from ..distributed.tape_shards import files_of
 from ..engine.state import State
 from ..engine.step import Step
-from ..errors import StorageFailed, TapeError, TapeExists
+from ..errors import DrossError, InvalidInput
 from ..support.atomic_files import Raw, replace_file
 from .average_record import AverageRecord
 from .folder import storage_failed
@@ -124,7 +124,7 @@ class TapeWriter:
         after: the state after its last step, if `add` has none.
 
         Raises:
-            StorageFailed: this segment, or the one before it, could not be written.
+            DrossError: this segment, or the one before it, could not be written.
         """
         self._settle(wait_for_it=True)
         self._write_closed(after, in_background=self._may_write_in_background())
@@ -141,7 +141,7 @@ class TapeWriter:
         average: AverageRecord | None = None,
     ) -> None:
         """Write what is open and mark the tape as complete, or as interrupted."""
-        with suppress(StorageFailed):  # it is tried again: there may be room by now
+        with suppress(DrossError):  # it is tried again: there may be room by now
             self._settle(wait_for_it=True)
         self._write_closed(after, commit=True)
         noted, gone = self._write_hashes(whole=complete)
@@ -201,7 +201,7 @@ class TapeWriter:
         """Take over what the thread has written, if it is done.
 
         Raises:
-            StorageFailed: it could not be written. What is closed stays so.
+            DrossError: it could not be written. What is closed stays so.
         """
         writing = self._writing
         if writing is None or not (wait_for_it or writing.done()):
@@ -327,7 +327,7 @@ class TapeWriter:
         limit, gone = self.keep.limit, []
         while limit is not None and sum(e["bytes"] for e in entries) + other_bytes > limit:
             if len(entries) == 1:
-                raise TapeError(
+                raise DrossError(
                     f"The budget of {limit:,} bytes is spent after {self.next} steps: one state "
                     "and the list of instances take more. Give a larger budget, or "
                     "keep=LastEpochs(1)."
@@ -375,7 +375,7 @@ class TapeWriter:
     def _commit(self, manifest: dict) -> None:
         present = self.folder / MANIFEST
         if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
-            raise TapeExists(
+            raise InvalidInput(
                 f"Another run has been recorded in {self.folder} in the meantime; this one is not "
                 "written over it."
             )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...data.collated import Keywords
-from ...errors import BadInput, NotSupported
+from ...errors import InvalidInput, NotSupported
 from ...support.counts import say_count
 
 ID = "dross_id"
@@ -36,7 +36,7 @@ class WithIds(Dataset):
 
     def _add(self, i: int, item: Any) -> dict:
         if not isinstance(item, Mapping):
-            raise BadInput(
+            raise InvalidInput(
                 f"Example {i} of the training set has the type {type(item).__name__}; dross needs "
                 "dicts of columns, as datasets.Dataset gives them, to let each carry its id."
             )
@@ -53,7 +53,7 @@ class IdCollator:
         """The collator's batch with the ids under "dross_id"."""
         missing = [k for k, example in enumerate(examples) if ID not in example]
         if missing:
-            raise BadInput(
+            raise InvalidInput(
                 "The examples reach the collator without their ids: something between the data "
                 f"set and the collator drops the column '{ID}'. Keep it, or leave the loader to "
                 "Trainer."
@@ -68,9 +68,9 @@ class IdCollator:
 def take_ids(inputs: Any) -> Tensor:
     """The ids of a batch, taken out of it."""
     if not hasattr(inputs, "pop"):
-        raise BadInput(f"Trainer's batches must be dicts, not {type(inputs).__name__}.")
+        raise InvalidInput(f"Trainer's batches must be dicts, not {type(inputs).__name__}.")
     if ID not in inputs:
-        raise BadInput(
+        raise InvalidInput(
             f"The batch does not say which examples it is made of ('{ID}' is missing): this "
             "trainer makes its own loader, or its collator drops the ids. Let "
             "get_train_dataloader of Trainer make the loader, or give the loader "
@@ -91,11 +91,11 @@ class Split:
         """x and y of a batch.
 
         Raises:
-            BadInput: where there are no labels.
+            InvalidInput: where there are no labels.
             NotSupported: where rows are not examples.
         """
         if not hasattr(batch, "items"):
-            raise BadInput(
+            raise InvalidInput(
                 f"The collator makes the type {type(batch).__name__}; Trainer calls a model with "
                 "a dict of columns. Return {'input_ids': ..., 'labels': ...}."
             )
@@ -104,7 +104,7 @@ class Split:
             raise packing_refused("The collator puts several examples into one row")
         y = {name: given[name] for name in self.label_names if name in given}
         if not y:
-            raise BadInput(
+            raise InvalidInput(
                 f"The batches have the columns {', '.join(given) or 'none'} and no "
                 f"{' or '.join(self.label_names) or 'labels'}, so there is no loss to learn from. "
                 "Add that column to the data set, let the collator make it, or say its name: "
@@ -112,13 +112,13 @@ class Split:
             )
         odd = [name for name, value in given.items() if not isinstance(value, Tensor)]
         if odd:
-            raise BadInput(
+            raise InvalidInput(
                 f"'{odd[0]}' in the batch has the type {type(given[odd[0]]).__name__}: dross "
                 "replays tensors. Leave that column out, or turn it into a tensor in the collator."
             )
         kept = given if self.keep_labels else {k: v for k, v in given.items() if k not in y}
         if not kept:
-            raise BadInput(
+            raise InvalidInput(
                 f"The batches have the labels ({', '.join(y)}) and no inputs: the data set has "
                 "no column that the model's forward takes. Check the names of the columns, or set "
                 "remove_unused_columns=False."

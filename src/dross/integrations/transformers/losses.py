@@ -24,7 +24,7 @@ from transformers.loss.loss_utils import (
 from ...data.collated import Collated
 from ...data.dataset import move_to
 from ...engine.objective import Objective
-from ...errors import BadInput, NotSupported
+from ...errors import InvalidInput, NotSupported
 from ...influence.query import Buffers, Query, QueryPart
 
 IGNORED = -100  # the label of a token that has no loss
@@ -122,7 +122,7 @@ class InstanceLosses:
     def token_by_token(self) -> "InstanceLosses":
         """The same losses, one per token."""
         if not self.has_tokens:
-            raise BadInput(
+            raise InvalidInput(
                 f"This model has one loss per {self.kind} and none per token: ask for scores per "
                 "example."
             )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import NotReplayable
+from ...errors import NotSupported
 from ...record.followed import Followed
 from .losses import InstanceLosses
 
@@ -38,7 +38,7 @@ class Shares:
             followed: gives the losses of the examples where they are needed.
 
         Raises:
-            NotReplayable: where the loss is not the sum of the examples' losses divided by any of
+            NotSupported: where the loss is not the sum of the examples' losses divided by any of
                 them.
         """
         divisors = self.divisors(losses, y, items)
@@ -53,7 +53,7 @@ class Shares:
             return 1 / next(iter(divisors.values()))  # the step itself is refused
         if best > limit:
             tried = ", ".join(f"{name}: {total / d:.6g}" for name, d in divisors.items())
-            raise NotReplayable(
+            raise NotSupported(
                 f"The trainer's loss of this batch is {value:.6g}. The losses of its examples give "
                 f"other values, divided by the number of {tried}. Something else is in the loss "
                 "(an auxiliary loss, another reduction, compute_loss_func). Pass the loss of each "

@@ -20,7 +20,7 @@ from ...data.batch import MicroBatch
 from ...data.collated import Collated
 from ...data.dataset import Instances
 from ...engine.executor import Executor
-from ...errors import BadInput
+from ...errors import InvalidInput
 from ...influence.query import Query
 from ...influence.run import Run
 from ...tape.reader import Tape
@@ -63,12 +63,12 @@ def per_token(run: Run) -> TokenRun:
         run: of a language model or a token classifier, as `recorded_run` gives it.
 
     Raises:
-        BadInput: where examples have no losses per token.
+        InvalidInput: where examples have no losses per token.
     """
     recording = run.recording
     losses, source = recording.objective.loss, recording.instances.source
     if not isinstance(losses, InstanceLosses) or not isinstance(source, Collated):
-        raise BadInput("Scores per token need a run of a model with one loss per token.")
+        raise InvalidInput("Scores per token need a run of a model with one loss per token.")
     losses = losses.token_by_token()
     counts = [int(losses.slots(source.collate([i])[1])[0]) for i in range(len(source))]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from ...data.collated import Collated
-from ...errors import BadInput, NotReplayable, NotSupported
+from ...errors import InvalidInput, NotSupported
 from ...influence.query import Query
 from ...influence.run import Run
 from ...record.recorder import Recorder
@@ -186,7 +186,7 @@ class RecordingMixin:
             per_token: give a `TokenRun`, which scores every labelled token of every example.
 
         Raises:
-            TapeError: where there is no tape, or it is of another model or of other data.
+            DrossError: where there is no tape, or it is of another model or of other data.
         """
         self._close_recorder()
         if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
@@ -211,7 +211,9 @@ class RecordingMixin:
         """
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
-            raise BadInput("Pass the data set to compute the loss on: trainer.loss_of(validation).")
+            raise InvalidInput(
+                "Pass the data set to compute the loss on: trainer.loss_of(validation)."
+            )
         counted = "counted items" in self._shares.fitting[:1]
 
         def count(losses: InstanceLosses, y: dict[str, Tensor]) -> Any:
@@ -265,7 +267,7 @@ class _Listener(TrainerCallback):
         """The optimizer has stepped, or should have."""
         recorder = self.trainer.recorder
         if recorder is not None and recorder.steps + recorder.skipped != state.global_step + 1:
-            raise NotReplayable(
+            raise NotSupported(
                 f"Trainer counts step {state.global_step}, but its optimizer has taken "
                 f"{recorder.steps} recorded steps: a step was skipped, or another optimizer "
                 "stepped. dross records the steps of trainer.optimizer; let it step once per "
@@ -309,10 +311,10 @@ def recording(trainer_class: type[Trainer]) -> Any:
         trainer_class: transformers' Trainer, or any class made from it.
 
     Raises:
-        BadInput: for anything else.
+        InvalidInput: for anything else.
     """
     if not (isinstance(trainer_class, type) and issubclass(trainer_class, Trainer)):
-        raise BadInput(
+        raise InvalidInput(
             f"recording takes a trainer class, such as SFTTrainer, not {trainer_class!r}."
         )
     name = f"Recording{trainer_class.__name__}"
