@@ -226,7 +226,7 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     message = r"the disk is full.*The tape is whole up to step \d+"
-    with pytest.raises(DrossError, match=message) as caught:
+    with pytest.raises(DrossError, match=message):
         train(p, tmp_path / "t", keep=keep)
     monkeypatch.undo()
     tape = Tape(tmp_path / "t")
