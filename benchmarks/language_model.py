@@ -207,9 +207,9 @@ def run_exact(experiment: Experiment) -> dict:
 
     Adam's first step is nearly that of a sign. So eps is large, and the difference narrow.
     """
+    from dross.engine.step import take_step
     from dross.integrations.transformers import InstanceLosses
     from dross.integrations.transformers.data import Split
-    from dross.replay.take_steps import take_step
 
     model, offset = keep_norms_wide(experiment.model().double()), 2e-4
     data = dross.Collated(experiment.train[:6], experiment.pad, Split(["labels"], False))

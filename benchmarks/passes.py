@@ -25,10 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import dross
 from dross.engine.cuda_graph import Graphs
 from dross.engine.state import Derivative
+from dross.engine.step import STEPS_AT_ONCE, take_steps
 from dross.influence.reverse_steps import reverse_steps
 from dross.replay.recording import Recording
 from dross.replay.segment_replay import Block
-from dross.replay.take_steps import STEPS_AT_ONCE, take_steps
 
 REPLAYS = 100
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/threads.py
 
-It shows why `dross.engine.threads` does what it does. GOMP_SPINCOUNT=300000 shows what torch's
+It shows why `dross.engine.device` does what it does. GOMP_SPINCOUNT=300000 shows what torch's
 idle threads do by default. Reverse steps are timed, one after the other.
 """
 

@@ -28,7 +28,7 @@ def _muon_without_rounding(monkeypatch):
     """Let torch's Muon and ours orthogonalize in float64. One test takes that back."""
     if HAS_MUON:
         monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", orthogonalize)
-    monkeypatch.setattr("dross.engine.formula_known.ORTHOGONALIZED_IN", torch.float64)
+    monkeypatch.setattr("dross.engine.optim_custom.ORTHOGONALIZED_IN", torch.float64)
 
 
 @pytest.fixture

@@ -27,10 +27,9 @@ from tables import make_parser, print_head, print_row
 import dross
 from dross.data.batch import Batch
 from dross.data.dataset import Instances
-from dross.engine.casting import Autocast
+from dross.engine.autodiff import probe_direction
 from dross.engine.inspect import inspect_run
-from dross.engine.precision import Precision
-from dross.engine.vjp import probe_direction
+from dross.engine.precision import Autocast, Precision
 from dross.integrations.transformers import InstanceLosses
 from dross.integrations.transformers.data import Split
 

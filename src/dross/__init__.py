@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .data.collated import Collated, Keywords
     from .data.dataset import indexed
     from .engine import optim_custom as optimizers
-    from .engine.clipping import ClipNorm, ClipValue
+    from .engine.step import ClipNorm, ClipValue
     from .finetune.clean import clean_chats
     from .influence import bounds
     from .influence.counterfactual import Counterfactual
@@ -93,8 +93,8 @@ _MODULES = {  # public names that are modules
 _HOMES = {  # the module of every other public name, except the errors
     "Budget": "tape.retention",
     "Checkpoints": "tape.retention",
-    "ClipNorm": "engine.clipping",
-    "ClipValue": "engine.clipping",
+    "ClipNorm": "engine.step",
+    "ClipValue": "engine.step",
     "Collated": "data.collated",
     "Counterfactual": "influence.counterfactual",
     "EveryStep": "tape.retention",

@@ -21,8 +21,8 @@ from dross.distributed.gathering import count_gathered
 from dross.distributed.recording import prepare_shards, shard_recording
 from dross.distributed.shard_ranks import ShardReducer
 from dross.distributed.sharded_objective import shard_objective
-from dross.engine.layout import Layout
 from dross.engine.objective import Objective
+from dross.engine.state import Layout
 from dross.errors import DrossError
 from oracles import Problem
 from zoo import F64, problem

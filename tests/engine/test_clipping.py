@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from dross.engine.clipping import ClipNorm, ClipValue, from_numbers, to_numbers
+from dross.engine.step import ClipNorm, ClipValue, clip_from_numbers, clip_to_numbers
 
 
 def test_clipping_is_torchs():
@@ -22,4 +22,4 @@ def test_clipping_is_torchs():
 
 def test_a_clip_survives_a_tape():
     for clip in (None, ClipNorm(0.7), ClipValue(0.3)):
-        assert from_numbers(*to_numbers(clip)) == clip
+        assert clip_from_numbers(*clip_to_numbers(clip)) == clip

@@ -11,7 +11,7 @@ import dross
 from dross.data.batch import Batch
 from dross.engine.conv import ConvAsMatmul
 from dross.engine.cuda_graph import Graphs
-from dross.engine.pull_plan import PullPlan
+from dross.engine.executor import PullPlan
 
 
 def test_what_was_compiled_is_compiled_once(monkeypatch):

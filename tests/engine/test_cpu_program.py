@@ -149,7 +149,7 @@ def test_a_bad_label_is_told_as_before(tmp_path, soon):
 
 def test_a_transformer_in_forward_mode_can_be_written_down(tmp_path, monkeypatch, soon):
     """Its tangents begin as tensors of zeros without memory, which not every function may touch."""
-    monkeypatch.setattr("dross.engine.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.engine.executor.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(

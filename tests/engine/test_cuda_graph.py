@@ -13,8 +13,8 @@ import dross
 from dross.datasets.augment import ShiftAndFlip
 from dross.datasets.models import mnist_cnn
 from dross.engine.cuda_graph import Graphs, _Graph
+from dross.engine.executor import PullPlan
 from dross.engine.objective import Objective
-from dross.engine.pull_plan import PullPlan
 from dross.support.closeness import SAME_KERNELS
 
 needs_gpu = pytest.mark.skipif(

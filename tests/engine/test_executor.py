@@ -9,10 +9,9 @@ from torch import nn
 
 import dross
 from dross.data.batch import Batch
-from dross.engine.executor import Executor
-from dross.engine.layout import Layout
+from dross.engine.executor import Executor, PullPlan
 from dross.engine.objective import Objective
-from dross.engine.pull_plan import PullPlan
+from dross.engine.state import Layout
 from dross.errors import InvalidInput
 from zoo import problem
 

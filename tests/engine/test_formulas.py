@@ -6,7 +6,7 @@ import torch
 
 import dross
 from dross.engine import optim_custom as registry
-from dross.engine.formula_known import newton_schulz
+from dross.engine.optim_custom import newton_schulz
 from dross.errors import InvalidInput, NotSupported
 from oracles import derivative, literal_leave_one_out, orthogonalize
 from record.user_loops import recorded_loop
@@ -186,7 +186,7 @@ def test_muon_as_torch_rounds_it(monkeypatch, tmp_path, record):
     p = problem("mlp", "muon")
     exact = record(p).influence(query(p)).values
     monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", OF_TORCH)
-    monkeypatch.setattr("dross.engine.formula_known.ORTHOGONALIZED_IN", torch.bfloat16)
+    monkeypatch.setattr("dross.engine.optim_custom.ORTHOGONALIZED_IN", torch.bfloat16)
     matrix = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     given = ((3.4445, -4.7750, 2.0315), 5, 1e-7)
     ours = newton_schulz(matrix, *given, torch.bfloat16)

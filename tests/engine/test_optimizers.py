@@ -6,10 +6,9 @@
 import pytest
 import torch
 
-from dross.engine.clipping import ClipNorm, ClipValue
 from dross.engine.optim import SUPPORTED, current_numbers, read_optimizer
 from dross.engine.state import Derivative, State
-from dross.engine.step import Step, advance, pull, push
+from dross.engine.step import ClipNorm, ClipValue, Step, advance, pull, push
 from dross.errors import NotSupported
 from zoo import HAS_MUON, JUMPS, OPTIMIZERS
 
@@ -113,8 +112,8 @@ def test_a_step_in_pieces_is_the_same_step(name, monkeypatch):
         return found | {f"push {n}": t for n, t in forth.items()} | after
 
     whole = everything()
-    monkeypatch.setattr("dross.engine.chunks._ON_CPU", 4)
-    monkeypatch.setattr("dross.engine.chunks._FEWEST", 4)
+    monkeypatch.setattr("dross.engine.update_rules._ON_CPU", 4)
+    monkeypatch.setattr("dross.engine.update_rules._FEWEST", 4)
     for part, value in everything().items():
         torch.testing.assert_close(value, whole[part], rtol=1e-14, atol=1e-15)
 

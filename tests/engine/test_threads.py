@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from dross.engine import threads
+from dross.engine import device as threads
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dross
+from dross.engine.device import measure_peak
 from dross.engine.executor import Executor
-from dross.engine.peak_memory import measure_peak
 from dross.errors import InvalidInput
 from dross.influence.retrace import retrace
 from zoo import problem

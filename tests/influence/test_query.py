@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dross
-from dross.engine.pull_plan import PullPlan, PullPlans
+from dross.engine.executor import PullPlan, PullPlans
 from dross.errors import Diverged, InvalidInput
 from oracles import literal_run
 from zoo import problem

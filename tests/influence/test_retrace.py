@@ -202,7 +202,7 @@ def test_both_ways_through_the_second_order_agree(record, monkeypatch, model):
     p = problem(model, "sgd")
     results = []
     for threshold in (0, 2**60):
-        monkeypatch.setattr("dross.engine.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", threshold)
+        monkeypatch.setattr("dross.engine.executor.MIN_FLOPS_FOR_FORWARD_MODE", threshold)
         run = record(p)
         results += [
             run.influence(query(p)).values,
@@ -237,7 +237,7 @@ def test_an_operator_without_forward_mode_falls_back(record, monkeypatch):
         def forward(self, x):
             return self.b(Squash.apply(self.a(x)))
 
-    monkeypatch.setattr("dross.engine.pull_plan.MIN_FLOPS_FOR_FORWARD_MODE", 0)
+    monkeypatch.setattr("dross.engine.executor.MIN_FLOPS_FOR_FORWARD_MODE", 0)
     p = problem("mlp", "sgd")
     p.model = lambda: Custom().double()
     run = record(p)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dross
-from dross.replay.take_steps import take_step
+from dross.engine.step import take_step
 
 
 def check_alike(plain, cast):

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import dross
-from dross.engine.casting import Autocast
-from dross.engine.pull_plan import PullPlan
+from dross.engine.executor import PullPlan
+from dross.engine.precision import Autocast
 from dross.errors import InvalidInput, NotSupported
 from oracles import literal_leave_one_out, literal_run, unrolled_scores
 from record.user_loops import check_bitwise, query, relative

@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dross
-from dross.engine.pull_plan import PullPlan
+from dross.engine.executor import PullPlan
 from record.user_loops import check_bitwise, relative
 
 pytestmark = pytest.mark.skipif(

@@ -34,7 +34,7 @@ from torch import Tensor
 from ..data.seeds import mix_seeds
 from ..distributed.job_pool import sweep, uses_workers
 from ..distributed.result_store import ResultStore
-from ..engine.devices import choose_device
+from ..engine.device import choose_device
 from ..errors import DrossError, InvalidInput, first_line
 from ..support.arguments import check_count
 from ..support.atomic_files import staged_file, write_json

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..engine.devices import choose_device
+from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..support.installed import TABLES, check_installed
 from ..support.option_names import name_option

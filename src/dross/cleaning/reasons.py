@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..engine.functional import call_model
+from ..engine.autodiff import call_model
 from ..influence.run import Run
 from .columns import TableEncoder
 from .numbers import parse_finite

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
 from ..data.seeds import mix_seeds
-from ..engine import threads
-from ..engine.functional import call_model
+from ..engine.autodiff import call_model
+from ..engine.device import manage_threads, set_threads_for
 from ..engine.update_rules import SGD
 from ..errors import Diverged
 from ..support.option_names import name_option
@@ -104,13 +104,13 @@ def train_many(
     steps, weights = recipe.epochs * recipe.steps_per_epoch(len(x)), recipe.count_parameters()
     chunks: list[TrainedModels] = []
     shown = progress_bar(what, steps * len(specs), show=progress, unit="model steps")
-    with threads.manage_threads(), shown as advance:
+    with manage_threads(), shown as advance:
         here = x.to(recipe.device), y.to(recipe.device)
         trainer = _Trainer(recipe, *here, steps, advance)
         for start in range(0, len(specs), size):
             chunk = specs[start : start + size]
             if together:  # no convolutions: every weight is multiplied with every instance once
-                threads.set_threads_for(2 * weights * recipe.batch_size * len(chunk))
+                set_threads_for(2 * weights * recipe.batch_size * len(chunk))
             train = trainer.train_together if len(chunk) > 1 else trainer.train_alone
             chunks.append(train(chunk))
     return _join(chunks)

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
-from ..engine.casting import PassNotes
+from ..engine.autodiff import probe_direction
 from ..engine.inspect import complete_precision, is_shard, names_by_group
-from ..engine.layout import Layout
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer, read_optimizer
-from ..engine.precision import use_arithmetic
-from ..engine.state import State
-from ..engine.vjp import probe_direction
+from ..engine.precision import PassNotes, use_arithmetic
+from ..engine.state import Layout, State
 from ..errors import InvalidInput, NotSupported
 from ..tape.reader import Tape
 from .gathering import GatheredParameters, saving_notes

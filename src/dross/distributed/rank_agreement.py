@@ -5,7 +5,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from ..engine.microbatching import losses_are_separate
+from ..engine.executor import losses_are_separate
 from ..engine.state import Derivative
 from ..engine.step import Step
 from ..errors import DrossWarning, InputChanged, InvalidInput

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..engine.clipping import Clip, ClipNorm
+from ..engine.step import Clip, ClipNorm
 from .shard_ranks import ShardReducer
 
 

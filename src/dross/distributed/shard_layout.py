@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..engine.layout import Layout
+from ..engine.state import Layout
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch
-from ..engine.layout import Layout
+from ..engine.state import Layout
 from .ranks import RankReducer
 from .reducer import Piece, all_rows
 from .shard_layout import ShardLayout

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch
+from ..engine.autodiff import apply_model
 from ..engine.conv import WIDE, convolutions
 from ..engine.executor import Executor
-from ..engine.functional import apply_model
-from ..engine.layout import Layout
 from ..engine.objective import Buffers, Objective, Pulled
+from ..engine.state import Layout
 from ..errors import NotSupported
 from .gathering import GatheredParameters, saving_notes
 from .plain_modules import Units

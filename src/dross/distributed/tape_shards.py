@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..engine.layout import Layout
+from ..engine.state import Layout
 from ..errors import InputChanged
 from ..support.counts import say_count
 from .shard_layout import ShardLayout

@@ -6,8 +6,7 @@ rank its digest; the manifest names a segment, or the end of the tape, once it h
 
 from typing import Any
 
-from ..engine.layout import Layout
-from ..engine.state import State
+from ..engine.state import Layout, State
 from ..engine.step import Step
 from ..errors import NotSupported
 from ..tape.average_record import AverageRecord

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import DrossWarning
+from .autodiff import batched_jvp, probe_direction
 from .moving_buffers import open_gates
 from .objective import Buffers, Objective
-from .vjp import batched_jvp, probe_direction
 
 
 def hold_what_has_no_derivative(objective: Objective, batch: Batch) -> Objective:

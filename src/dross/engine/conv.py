@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from . import channel_sums
+from .autodiff import spread_channels
 
 _MAX_BYTES = 128 << 20  # of the shifted images of one layer; beyond, cuDNN fills the GPU
 WIDE = 8  # channels from which on cuDNN is faster
@@ -63,7 +63,7 @@ class ConvAsMatmul(TorchFunctionMode):
         for_cudnn = self.wide is not None and x.shape[1] >= self.wide
         out = None if for_cudnn else _product(self.many, x, weight, *rest)
         out = func(x, weight, None, *rest) if out is None else out
-        return out if bias is None else out + channel_sums.of_channels(bias, out, axes=2)
+        return out if bias is None else out + spread_channels(bias, out, axes=2)
 
 
 def _product(

@@ -10,28 +10,31 @@ numbers stay the same. `DROSS_EXECUTOR=eager` takes the plain way everywhere, fo
 """
 
 import os
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
-from ..data.batch import Batch
+from ..data.batch import Batch, cut_rows
 from ..data.lazy_batch import AnyBatch, LazyBatches
 from ..errors import InvalidInput
-from . import threads
+from ..support.closeness import OTHER_KERNELS, ROUNDING, is_close
+from .autodiff import has_hooks, probe_direction
 from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cpu_program import Programs
 from .cuda_graph import Graphs
-from .functional import has_hooks
-from .memory import try_to_fit
-from .microbatching import BatchCuts, join_gradients, join_pulls
+from .device import manage_threads, set_threads_for, try_to_fit
 from .narrow_range import pull_in_range
 from .objective import Buffers, Objective, Pulled
-from .pull_plan import PullPlans, count_flops
 
 _KINDS = ("auto", "eager")
 Result = TypeVar("Result")
@@ -248,7 +251,7 @@ class Executor:
         """`run`, on as many threads as a pass for `count` models or queries is worth."""
         if batch.c.device.type == "cpu" and not self._hooked:
             flops = self._count_flops_each(batch, args[0], args[1])
-            threads.set_threads_for(flops * len(batch.c) * count)
+            set_threads_for(flops * len(batch.c) * count)
         return self.run(name, function, batch, *args)
 
     def run(self, name: str, function: Callable, batch: AnyBatch | LazyBatches, *args: Any) -> Any:
@@ -324,7 +327,7 @@ class Executor:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside: `Objective.training`, and passes may be reused."""
-        with threads.manage_threads(), self.objective.training(), self._reuse("training"):
+        with manage_threads(), self.objective.training(), self._reuse("training"):
             yield
 
     @contextmanager
@@ -360,3 +363,230 @@ def is_eager() -> bool:
     if kind not in _KINDS:
         raise InvalidInput(f"DROSS_EXECUTOR is {' or '.join(_KINDS)}, not {kind!r}.")
     return kind == "eager" or _get_current_dispatch_mode() is not None
+
+
+# --- microbatching --------------------------------------------------------------------------------
+
+# A batch whose pass does not fit into memory is cut into parts, and their results are added up.
+#
+# g = sum_i c_i grad l_i, its adjoint and H a_g are sums over instances. Where each loss depends on
+# its own instance alone, the parts may be computed one after the other, with the activations of one
+# part in memory. The sums round differently, and nothing else changes. This is not possible where
+# instances share something: BatchNorm's statistics, the random numbers of dropout, a loss that looks
+# at the whole batch.
+
+Result = TypeVar("Result")
+
+
+class BatchCuts:
+    """How many rows of a batch a pass takes at once, by the pass and the size of the batch."""
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        self._limits: dict[tuple[str, int], int] = {}
+        self.most_rows: int | None = None  # of any batch in a pull, where memory is planned
+
+    def limit(self, name: str, batch: Batch, rows: int) -> None:
+        """From now on, the pass takes at most so many rows of batches of this size at once."""
+        self._limits[name, _size_class(batch)] = rows
+
+    def parts(self, name: str, batch: Batch) -> list[Batch]:
+        """The batch, or the parts that it is cut into."""
+        planned = self.most_rows if name == "pull" else None
+        limits = [self._limits.get((name, _size_class(batch))), planned]
+        most = min((limit for limit in limits if limit is not None), default=None)
+        counts = None if most is None else self._losses_of_rows(batch)
+        if most is None or counts is None or most >= len(counts):
+            return [batch]
+        pieces = -(-len(counts) // most)  # of about the same length
+        ends = [len(counts) * k // pieces for k in range(pieces + 1)]
+        return [_cut(batch, counts, a, b) for a, b in pairwise(ends)]
+
+    def rows(self, batch: Batch) -> int:
+        """How many rows a batch has; 1 where it cannot be cut."""
+        counts = self._losses_of_rows(batch)
+        return 1 if counts is None else len(counts)
+
+    def can_cut(self, theta: Tensor, batch: Batch) -> bool:
+        """Whether the parts of this batch add up to the whole, as far as its losses tell.
+
+        A model may draw random numbers, as long as they are the same for every part.
+        """
+        objective, counts = self.objective, self._losses_of_rows(batch)
+        if objective.layout.moving_buffers or counts is None or len(counts) < 2:
+            return False
+        half = len(counts) // 2
+        parts = [_cut(batch, counts, 0, half), _cut(batch, counts, half, len(counts))]
+
+        def losses(batch: "AnyBatch", theta: Tensor = theta) -> Tensor:
+            with torch.no_grad():
+                return objective.losses(theta, {}, batch.load())[0]
+
+        return losses_are_separate(losses, batch, parts)
+
+    def to_json(self) -> list[list]:
+        """The limits for a file."""
+        return [[name, size, rows] for (name, size), rows in self._limits.items()]
+
+    def load_json(self, saved: list[list]) -> None:
+        """Take over the limits of an earlier process."""
+        self._limits = {(name, size): rows for name, size, rows in saved}
+
+    def _losses_of_rows(self, batch: Batch) -> list[int] | None:
+        """How many losses each row of the batch has, or None where rows cannot be told apart."""
+        of_rows: Callable | None = getattr(self.objective.loss, "losses_of_rows", None)
+        counts = [1] * len(batch.c) if of_rows is None else of_rows(batch.y).tolist()
+        leaves = [t for t in tree_leaves((batch.x, batch.y)) if isinstance(t, Tensor)]
+        whole = all(t.dim() > 0 and len(t) == len(counts) for t in leaves)
+        return counts if whole and sum(counts) == len(batch.c) else None
+
+
+def losses_are_separate(
+    losses: "Callable[[AnyBatch], Tensor]", whole: "AnyBatch", parts: "Sequence[AnyBatch]"
+) -> bool:
+    """Whether each loss is the same in a part of a batch as in the whole."""
+    together = losses(whole)
+    try:
+        apart = torch.cat([losses(part) for part in parts])
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError):  # normalising over a single instance
+        return False
+    return is_close(apart, together, ROUNDING)
+
+
+def join_gradients(parts: list[tuple[Tensor, Tensor, Buffers]]) -> tuple[Tensor, Tensor, Buffers]:
+    """What `Objective.gradient` gives for the whole batch."""
+    g, losses, buffers = zip(*parts)
+    return _add(g), torch.cat(losses), buffers[-1]
+
+
+def join_pulls(parts: list[tuple[Tensor, Tensor, Buffers]]) -> tuple[Tensor, Tensor, Buffers]:
+    """What a pull gives for the whole batch. Buffers do not move where batches are cut."""
+    terms, a_theta, buffers = zip(*parts)
+    return torch.cat(terms, dim=1), _add(a_theta), buffers[-1]
+
+
+def _add(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for other in tensors[1:]:
+        total = total + other
+    return total
+
+
+def _cut(batch: Batch, counts: list[int], first: int, stop: int) -> Batch:
+    start, end = sum(counts[:first]), sum(counts[:stop])
+    return Batch(*cut_rows((batch.x, batch.y), slice(first, stop)), batch.c[start:end], batch.seed)
+
+
+def _size_class(batch: Batch) -> int:
+    return len(batch.c).bit_length()
+
+
+# --- pull_plan ------------------------------------------------------------------------------------
+
+# How a reverse step is computed: by forward or by reverse mode, and for how many queries at once.
+#
+# The choice counts operations and does not measure time: it must be the same in every retrace,
+# because another way rounds differently.
+
+MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
+_FLOPS_AT_ONCE = 2**30  # of queries side by side: more leave a processor's caches
+_FLOPS_AT_ONCE_GPU = 2**38
+_MIN_QUERIES, _MAX_QUERIES = 8, 256
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """How batches of one size are computed."""
+
+    forward_mode: bool
+    queries_at_once: int
+
+
+class PullPlans:
+    """The plans of one objective, by the size of the batch, to the next power of two."""
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+        self._plans: dict[int, PullPlan] = {}
+        self.most_queries: int | None = None  # at once, where memory is planned
+
+    def choose(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
+        """The plan for batches of this size, made for the first of them."""
+        size = _size_class(batch)
+        if size not in self._plans:
+            flops = count_flops(self.objective, theta, buffers, batch)
+            # what a model hides from autograd (moving_buffers.py) is seen in reverse mode
+            large = flops >= MIN_FLOPS_FOR_FORWARD_MODE and not self.objective.followed
+            forward = large and forward_mode_is_right(
+                self.objective, theta, buffers, batch, a_buffers
+            )
+            most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
+            at_once = min(_MAX_QUERIES, max(_MIN_QUERIES, _power_of_two(most)))
+            self._plans[size] = PullPlan(forward, at_once)
+        return self._limited(self._plans[size])
+
+    def halve(self, batch: Batch, failed: int) -> None:
+        """From now on, compute half as many queries at once as did not fit."""
+        size = _size_class(batch)
+        self._plans[size] = PullPlan(self._plans[size].forward_mode, failed // 2)
+
+    def set(self, batch_size: int, plan: PullPlan) -> None:
+        """Compute batches of this size by this plan."""
+        self._plans[batch_size.bit_length()] = plan
+
+    def to_json(self) -> list[list]:
+        """The plans for a file: another plan would round differently."""
+        return [[size, [p.forward_mode, p.queries_at_once]] for size, p in self._plans.items()]
+
+    def load_json(self, saved: list[list]) -> None:
+        """Take over the plans of an earlier process."""
+        self._plans = {size: PullPlan(forward, at_once) for size, (forward, at_once) in saved}
+
+    def __iter__(self):
+        return (self._limited(plan) for plan in self._plans.values())
+
+    def _limited(self, plan: PullPlan) -> PullPlan:
+        most = _MAX_QUERIES if self.most_queries is None else self.most_queries
+        return replace(plan, queries_at_once=min(most, plan.queries_at_once))
+
+
+def forward_mode_is_right(
+    objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
+) -> bool:
+    """Whether forward mode gives what reverse mode gives, on this batch, in a random direction.
+
+    Some operators have no forward mode, and a forward rule can be wrong once it is differentiated
+    again (see engine/forward_rules.py).
+    """
+    a_g = probe_direction(theta)
+    a_buffers = {name: a[:1] for name, a in a_buffers.items()}
+    try:
+        found = objective.pull_forward(theta, buffers, batch, a_g, a_buffers)
+    except torch.OutOfMemoryError:
+        raise
+    except (NotImplementedError, RuntimeError):
+        return False
+    expected = objective.pull_reverse(theta, buffers, batch, a_g, a_buffers)
+    (terms, a_theta, _), (true_terms, true_a_theta, _) = found, expected
+    same_terms = is_close(terms, true_terms, OTHER_KERNELS)
+    return same_terms and is_close(a_theta, true_a_theta, OTHER_KERNELS)
+
+
+def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:
+    """Floating point operations of a forward pass."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+        # the counter's hooks see a compiled layer twice, which counts nothing twice
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
+        objective.losses(theta, buffers, batch)
+    return counter.get_total_flops()
+
+
+def _size_class(batch: Batch) -> int:
+    return len(batch.c).bit_length()
+
+
+def _power_of_two(most: int) -> int:
+    """Not more than `most`. Kernels are chosen for round sizes."""
+    return 1 << max(0, most.bit_length() - 1)

@@ -25,9 +25,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from . import channel_sums
-from .casting import widen
-from .duals import sum_tensors, unpack_dual
+from .autodiff import spread_channels, sum_tensors, unpack_dual, widen
 from .norms import NORM_RULES
 
 
@@ -65,7 +63,7 @@ def _bilinear(func, joined: bool, args, kwargs):
     axes = _PIXEL_AXES[func]
     if x_dot is not None and joined and x.dim() >= axes + 2:
         out, through_x = apply(torch.cat([x, x_dot]), weight).chunk(2)
-        out = out if bias is None else out + channel_sums.of_channels(bias, out, axes)
+        out = out if bias is None else out + spread_channels(bias, out, axes)
         tangents.append(through_x)
     else:
         out = apply(x, weight, bias)
@@ -73,7 +71,7 @@ def _bilinear(func, joined: bool, args, kwargs):
     if weight_dot is not None:
         tangents.append(apply(x, weight_dot, bias_dot))
     elif bias_dot is not None:
-        tangents.append(channel_sums.of_channels(bias_dot, out, axes).expand_as(out))
+        tangents.append(spread_channels(bias_dot, out, axes).expand_as(out))
     return forward_ad.make_dual(out, sum_tensors(tangents)) if tangents else out
 
 

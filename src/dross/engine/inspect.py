@@ -12,17 +12,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
 from ..errors import DrossError, InvalidInput, NotSupported, first_line
-from .attention import MATH
-from .batchnorm import statistics_of
+from .autodiff import call_model, probe_direction
 from .buffer_check import hold_what_has_no_derivative
-from .casting import NARROW, PassNotes
-from .functional import call_model
-from .layout import Layout
 from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
+from .norms import statistics_of
 from .objective import Objective, Penalty
 from .optim import Optimizer, read_optimizer
-from .precision import STRICT, Precision, use_arithmetic
-from .vjp import probe_direction
+from .precision import MATH, NARROW, STRICT, PassNotes, Precision, use_arithmetic
+from .state import Layout
 
 
 def inspect_run(

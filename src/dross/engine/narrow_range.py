@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch
+from .autodiff import times, unit_factor
 from .objective import Buffers, Pulled
-from .vjp import times, unit_factor
 
 _SHRINKS = (1.0, 2.0**-8, 2.0**-16)
 

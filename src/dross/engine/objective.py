@@ -28,18 +28,23 @@ from torch.func import vjp, vmap
 from ..data.batch import Batch
 from ..data.seeds import use_seed
 from ..errors import InvalidInput, NotSupported
-from .batchnorm import statistics_of, watch_statistics
-from .casting import widen
+from .autodiff import (
+    batched_jvp,
+    batched_vjp,
+    call_model,
+    jvp,
+    times,
+    unit_factor,
+    use_modes,
+    widen,
+)
 from .forward_rules import ForwardRules
-from .functional import call_model, use_modes
-from .layout import Layout
 from .losses import Loss, check_per_instance
 from .moving_buffers import Gates, open_gates
-from .norms import PresentRows
+from .norms import PresentRows, statistics_of, watch_statistics
 from .precision import STRICT, Precision, use_arithmetic
-from .vjp import batched_jvp, batched_vjp, jvp, times, unit_factor
+from .state import Buffers, Layout
 
-Buffers = dict[str, Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
 Pulled = tuple[Tensor, Tensor, Buffers]  # terms [Q, B], a_theta [Q, p], a_buffers [Q, ...]
 

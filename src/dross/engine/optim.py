@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 
 from ..errors import NotSupported
-from .chunks import compute_in_pieces
-from .formula import FormulaRule
-from .formula_blocks import Blocks
-from .formula_known import OF_TORCH
-from .hyperparams import Flags, Numbers, flatten_numbers, read_flags
-from .layout import Layout
-from .optim_custom import find_formula, formula_named
-from .state import Clock, Counters
-from .torch_step import TORCH_STEPPED, TorchStep, counter_dtype
-from .update_rules import SGD, Adam, Rule, Slots, pull_by_table, push_by_table
+from .optim_custom import OF_TORCH, Blocks, FormulaRule, find_formula, formula_named
+from .state import Clock, Counters, Layout
+from .update_rules import (
+    SGD,
+    TORCH_STEPPED,
+    Adam,
+    Flags,
+    Numbers,
+    Rule,
+    Slots,
+    TorchStep,
+    compute_in_pieces,
+    counter_dtype,
+    flatten_numbers,
+    pull_by_table,
+    push_by_table,
+    read_flags,
+)
 
 SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
 _AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optimizers.register)"

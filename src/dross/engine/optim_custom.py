@@ -1,17 +1,583 @@
 """Which formula an optimizer follows, and `dross.optimizers.register` for one of your own."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.func import vjp, vmap
 
 from ..errors import InvalidInput, NotSupported
-from .formula import Formula, Update
-from .formula_check import check_formula
-from .formula_known import OF_PACKAGES, OF_TORCH
-from .hyperparams import flatten_numbers, group_options, read_flags
+from .autodiff import jvp
+from .state import Clock, Counters
+from .update_rules import (
+    Numbers,
+    Slots,
+    Table,
+    Updated,
+    differentiate_table,
+    flatten_numbers,
+    group_options,
+    read_flags,
+)
 
 __all__ = ["register"]
+
+
+# --- formula --------------------------------------------------------------------------------------
+
+# An optimizer as a formula: a pure function of one parameter, differentiated by autograd.
+#
+# theta', slots' = update(theta, g, slots, numbers)
+#
+# An elementwise formula treats every number alike. So it takes all of a parameter group at once, and
+# its Jacobian is a table as in update_rules.py. Any other formula is taken parameter by parameter, in
+# the parameter's own shape (blocks.py).
+
+#: the options of a parameter group by their names, and "step", which counts from 1
+Options = Mapping[str, Any]
+Update = Callable[[Tensor, Tensor, Slots, Options], tuple[Tensor, Slots]]
+Shapes = Callable[[torch.Size, Options], dict[str, torch.Size]]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What is known of an optimizer beyond its class."""
+
+    name: str  # as a tape knows it
+    update: Update
+    shapes: Shapes  # of the slots of a parameter of some shape
+    elementwise: bool
+    smooth: Update | None = None  # what is differentiated, where `update` rounds on purpose
+    first: Mapping[str, float] | None = None  # what slots begin with, where that is not 0
+    counts: bool = True  # whether the optimizer keeps a counter "step" of its steps
+    trials: tuple[tuple[int, ...], ...] = ((3, 4), (4, 3), (5,))  # shapes to try it on
+
+    def derived(
+        self, theta: Tensor, g: Tensor, slots: Slots, options: Options
+    ) -> tuple[Tensor, Slots]:
+        """The function that is differentiated. The slots keep their order."""
+        theta, after = (self.smooth or self.update)(theta, g, dict(slots), options)
+        return theta, {name: after[name] for name in slots}
+
+    def start(self, theta: Tensor, options: Options) -> Slots:
+        """The slots of a parameter that has not been stepped yet."""
+        first = self.first or {}
+        return {
+            name: theta.new_full(shape, first.get(name, 0.0))
+            for name, shape in self.shapes(theta.shape, options).items()
+        }
+
+    def counters(self) -> Counters:
+        """The counters of an optimizer that has not stepped yet."""
+        return {"step": 0.0} if self.counts else {}
+
+
+def options_at(h: Numbers, flags: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
+    """What a formula is told: the numbers and flags of its group, and which step it is."""
+    options = {**group_options(h), **flags}
+    return options | ({"step": counters["step"] + 1} if "step" in counters else {})
+
+
+def after_step(counters: Counters) -> Counters:
+    """The counters after one more step."""
+    return {name: value + 1 for name, value in counters.items()}
+
+
+@dataclass(frozen=True)
+class FormulaRule:
+    """An elementwise formula as the `Rule` of a parameter group."""
+
+    formula: Formula
+    flags: Mapping[str, Any]
+    needs_gradient: bool = True
+
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """What the slots begin with."""
+        counters = self.formula.counters()
+        return self.formula.start(theta, options_at(h, self.flags, counters)), counters
+
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """The formula."""
+        options = options_at(h, self.flags, counters)
+        with torch.no_grad():
+            theta, slots = self.formula.update(theta, g, dict(slots), options)
+        return theta, slots, after_step(counters)
+
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """By autograd."""
+        options = options_at(h, self.flags, counters)
+        step = lambda theta, slots, g: self.formula.derived(theta, g, slots, options)
+        return differentiate_table(step, theta, slots, g)
+
+
+# --- formula_known --------------------------------------------------------------------------------
+
+# Formulas of optimizers that torch or a common package has, and that are not in torch_step.py.
+#
+# docs/derivations.md has them in letters. A formula is compared with the optimizer's own step before
+# it is used (check.py), so an optimizer of the same name that computes something else is refused.
+
+#: the type in which Muon orthogonalizes; its derivative is that of the same map without rounding
+ORTHOGONALIZED_IN = torch.bfloat16
+_MATRICES = ((3, 4), (4, 3))
+
+
+def _like_parameter(*names: str) -> Shapes:
+    return lambda shape, options: dict.fromkeys(names, shape)
+
+
+# --- Lion -----------------------------------------------------------------------------------------
+
+
+def lion(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Slots]:
+    """theta' = (1 - lr decay) theta - lr sign(b1 m + (1-b1) g),   m' = b2 m + (1-b2) g."""
+    (beta1, beta2), lr, m = o["betas"], o["lr"], slots["exp_avg"]
+    theta = theta * (1 - lr * o["weight_decay"])
+    direction = (m * beta1).add(g, alpha=1 - beta1).sign()
+    return theta.add(direction, alpha=-lr), {"exp_avg": (m * beta2).add(g, alpha=1 - beta2)}
+
+
+# --- Muon -----------------------------------------------------------------------------------------
+
+
+def newton_schulz(
+    matrix: Tensor, coefficients: Sequence[float], steps: int, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """About the orthogonal matrix closest to this one: X <- a X + (b A + c A A) X, A = X X^T."""
+    a, b, c = coefficients
+    tall = matrix.size(0) > matrix.size(1)
+    x = matrix.to(dtype)
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def _muon(theta: Tensor, g: Tensor, slots: Slots, o: Options, dtype: torch.dtype):
+    mu, lr = o["momentum"], o["lr"]
+    m = slots["momentum_buffer"].lerp(g, 1 - mu)
+    update = g.lerp(m, mu) if o["nesterov"] else m
+    given = (o["ns_coefficients"], int(o["ns_steps"]), o["eps"])
+    update = newton_schulz(update, *given, dtype)
+    rows, columns = theta.shape
+    ratio = math.sqrt(max(1, rows / columns))
+    if o.get("adjust_lr_fn") == "match_rms_adamw":
+        ratio = 0.2 * math.sqrt(max(rows, columns))
+    theta = theta * (1 - lr * o["weight_decay"])
+    return theta.add(update, alpha=-lr * ratio), {"momentum_buffer": m}
+
+
+def muon(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Slots]:
+    """torch.optim.Muon."""
+    return _muon(theta, g, slots, o, ORTHOGONALIZED_IN)
+
+
+def smooth_muon(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Slots]:
+    """The same without rounding: a staircase has no useful derivative."""
+    return _muon(theta, g, slots, o, theta.dtype)
+
+
+# --- Adafactor ------------------------------------------------------------------------------------
+
+
+def adafactor(theta: Tensor, g: Tensor, slots: Slots, o: Options) -> tuple[Tensor, Slots]:
+    """torch.optim.Adafactor. RMS(x)^2 is the mean of x^2."""
+    lr, (eps1, eps2), t = o["lr"], o["eps"], o["step"]
+    eps1 = torch.finfo(theta.dtype).eps if eps1 is None else eps1
+    g = -g if o["maximize"] else g
+    share = t ** o["beta2_decay"]  # 1 - beta2
+    alpha = _root_mean_square(theta, at_least=eps2) * min(lr, 1 / t**0.5)
+    theta = theta * (1 - lr * o["weight_decay"])
+    if g.dim() > 1:
+        row = slots["row_var"].lerp((g * g).mean(-1, keepdim=True), share)
+        column = slots["col_var"].lerp((g * g).mean(-2, keepdim=True), share)
+        slots = {"row_var": row, "col_var": column}
+        v = row @ column / row.mean(-2, keepdim=True).clamp(min=eps1)
+    else:
+        v = slots["variance"].lerp(g * g, share)
+        slots = {"variance": v}
+    update = g * v.clamp(min=eps1 * eps1).rsqrt()
+    clipped = update / _root_mean_square(update / o["d"], at_least=1.0)
+    return theta - alpha * clipped, slots
+
+
+def _adafactor_shapes(shape: torch.Size, o: Options) -> dict[str, torch.Size]:
+    if len(shape) < 2:
+        return {"variance": shape}
+    *lead, rows, columns = shape
+    return {"row_var": torch.Size([*lead, rows, 1]), "col_var": torch.Size([*lead, 1, columns])}
+
+
+def adafactor_of_transformers(
+    theta: Tensor, g: Tensor, slots: Slots, o: Options
+) -> tuple[Tensor, Slots]:
+    """transformers' Adafactor, which came from fairseq."""
+    t, (eps1, eps2) = o["step"], o["eps"]
+    rate = o.get("lr", 0.0)
+    if o["relative_step"]:
+        rate = min(1e-6 * t if o["warmup_init"] else 1e-2, 1.0 / math.sqrt(t))
+    scale = _root_mean_square(theta, at_least=eps2) if o["scale_parameter"] else 1.0
+    lr = scale * rate
+    beta2 = 1.0 - t ** o["decay_rate"]
+    mix = lambda old, new: old * beta2 + new * (1 - beta2)
+    squares, after = g**2 + eps1, {}
+    if g.dim() > 1:
+        row = after["exp_avg_sq_row"] = mix(slots["exp_avg_sq_row"], squares.mean(-1))
+        column = after["exp_avg_sq_col"] = mix(slots["exp_avg_sq_col"], squares.mean(-2))
+        row = (row / row.mean(-1, keepdim=True)).rsqrt().unsqueeze(-1)
+        update = row * column.rsqrt().unsqueeze(-2) * g
+    else:
+        v = after["exp_avg_sq"] = mix(slots["exp_avg_sq"], squares)
+        update = v.rsqrt() * g
+    update = update / _root_mean_square(update / o["clip_threshold"], at_least=1.0) * lr
+    if "exp_avg" in slots:
+        update = slots["exp_avg"] * o["beta1"] + update * (1 - o["beta1"])
+        after["exp_avg"] = update
+    return theta * (1 - o["weight_decay"] * lr) - update, after
+
+
+def _shapes_of_transformers(shape: torch.Size, o: Options) -> dict[str, torch.Size]:
+    shapes = {"exp_avg": shape} if o.get("beta1") is not None else {}
+    if len(shape) < 2:
+        return shapes | {"exp_avg_sq": shape}
+    column = torch.Size([*shape[:-2], shape[-1]])
+    return shapes | {"exp_avg_sq_row": shape[:-1], "exp_avg_sq_col": column}
+
+
+def _root_mean_square(t: Tensor, at_least: float) -> Tensor:
+    """max(RMS(t), at_least). The limit is applied before the root, which has no slope at 0."""
+    return (t * t).mean().clamp(min=at_least**2).sqrt()
+
+
+#: by the name of a class in torch.optim
+OF_TORCH = {
+    "Muon": Formula(
+        "Muon",
+        muon,
+        _like_parameter("momentum_buffer"),
+        elementwise=False,
+        smooth=smooth_muon,
+        counts=False,
+        trials=_MATRICES,
+    ),
+    "Adafactor": Formula("Adafactor", adafactor, _adafactor_shapes, elementwise=False),
+}
+#: by the name of a class in any package
+OF_PACKAGES = {
+    "Lion": Formula("Lion", lion, _like_parameter("exp_avg"), elementwise=True, counts=False),
+    "Adafactor": Formula(
+        "Adafactor (transformers)",
+        adafactor_of_transformers,
+        _shapes_of_transformers,
+        elementwise=False,
+    ),
+}
+
+
+# --- formula_blocks -------------------------------------------------------------------------------
+
+# Optimizers that take a parameter as a whole: a matrix is orthogonalized, or has row means.
+#
+# Their Jacobian has one block per parameter, and no table. Its products come from autograd through
+# the formula, one parameter at a time. Slots need not have the parameter's shape: in a state, the
+# slots of one name lie one after the other, parameter by parameter.
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A formula over the parameters of all groups. Shapes: p parameters, Q adjoints or tangents."""
+
+    formula: Formula
+    flags: Mapping[str, Any]
+    shapes: tuple[tuple[torch.Size, ...], ...]  # of the parameters of each group
+
+    def initial(self, theta: Tensor, numbers: list[Numbers]) -> tuple[Slots, Clock]:
+        """The slots and the clock of an optimizer that has not stepped yet."""
+        clock = tuple(self.formula.counters() for _ in self.shapes)
+        options = self._options(clock, numbers)
+        sizes = [shape.numel() for shape, _ in options]
+        parts = theta.split(sizes, -1)
+        pairs = zip(parts, options)
+        return self._join_slots(
+            [self.formula.start(part.view(shape), o) for part, (shape, o) in pairs], theta
+        ), clock
+
+    def slot_shapes(self, clock: Clock, numbers: list[Numbers]) -> list[dict[str, torch.Size]]:
+        """The shape of each slot of each parameter."""
+        return [self.formula.shapes(shape, o) for shape, o in self._options(clock, numbers)]
+
+    def update(
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, numbers: list[Numbers]
+    ) -> tuple[Tensor, Slots, Clock]:
+        """theta [p], slots and clock after a step; with a leading axis, those of K models."""
+
+        def take(theta: Tensor, slots: Slots, g: Tensor) -> tuple[Tensor, Slots]:
+            blocks = self._split(theta, slots, clock, g, numbers)
+            after = [self.formula.update(part, g, own, o) for part, own, g, o in blocks]
+            flat = torch.cat([part.reshape(-1) for part, _ in after])
+            return flat, self._join_slots([own for _, own in after], theta)
+
+        with torch.no_grad():
+            theta, slots = (vmap(take) if theta.dim() > 1 else take)(theta, slots, g)
+        return theta, slots, tuple(after_step(counters) for counters in clock)
+
+    def pull(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        numbers: list[Numbers],
+        after: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """The adjoints of theta, g and the slots, from those after the step: each [Q, ...]."""
+        found: list[tuple[Tensor, Tensor, Slots]] = []
+        a_slots = {name: a for name, a in after.items() if name in slots}
+        split = self._split(theta, slots, clock, g, numbers)
+        coming = self._split(after["theta"], a_slots, clock, after["theta"], numbers)
+        for (part, own, g_part, options), (a_part, a_own, _, _) in zip(split, coming):
+            step = lambda part, g, own, o=options: self.formula.derived(part, g, own, o)
+            pulled: Any = vjp(step, part, g_part, own)
+            found.append(vmap(pulled[1])((a_part, a_own)))
+        rows = len(after["theta"])
+        flat = lambda parts: torch.cat([part.reshape(rows, -1) for part in parts], -1)
+        a_theta, a_g = flat(one[0] for one in found), flat(one[1] for one in found)
+        joined = self._join_slots([own for _, _, own in found], after["theta"], slots)
+        return {"theta": a_theta, "g": a_g, **joined}
+
+    def push(
+        self,
+        theta: Tensor,
+        slots: Slots,
+        clock: Clock,
+        g: Tensor,
+        numbers: list[Numbers],
+        before: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """How theta and the slots move after the step, from how theta, g and the slots move."""
+        found: list[tuple[Tensor, Slots]] = []
+        slots_dot = {name: dot for name, dot in before.items() if name in slots}
+        split = self._split(theta, slots, clock, g, numbers)
+        coming = self._split(before["theta"], slots_dot, clock, before["g"], numbers)
+        for (part, own, g_part, options), (dot, own_dot, g_dot, _) in zip(split, coming):
+            step = lambda part, g, own, o=options: self.formula.derived(part, g, own, o)
+            given = (part, g_part, own)
+            along = lambda *tangents, f=step, at=given: jvp(f, at, tangents)[1]
+            found.append(vmap(along)(dot, g_dot, own_dot))
+        rows = len(before["theta"])
+        theta_dot = torch.cat([dot.reshape(rows, -1) for dot, _ in found], -1)
+        joined = self._join_slots([own for _, own in found], before["theta"], slots)
+        return {"theta": theta_dot, **joined}
+
+    # --- parameters side by side ------------------------------------------------------------------
+
+    def _options(self, clock: Clock, numbers: list[Numbers]) -> list[tuple[torch.Size, Options]]:
+        """Each parameter's shape, and what its group tells the formula."""
+        return [
+            (shape, options)
+            for shapes, counters, h in zip(self.shapes, clock, numbers)
+            for options in [options_at(h, self.flags, counters)]
+            for shape in shapes
+        ]
+
+    def _split(
+        self, theta: Tensor, slots: Slots, clock: Clock, g: Tensor, numbers: list[Numbers]
+    ) -> Iterator[tuple[Tensor, Slots, Tensor, Options]]:
+        """Each parameter with its slots, its gradient and its options, in their own shapes."""
+        every = self._options(clock, numbers)
+        shapes = self.slot_shapes(clock, numbers)
+        sizes = [shape.numel() for shape, _ in every]
+        thetas, gs = theta.split(sizes, -1), g.split(sizes, -1)
+        own_sizes = lambda name: [s[name].numel() if name in s else 0 for s in shapes]
+        parts = {name: slot.split(own_sizes(name), -1) for name, slot in slots.items()}
+        for k, (shape, options) in enumerate(every):
+            own = {name: _shape(parts[name][k], s) for name, s in shapes[k].items()}
+            yield _shape(thetas[k], shape), own, _shape(gs[k], shape), options
+
+    def _join_slots(
+        self, parts: list[Slots], like: Tensor, names: Mapping[str, Any] | None = None
+    ) -> Slots:
+        """The slots of all parameters one after the other: each [..., numbers]."""
+        names = dict.fromkeys(name for part in parts for name in part) if names is None else names
+        lead = like.shape[:-1]
+        flat = lambda t: t.reshape(*lead, -1)
+        return {
+            name: torch.cat([flat(part[name]) for part in parts if name in part], -1)
+            for name in names
+        }
+
+
+def _shape(t: Tensor, shape: torch.Size) -> Tensor:
+    """[..., n] -> [..., *shape]."""
+    return t.reshape(*t.shape[:-1], *shape)
+
+
+# --- formula_check --------------------------------------------------------------------------------
+
+# Compare a formula with its optimizer's own step, and its derivative with finite differences.
+
+_STEPS = 3
+_SAME = 1e-9  # of the largest number: a formula may round in another order
+_SLOPE = 1e-4  # of the largest slope: a finite difference is no better
+_WIDTH = 1e-6  # of a finite difference
+
+
+def check_formula(formula: Formula, optimizer: torch.optim.Optimizer, options: Options) -> None:
+    """Take a few steps with random numbers in float64, and compare.
+
+    Arguments:
+        formula: the pure function.
+        optimizer: an optimizer of its class. Its own parameters and memory are left alone.
+        options: of its first parameter group, without "step".
+
+    Raises:
+        InvalidInput: where they disagree; it says how.
+    """
+    rng = torch.Generator().manual_seed(0)
+    draw = lambda shape: torch.randn(shape, generator=rng, dtype=torch.float64)
+    for shape in formula.trials:
+        parameter = torch.nn.Parameter(draw(shape))
+        own = _copy(optimizer, parameter)
+        theta, told = parameter.detach().clone(), dict(options)
+        slots = formula.start(theta, told)
+        for t in range(1, _STEPS + 1):
+            g = draw(shape)
+            told |= {"step": float(t)} if formula.counts else {}
+            after = _apply(formula, theta, g, slots, told)
+            _check_slope(formula, theta, g, slots, told, draw)
+            parameter.grad = g.clone()
+            own.step()
+            theta, slots = after
+            _compare("theta", theta, parameter.detach(), t)
+            _compare_slots(slots, own.state[parameter], t, counts=formula.counts)
+
+
+def _copy(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.optim.Optimizer:
+    """The same optimizer over another parameter, without memory and hooks."""
+    kind = type(optimizer)
+    made: Any = object.__new__(kind)
+    # a scheduler puts a step of its own over the class's, and that one would step the original
+    own = {name: value for name, value in vars(optimizer).items() if not hasattr(kind, name)}
+    made.__dict__.update(own)
+    hooks = [name for name in made.__dict__ if name.endswith("_hooks")]
+    made.__dict__.update({name: OrderedDict() for name in hooks})
+    made.state = defaultdict(dict)
+    made.param_groups = [{**optimizer.param_groups[0], "params": [parameter]}]
+    return made
+
+
+def _apply(formula: Formula, theta: Tensor, g: Tensor, slots: Slots, options: Options):
+    try:
+        with torch.no_grad():
+            after, kept = formula.update(theta, g, dict(slots), options)
+    except Exception as error:  # the formula may be the user's
+        raise InvalidInput(f"update(theta, g, slots, numbers) failed: {error!r}") from error
+    if not isinstance(after, Tensor) or not isinstance(kept, Mapping) or set(kept) != set(slots):
+        raise InvalidInput(
+            "update(theta, g, slots, numbers) must return theta and a dict of the slots "
+            f"{sorted(slots)}, not {type(after).__name__} and {_names(kept)}."
+        )
+    return after, dict(kept)
+
+
+def _names(kept: Any) -> str:
+    return str(sorted(map(str, kept))) if isinstance(kept, Mapping) else type(kept).__name__
+
+
+def _compare(what: str, found: Tensor, expected: Tensor, t: int) -> None:
+    if found.shape != expected.shape:
+        raise InvalidInput(
+            f"update gives {what} of shape {tuple(found.shape)}, not {tuple(expected.shape)}."
+        )
+    difference = float((found - expected).abs().max())
+    if not difference <= _SAME * max(1.0, float(expected.abs().max())):
+        raise InvalidInput(
+            f"In step {t} update gives a different {what} than the optimizer's step: they differ "
+            f"by up to {difference:.1e}."
+        )
+
+
+def _compare_slots(slots: Slots, state: Mapping[str, Any], t: int, *, counts: bool) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.numel() > 1 and name not in slots:
+            raise InvalidInput(
+                f"The optimizer keeps '{name}' as well, which is not one of the slots."
+            )
+    for name, slot in slots.items():
+        if not isinstance(state.get(name), Tensor):
+            raise InvalidInput(
+                f"The optimizer keeps no '{name}': it has {sorted(map(str, state))}."
+            )
+        _compare(f"'{name}'", slot, state[name], t)
+    if counts and float(state.get("step", -1)) != t:
+        raise InvalidInput("The optimizer keeps no counter 'step' of its steps.")
+
+
+def _check_slope(
+    formula: Formula, theta: Tensor, g: Tensor, slots: Slots, options: Options, draw: Any
+) -> None:
+    """The derivative along a random direction, by autograd and by a finite difference."""
+    inputs = {"theta": theta, "g": g, **slots}
+    # a square must not become negative; 0 stays
+    along = {name: draw(value.shape) * _size(name, value) for name, value in inputs.items()}
+
+    def after(offset: float) -> dict[str, Tensor]:
+        moved = {name: value + offset * along[name] for name, value in inputs.items()}
+        own = {name: moved[name] for name in slots}
+        with torch.no_grad():
+            theta, kept = formula.derived(moved["theta"], moved["g"], own, options)
+        return {"theta": theta, **kept}
+
+    step = lambda theta, slots, g: formula.derived(theta, g, slots, options)
+    try:
+        slopes = (
+            _elementwise(step, inputs, along)
+            if formula.elementwise
+            else _by_blocks(step, inputs, along)
+        )
+    except InvalidInput:
+        raise
+    except Exception as error:  # the formula may be the user's
+        raise InvalidInput(f"update cannot be differentiated by autograd: {error!r}") from error
+    up, down = after(_WIDTH), after(-_WIDTH)
+    for name, slope in slopes.items():
+        difference = (up[name] - down[name]) / (2 * _WIDTH)
+        error = float((difference - slope).abs().max())
+        if not error <= _SLOPE * max(1.0, float(difference.abs().max())):
+            raise InvalidInput(
+                f"The derivative of {name} does not match a finite difference (they differ by up "
+                f"to {error:.1e}). Is every number treated alike, by functions that autograd knows?"
+            )
+
+
+def _size(name: str, value: Tensor) -> Tensor | float:
+    return 1.0 if name in ("theta", "g") else value.abs()
+
+
+def _elementwise(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
+    slots = {name: value for name, value in inputs.items() if name not in ("theta", "g")}
+    table = differentiate_table(step, inputs["theta"], slots, inputs["g"])
+    slopes = {name: torch.zeros_like(inputs["theta"]) for name in ("theta", *slots)}
+    for (out, source), entry in table.items():
+        slopes[out] = slopes[out] + entry * along[source]
+    return slopes
+
+
+def _by_blocks(step: Any, inputs: dict[str, Tensor], along: dict[str, Tensor]):
+    names = [name for name in inputs if name not in ("theta", "g")]
+    at = lambda t: (t["theta"], {name: t[name] for name in names}, t["g"])
+    pushed: Any = jvp(step, at(inputs), at(along))
+    theta, slots = pushed[1]
+    return {"theta": theta, **slots}
+
+
+# --- registry ---
 
 _REGISTERED: dict[type, Formula] = {}
 _CHECKED: set[tuple] = set()

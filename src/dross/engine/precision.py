@@ -1,29 +1,214 @@
-"""How precisely a run computes: strict float32 unless something quicker was asked for.
+"""Autocast as a part of what a run computes: seen, written down, and applied again.
 
-strict   every product in the type of the parameters, sums in a fixed order
-tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
-bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of
-         the parameters and updates in float32
+    around    the loop computes its forward pass inside `torch.autocast`: `Autocast` says how
+    inside    the model does so in its own forward (accelerate wraps it so): part of the model
 
-A loop that runs under autocast says so by itself (casting.py). A run is retraced as it was
-recorded: all of this is written on the tape. What the quick ones do to the scores is measured by
-benchmarks/arithmetic.py and benchmarks/mixed_precision.py.
+A cast rounds. Its derivative is taken to be 1, as autograd takes it, so the derivative of a cast
+pass is that of the same operations in the same types (docs/derivations.md).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from ..errors import InvalidInput
 from ..support.name_hints import check_name
-from .attention import MATH, MathAttention, use_kernels
-from .casting import NARROW_NAMES, Autocast, no_autocast
+from .autodiff import NARROW
 from .norms import ElementaryNorms
-from .without_checkpointing import plain_passes
+
+NARROW_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in NARROW}
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """How a loop's passes are cast."""
+
+    device: str  # "cpu", "cuda"
+    dtype: torch.dtype
+    cache: bool = True  # a weight is cast once per pass, however often it is used
+    loss: bool = True  # the loss is computed inside, too
+    backward: bool = False  # backward() runs inside, too
+
+    def around(self, part: str) -> AbstractContextManager:
+        """The context of the "model", the "loss" or the "backward" pass."""
+        inside = {"model": True, "loss": self.loss, "backward": self.backward}[part]
+        if not inside:
+            return nullcontext()
+        return torch.autocast(self.device, self.dtype, cache_enabled=self.cache)
+
+    def __str__(self) -> str:
+        where = [part for part, on in (("loss", self.loss), ("backward", self.backward)) if on]
+        name = str(self.dtype).removeprefix("torch.")
+        cache = "" if self.cache else ", without its cache"
+        return f"{name} on {self.device}, around the {' and '.join(['forward', *where])}{cache}"
+
+    def to_json(self) -> dict:
+        """What a tape keeps of it."""
+        name = str(self.dtype).removeprefix("torch.")
+        return {
+            "device": self.device,
+            "dtype": name,
+            "cache": self.cache,
+            "loss": self.loss,
+            "backward": self.backward,
+        }
+
+    @staticmethod
+    def from_json(saved: dict | None) -> "Autocast | None":
+        """The autocast that `to_json` described; None for a run without one."""
+        if saved is None:
+            return None
+        keys = ("cache", "loss", "backward")
+        dtype = NARROW_NAMES[saved["dtype"]]
+        return Autocast(saved["device"], dtype, **{key: saved[key] for key in keys})
+
+
+def is_saved_autocast(value: Any) -> bool:
+    """Whether this is what `to_json` writes."""
+    if not isinstance(value, dict) or set(value) != {
+        "device",
+        "dtype",
+        "cache",
+        "loss",
+        "backward",
+    }:
+        return False
+    flags = all(isinstance(value[key], bool) for key in ("cache", "loss", "backward"))
+    return flags and isinstance(value["device"], str) and value["dtype"] in list(NARROW_NAMES)
+
+
+def check_autocast(
+    given: Any, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Autocast | None:
+    """The `autocast=` argument of a run whose parameters are of this type on this device."""
+    if given is None:
+        return None
+    if given not in NARROW:
+        raise InvalidInput(
+            f"autocast must be torch.bfloat16 or torch.float16, the type passes are cast to, not "
+            f"{given!r}."
+        )
+    if dtype != torch.float32:
+        own = str(dtype).removeprefix("torch.")
+        raise InvalidInput(f"autocast= is for float32 models; this one is {own}.")
+    return Autocast(device.type, given)
+
+
+def observe_autocast(device: torch.device) -> Autocast | None:
+    """The autocast that is on around the caller for this kind of device, if any."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    dtype = torch.get_autocast_dtype(device.type)
+    if dtype not in NARROW:  # torch treats other types as off, with a warning
+        return None
+    return Autocast(device.type, dtype, torch.is_autocast_cache_enabled())
+
+
+@contextmanager
+def no_autocast(*devices: str) -> Iterator[None]:
+    """Inside, no autocast of the caller's is on for these kinds of devices and for the CPU."""
+    with ExitStack() as stack:
+        for device in {"cpu", *devices}:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+class PassNotes(TorchFunctionMode):
+    """Notes what a model does inside its forward pass and cannot be seen from outside."""
+
+    def __init__(self, parameter: Tensor):
+        super().__init__()
+        self.device = parameter.device.type
+        self.narrow = parameter.dtype if parameter.dtype in NARROW else None
+        self.cast: torch.dtype | None = None  # what the model casts to in its own forward
+        self.attends = False  # it calls torch's attention
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if torch.is_autocast_enabled(self.device):
+            self.cast = torch.get_autocast_dtype(self.device)
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            self.attends = True
+        return func(*args, **(kwargs or {}))
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+# Which of torch's attention kernels a pass uses.
+#
+# Training keeps the kernels that the loop chose: a replay must give the same bits. The fused ones
+# have no second derivative, so a pass that is differentiated twice takes the math kernel, the same
+# formula in elementary operations, at the recorded states.
+
+_cuda = torch.backends.cuda
+_KERNELS = {  # the names that a tape keeps
+    "flash": (SDPBackend.FLASH_ATTENTION, _cuda.flash_sdp_enabled),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, _cuda.mem_efficient_sdp_enabled),
+    "math": (SDPBackend.MATH, _cuda.math_sdp_enabled),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, _cuda.cudnn_sdp_enabled),
+}
+MATH = ("math",)
+
+
+def allowed_kernels() -> tuple[str, ...]:
+    """The kernels that torch may choose from now, by their names on a tape."""
+    return tuple(name for name, (_, is_enabled) in _KERNELS.items() if is_enabled())
+
+
+def are_kernels(value: object) -> bool:
+    """Whether this is a list of names of kernels."""
+    return isinstance(value, list) and all(name in list(_KERNELS) for name in value)
+
+
+@contextmanager
+def use_kernels(names: Sequence[str]) -> Iterator[None]:
+    """Inside, torch chooses among these kernels."""
+    with sdpa_kernel([_KERNELS[name][0] for name in names] or [SDPBackend.MATH]):
+        yield
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Counts how often attention is called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is F.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+class MathAttention(TorchFunctionMode):
+    """Inside, attention uses the math kernel, even where a model itself asks for another."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **(kwargs or {}))
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+# How precisely a run computes: strict float32 unless something quicker was asked for.
+#
+# strict   every product in the type of the parameters, sums in a fixed order
+# tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
+# bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of
+# the parameters and updates in float32
+#
+# A loop that runs under autocast says so by itself (casting.py). A run is retraced as it was
+# recorded: all of this is written on the tape. What the quick ones do to the scores is measured by
+# benchmarks/arithmetic.py and benchmarks/mixed_precision.py.
 
 KINDS = ("strict", "tf32", "bf16")
 
@@ -167,3 +352,44 @@ def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:
     else:
         switches = [(matmul, "allow_tf32", kind == "tf32"), (cudnn, "allow_tf32", kind == "tf32")]
     return [*switches, (cudnn, "deterministic", True)]
+
+
+# --- without_checkpointing ------------------------------------------------------------------------
+
+# Passes without gradient checkpointing and without compiled functions.
+#
+# Gradient checkpointing recomputes a block in the backward pass: with the model's own weights, not
+# with those of a functional call, and not at all under `torch.autograd.grad` (the reentrant kind). A
+# compiled function has no second derivative. Neither changes what is computed, so dross's own passes
+# do without both.
+
+# All code that has imported `torch.utils.checkpoint.checkpoint`, under whatever name, calls one of
+# these through the module: the reentrant kind, or the other, which torch 2.15 has renamed.
+_REENTRANT, _OTHER = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+_OTHERS = [name for name in (_OTHER, f"{_OTHER}_impl") if hasattr(checkpoint, name)]
+
+
+class _CallAsItStands:
+    @staticmethod
+    def apply(function: Callable, preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _do_nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """What runs before and after a checkpointed block: torch calls the block at the yield."""
+    yield
+
+
+@contextmanager
+def plain_passes() -> Iterator[None]:
+    """Inside, checkpointed blocks keep their activations, and compiled functions run as written."""
+    stands_in = {_REENTRANT: _CallAsItStands} | dict.fromkeys(_OTHERS, _do_nothing_around)
+    before = {name: getattr(checkpoint, name) for name in stands_in}
+    try:
+        for name, plain in stands_in.items():
+            setattr(checkpoint, name, plain)
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for name, own in before.items():
+            setattr(checkpoint, name, own)

@@ -13,17 +13,155 @@ the objective's pull then adds H a_g, and together that is the paper's Z_t u = u
 Shapes: p parameters, Q adjoints or tangents at once.
 """
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..data.batch import MicroBatch
-from .casting import widen
-from .clipping import Clip
+from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
+from ..errors import InvalidInput
+from .autodiff import widen
 from .optim import Optimizer
-from .state import Clock, Derivative, Named, State
+from .state import Buffers, Clock, Derivative, Named, State
+from .update_rules import SGD
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+# --- clipping -------------------------------------------------------------------------------------
+
+# Gradient clipping as a differentiable map.
+#
+# Both Jacobians are symmetric, so one function serves forwards and backwards.
+
+_TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Scale the whole gradient down to a norm, as torch.nn.utils.clip_grad_norm_ does.
+
+        c = min(1, max_norm / (|g| + 1e-6)),        g -> c g
+
+    Arguments:
+        max_norm: the largest norm that a gradient keeps.
+
+    Raises:
+        InvalidInput: max_norm is not positive.
+
+    Example:
+        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipNorm(1.0), ...)
+    """
+
+    max_norm: float
+
+    def __post_init__(self):
+        _check_positive(self.max_norm)
+
+    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """The clipped gradient, [..., p].
+
+        Arguments:
+            g: the gradient, [..., p].
+            slices: where each parameter lies in it, in the model's order. torch takes their norms
+                one by one; with them, the bits are those of torch's own clip.
+        """
+        return g * self._coefficient(self.norms(g, slices))
+
+    def derivative(self, g: Tensor, v: Tensor) -> Tensor:
+        """J(g) v, where J = c I - c / (|g| + 1e-6) g g^T / |g|. Where nothing is clipped, J = I.
+
+        Arguments:
+            g: the gradient before clipping, [p].
+            v: the vectors to multiply, [..., p].
+
+        Returns:
+            The products, [..., p].
+        """
+        norm, products = self.norm_and_products(g, v)
+        c = self._coefficient(norm)
+        if norm == 0 or c >= 1:
+            return v
+        along = products.unsqueeze(-1) * g / norm
+        return c * v - c / (norm + _TORCH_EPSILON) * along
+
+    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """|g| of each row: [..., p] -> [..., 1]."""
+        if not slices or g.dim() > 1:
+            return g.norm(dim=-1, keepdim=True)
+        return torch.nn.utils.get_total_norm([g[part] for part in slices]).unsqueeze(0)
+
+    def norm_and_products(self, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """|g| and <v, g>, of g [p] and v [..., p]."""
+        return g.norm(), v @ g
+
+    def _coefficient(self, norm: Tensor) -> Tensor:
+        return torch.clamp(self.max_norm / (norm + _TORCH_EPSILON), max=1.0)
+
+
+@dataclass(frozen=True)
+class ClipValue:
+    """Clamp every number of the gradient, as torch.nn.utils.clip_grad_value_ does.
+
+    Arguments:
+        limit: every number is clamped to [-limit, limit].
+
+    Raises:
+        InvalidInput: limit is not positive.
+
+    Example:
+        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipValue(0.5), ...)
+    """
+
+    limit: float
+
+    def __post_init__(self):
+        _check_positive(self.limit)
+
+    def __call__(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """The clipped gradient, [..., p]. Where the parameters lie does not matter here."""
+        return g.clamp(-self.limit, self.limit)
+
+    def derivative(self, g: Tensor, v: Tensor) -> Tensor:
+        """J(g) v, where J is diagonal: 0 where g is clipped, 1 elsewhere.
+
+        Arguments:
+            g: the gradient before clipping, [p].
+            v: the vectors to multiply, [..., p].
+
+        Returns:
+            The products, [..., p].
+        """
+        return v * (g.abs() <= self.limit)
+
+
+def _check_positive(value: float) -> None:
+    if not isinstance(value, numbers.Real) or not value > 0:
+        raise InvalidInput(f"A clip needs a positive number, not {value!r}.")
+
+
+Clip = ClipNorm | ClipValue
+_KINDS: tuple[type, ...] = (ClipNorm, ClipValue)
+_NO_CLIP = -1.0
+
+
+def clip_to_numbers(clip: Clip | None) -> tuple[float, float]:
+    """How a clip is kept on a tape: which kind, and its one number."""
+    if clip is None:
+        return (_NO_CLIP, 0.0)
+    value = clip.max_norm if isinstance(clip, ClipNorm) else clip.limit
+    return float(_KINDS.index(type(clip))), value
+
+
+def clip_from_numbers(kind: float, value: float) -> Clip | None:
+    """The clip that `clip_to_numbers` wrote down."""
+    return None if kind < 0 else _KINDS[int(kind)](value)
 
 
 @dataclass(frozen=True)
@@ -133,3 +271,176 @@ def prepare_gradient(step: Step, g: Tensor, slices: Sequence[slice] = ()) -> Ten
 def _sort(slots: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sums round by their order, and a file does not keep the order of its tensors."""
     return dict(sorted(slots.items()))
+
+
+# --- taking steps ---
+
+STEPS_AT_ONCE = 16
+_MAX_PARAMETERS = 1 << 22  # the steps of a larger network keep a GPU busy one by one
+
+Item = TypeVar("Item")
+
+
+class StepReducer(Protocol):
+    """How the work of a step is divided among ranks (distributed/)."""
+
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[tuple[int, slice, AnyBatch]]:
+        """This rank's pieces: the micro-batch's number, the rows, and their instances."""
+        ...
+
+    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """A vector over theta and others, each summed over the ranks."""
+        ...
+
+
+def sum_over_batches(
+    batches: Iterable[Item],
+    buffers: Buffers,
+    compute: Callable[[Item, Buffers], tuple[Tensor, Buffers]],
+    like: Tensor,
+) -> tuple[Tensor, Buffers]:
+    """The sum over the micro-batches of a step. Each starts from the buffers of the last one.
+
+    Arguments:
+        batches: the micro-batches, or this rank's part of them.
+        buffers: what the first one starts from.
+        compute: (batch, buffers) -> (its part of the sum, the buffers that it leaves).
+        like: the shape of the sum where there is no batch.
+    """
+    total: Tensor | None = None
+    for batch in batches:
+        part, buffers = compute(batch, buffers)
+        total = part if total is None else total + part
+    return (torch.zeros_like(like) if total is None else total), buffers
+
+
+def take_step(
+    executor: "Executor",
+    optimizer: Optimizer,
+    state: State,
+    step: Step,
+    batches: Sequence[AnyBatch],
+    w: list[Tensor] | None = None,
+    reducer: StepReducer | None = None,
+) -> tuple[State, Tensor, list[Tensor]]:
+    """s_{t+1}, the gradient [p] of the scaled losses, and the losses of each micro-batch.
+
+    Arguments:
+        executor: computes the gradients.
+        optimizer: the update.
+        state: s_t.
+        step: what was recorded of the step.
+        batches: its micro-batches.
+        w: instance weights per micro-batch, all 1 by default.
+        reducer: divides the work among ranks; the losses are of this rank's part.
+    """
+    losses: list[Tensor] = []
+    whole = lambda batch: slice(0, len(batch.c))
+    pieces = [(k, whole(batch), batch) for k, batch in enumerate(batches)]
+    pieces = pieces if reducer is None else reducer.own_part(batches)
+
+    def gradient(piece, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        k, rows, batch = piece
+        weights = None if w is None else w[k][rows]
+        scaled = batch.scaled(step.scale)
+        g, seen, buffers = executor.gradient(state.theta, buffers, scaled, weights)
+        losses.append(seen)
+        return g, buffers
+
+    g, buffers = sum_over_batches(pieces, state.buffers, gradient, state.theta)
+    if reducer is not None:
+        (g,) = reducer.sum_over_theta(g)
+    return advance(optimizer, state, step, g, buffers), g, losses
+
+
+def take_steps(
+    executor: "Executor",
+    optimizer: Optimizer,
+    state: State,
+    steps: Sequence[Step],
+    batches: Sequence[list[LazyBatch]],
+) -> list[State]:
+    """The state after each of these steps. On a GPU several of them may be one pass."""
+    after: list[State] = []
+    for part in group_steps("training steps", executor, optimizer, state, steps, batches):
+        k = part.start
+        if part.stop - k == 1:
+            after.append(take_step(executor, optimizer, state, steps[k], batches[k])[0])
+        else:
+            alike = LazyBatches(tuple(only for (only,) in batches[part]))
+            after += _take_together(executor, optimizer, state, steps[k], alike)
+        state = after[-1]
+    return after
+
+
+def _take_together(
+    executor: "Executor", optimizer: Optimizer, state: State, step: Step, batches: LazyBatches
+) -> list[State]:
+    def take(
+        each: Sequence[AnyBatch], theta: Tensor, slots: dict, buffers: dict, numbers: bytes
+    ) -> tuple[Tensor, dict, dict]:
+        now, states = State(theta, slots, buffers, state.clock), []
+        for batch in each:
+            now, _, _ = take_step(executor, optimizer, now, step, [batch])
+            states.append(now)
+        stacked = State.stack(states)
+        return stacked.theta, stacked.slots, stacked.buffers
+
+    # the numbers are captured as they are: as an argument, they tell graphs of other rates apart
+    given = (state.theta, state.slots, state.buffers, step.numbers.tobytes())
+    theta, slots, buffers = executor.run("training steps", take, batches, *given)
+    clock = tuple({"step": one["step"] + 1} for one in state.clock)
+    return unstack_steps(State(theta, slots, buffers, clock), len(batches.batches))
+
+
+# --- steps that are alike -------------------------------------------------------------------------
+
+
+def group_steps(
+    name: str,
+    executor: "Executor",
+    optimizer: Optimizer,
+    start: State,
+    steps: Sequence[Step],
+    batches: Sequence[list[LazyBatch]],
+) -> list[slice]:
+    """Cut steps into parts: STEPS_AT_ONCE steps that can be one pass, or a single step.
+
+    Arguments:
+        name: of the pass that takes several steps.
+        executor, optimizer: of the run.
+        start: the state before the first step.
+        steps, batches: the steps, and the micro-batches of each.
+    """
+    possible = (
+        executor.would_capture(name, start.theta)
+        and start.theta.numel() <= _MAX_PARAMETERS
+        and len(optimizer.group_sizes) == 1
+        and optimizer.blocks is None
+        and isinstance(optimizer.rule, SGD)  # others count steps, and a captured number stays
+    )
+    kinds = [_kind(step, own) if possible else None for step, own in zip(steps, batches)]
+    if kinds and start.clock and start.clock[0].get("step") == 0:
+        kinds[0] = None  # the first step of momentum is another formula
+    parts, at = [], 0
+    while at < len(steps):
+        row = kinds[at : at + STEPS_AT_ONCE]
+        alike = len(row) == STEPS_AT_ONCE and row[0] is not None and len(set(row)) == 1
+        parts.append(slice(at, at + (STEPS_AT_ONCE if alike else 1)))
+        at = parts[-1].stop
+    return parts
+
+
+def _kind(step: Step, batches: Sequence[LazyBatch]) -> Hashable | None:
+    """Steps of the same kind may be captured together. None: a step that is taken alone."""
+    if len(batches) != 1 or step.clip is not None or step.scale != 1:
+        return None
+    if not batches[0].source.capturable:
+        return None
+    return len(batches[0].ids), step.numbers.tobytes()
+
+
+def unstack_steps(stacked: State, count: int) -> list[State]:
+    """Each step's state, its clock one further than the one before."""
+    clocks = [tuple({"step": one["step"] + k} for one in stacked.clock) for k in range(count)]
+    return [replace(stacked.map(lambda t, k=k: t[k]), clock=clocks[k]) for k in range(count)]

@@ -1,24 +1,70 @@
-"""SGD and Adam as pure elementwise maps, each with its Jacobian.
+"""The options of a parameter group as numbers and flags, and back."""
 
-An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
-Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
-coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
-(the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
-entry; entries that are 0 are left out.
-
-The other optimizers of torch.optim follow the same protocol in torch_step.py.
-Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
-"""
-
-from collections.abc import Iterable, Mapping
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .hyperparams import Numbers
 from .state import Counters
+
+Numbers = dict[str, float]  # one parameter group's lr, momentum, betas.0, ... at one step
+Flags = dict[str, bool | str]  # options that say which formula is followed: nesterov, amsgrad
+_IGNORED = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
+
+
+def flatten_numbers(group: Mapping[str, Any], keys: Iterable[str]) -> Numbers:
+    """The numbers among these options of a group; betas=(a, b) becomes betas.0 and betas.1.
+
+    A None within a tuple, as in eps=(None, 1e-3), is kept as nan.
+    """
+    numbers: Numbers = {}
+    for key in keys:
+        value = group[key]
+        if key in _IGNORED or isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, (tuple, list)):
+            parts = [math.nan if part is None else float(part) for part in value]
+            numbers |= {f"{key}.{k}": part for k, part in enumerate(parts)}
+        elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+            numbers[key] = float(value)
+    return numbers
+
+
+def group_options(h: Numbers) -> dict[str, Any]:
+    """The inverse of `flatten_numbers`: betas.0 and betas.1 become betas=(a, b)."""
+    options: dict[str, Any] = {}
+    for key, value in h.items():
+        base, _, index = key.partition(".")
+        part = None if index and math.isnan(value) else value
+        options[base] = (*options.get(base, ()), part) if index else value
+    return options
+
+
+def read_flags(group: Mapping[str, Any], keys: Iterable[str]) -> Flags:
+    """The options that say which formula is followed, and not with which numbers."""
+    return {
+        key: group[key]
+        for key in keys
+        if isinstance(group[key], (bool, str)) and key not in _IGNORED
+    }
+
+
+# --- update_rules ---------------------------------------------------------------------------------
+
+# SGD and Adam as pure elementwise maps, each with its Jacobian.
+#
+# An update turns (theta, slots, g) into (theta', slots') and treats every coordinate alike. So its
+# Jacobian is a small table of vectors: `table["theta", "g"]` is d theta' / d g, one number per
+# coordinate. Retracing reads the table by columns (the adjoint), parameter influence reads it by rows
+# (the tangent), and there is no second derivation to get wrong. docs/derivations.md derives each
+# entry; entries that are 0 are left out.
+#
+# The other optimizers of torch.optim follow the same protocol in torch_step.py.
+# Shapes: theta, g and every slot are [p]; in `update` they may be [K, p], for K models at once.
 
 Slots = dict[str, Tensor]  # the memory of an optimizer by torch's names, such as "momentum_buffer"
 Updated = tuple[Tensor, Slots, Counters]
@@ -273,3 +319,181 @@ def _with_decay(theta: Tensor, g: Tensor, maximize: bool, weight_decay: float) -
     """g' = g + weight_decay theta, or -g + weight_decay theta."""
     g = -g if maximize else g
     return g.add(theta, alpha=weight_decay) if weight_decay else g
+
+
+# --- torch_step -----------------------------------------------------------------------------------
+
+# The other optimizers of torch.optim, through one step of their own code.
+#
+# For every step a new optimizer is built, given its memory, and stepped once. Its table comes from
+# autograd, through the same step with `differentiable=True`.
+
+#: The optimizers that are stepped this way, and those of their slots that begin with zeros
+TORCH_STEPPED = {
+    "RMSprop": ("square_avg",),
+    "Adagrad": (),
+    "Adadelta": ("square_avg", "acc_delta"),
+    "NAdam": ("exp_avg", "exp_avg_sq"),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "Adamax": ("exp_avg", "exp_inf"),
+    "ASGD": ("ax",),
+    "Rprop": ("prev",),
+}
+_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+_NUDGE = 1e-30  # far below any squared gradient that matters, far above the smallest float32
+
+
+@dataclass(frozen=True)
+class TorchStep:
+    """Any elementwise optimizer of torch.optim, by its name and the flags it is built with."""
+
+    name: str
+    flags: Flags
+    needs_gradient: bool = True
+
+    def initial(self, theta: Tensor, h: Numbers) -> tuple[Slots, Counters]:
+        """The state that torch gives a parameter when it is stepped for the first time."""
+        slots = {name: torch.zeros_like(theta) for name in TORCH_STEPPED[self.name]}
+        counters = {"step": 0.0}
+        if self.name == "RMSprop":
+            slots |= {"momentum_buffer": torch.zeros_like(theta)} if h["momentum"] > 0 else {}
+            slots |= {"grad_avg": torch.zeros_like(theta)} if self.flags["centered"] else {}
+        elif self.name == "Adagrad":
+            slots["sum"] = torch.full_like(theta, h["initial_accumulator_value"])
+        elif self.name == "Rprop":
+            slots["step_size"] = torch.full_like(theta, h["lr"])
+        elif self.name == "NAdam":
+            counters["mu_product"] = 1.0
+        elif self.name == "ASGD":
+            counters |= {"eta": h["lr"], "mu": 1.0}
+        return slots, counters
+
+    def update(self, theta, slots, counters, g, h) -> Updated:
+        """One step, on copies: torch works in place."""
+        copies = {name: slot.clone() for name, slot in slots.items()}
+        theta, slots, counters = self._step(theta.detach().clone(), copies, counters, g, h, False)
+        return theta.detach(), {name: slot.detach() for name, slot in slots.items()}, counters
+
+    def table(self, theta, slots, counters, g, h) -> Table:
+        """By autograd, through the same step."""
+        slots = {name: self._nudge(name, slot, g) for name, slot in slots.items()}
+        step = lambda theta, slots, g: self._step(theta, slots, counters, g, h, True)[:2]
+        return differentiate_table(step, theta, slots, g)
+
+    def _nudge(self, name: str, slot: Tensor, g: Tensor) -> Tensor:
+        """Move second moments away from 0, where sqrt has no derivative.
+
+        Where a second moment is 0 and so is the gradient, the first moment is 0 as well, and the
+        product of the two derivatives is 0. With the nudge autograd finds that 0, and not nan.
+        """
+        if name not in _SECOND_MOMENTS:
+            return slot
+        return torch.where((slot == 0) & (g == 0), _NUDGE, slot)
+
+    def _step(self, theta, slots, counters, g, h, differentiable: bool) -> Updated:
+        # The counters of a run are as exact as torch's own; a derivative may be more exact.
+        exact = torch.float64 if differentiable else counter_dtype()
+        with warnings.catch_warnings():
+            # torch warns about .grad on tensors that are not leaves; here that is the point
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+            options = {**group_options(h), **self.flags}
+            build: Any = getattr(torch.optim, self.name)
+            optimizer = build([theta], **options, foreach=False, differentiable=differentiable)
+            counted = {name: torch.tensor(value, dtype=exact) for name, value in counters.items()}
+            optimizer.state[theta] = {**slots, **counted}
+            theta.grad = g.expand_as(theta)
+            optimizer.step()
+            state = optimizer.state[theta]
+        slots = {name: state[name] for name in slots}
+        return theta, slots, {name: float(state[name]) for name in counters}
+
+
+def counter_dtype() -> torch.dtype:
+    """The type in which torch.optim keeps its counters."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def differentiate_table(
+    step: Callable[[Tensor, Slots, Tensor], tuple[Tensor, Slots]],
+    theta: Tensor,
+    slots: Slots,
+    g: Tensor,
+) -> Table:
+    """The Jacobian of an elementwise step (theta, slots, g) -> (theta', slots').
+
+    Row `out` of the table is the gradient of out'.sum(), since the step is elementwise.
+    """
+    inputs = {"theta": theta, "g": g, **slots}
+    inputs = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
+    with torch.enable_grad():
+        copies = {name: t.clone() for name, t in inputs.items()}  # a leaf cannot be stepped
+        held = {name: copies[name] for name in slots}
+        after, slots_after = step(copies["theta"], held, copies["g"])
+    table: Table = {}
+    sources = list(inputs.values())
+    for out, value in {"theta": after, **slots_after}.items():
+        if value.grad_fn is None:
+            continue
+        row = torch.autograd.grad(value.sum(), sources, retain_graph=True, allow_unused=True)
+        table |= {(out, name): entry for name, entry in zip(inputs, row) if entry is not None}
+    return table
+
+
+# --- chunks ---------------------------------------------------------------------------------------
+
+# Elementwise updates of long vectors, piece by piece.
+#
+# A formula of twenty operations on all of theta writes twenty vectors of its size, and on a CPU the
+# system hands out fresh memory for each of them. A piece stays in the cache, and so do its results.
+# On a GPU a piece is larger; it bounds the memory that the intermediate results take.
+
+_ON_CPU, _ON_GPU = 1 << 15, 1 << 24  # numbers at once; for each thread of a CPU
+_FEWEST = 1 << 10  # of a row, however many rows there are
+
+Named = Mapping[str, Tensor]
+
+
+def compute_in_pieces(
+    function: Callable[..., Named], sizes: Sequence[int], *given: Named
+) -> dict[str, Tensor]:
+    """function(group, *given), where it treats every number of a group alike.
+
+    Arguments:
+        function: is called with the number of a group and with a part of each tensor, all of the
+            same length. It returns tensors of that length by name.
+        sizes: how many numbers each group has, one group after the other.
+        given: tensors [..., p] by name; p is the sum of the sizes.
+
+    Returns:
+        The function's tensors, each [..., p].
+    """
+    pieces = list(_cut(sizes, _length(t for named in given for t in named.values())))
+    if len(pieces) == 1:
+        return dict(function(0, *given))
+    found: dict[str, Tensor] = {}
+    for group, piece in pieces:
+        parts = ({name: t[..., piece] for name, t in named.items()} for named in given)
+        computed = function(group, *parts)
+        if not found:
+            empty = lambda t: t.new_empty((*t.shape[:-1], sum(sizes)))
+            found = {name: empty(t) for name, t in computed.items()}
+        for name, t in computed.items():
+            found[name][..., piece] = t
+    return found
+
+
+def _length(tensors: Iterable[Tensor]) -> int:
+    """How many numbers of a row are computed at once."""
+    largest = max(tensors, key=torch.numel)
+    rows = largest.numel() // max(1, largest.shape[-1])
+    most = _ON_GPU if largest.is_cuda else _ON_CPU * torch.get_num_threads()
+    return max(_FEWEST, most // max(1, rows))
+
+
+def _cut(sizes: Sequence[int], length: int) -> Iterator[tuple[int, slice]]:
+    """The pieces of each group. None crosses from one group to the next."""
+    start = 0
+    for group, size in enumerate(sizes):
+        for at in range(start, start + max(1, size), length):
+            yield group, slice(at, min(at + length, start + size))
+        start += size

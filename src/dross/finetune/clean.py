@@ -19,7 +19,7 @@ from ..cleaning.project import FORMAT, Project
 from ..cleaning.source import PARTS
 from ..cleaning.tracking import report_plan
 from ..distributed.result_store import ResultStore
-from ..engine.devices import choose_device
+from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth
 from .estimate import check_affordable, describe, estimate

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine.attention import MathAttention
+from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
 from ..support.option_names import name_option
 from .options import ChatOptions

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
-from ..engine.threads import manage_threads, set_threads_for
+from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
 from ..support.option_names import name_option
 from ..support.progress import Advance

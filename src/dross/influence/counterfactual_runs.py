@@ -17,17 +17,15 @@ from torch import Tensor
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..distributed.job_pool import local_workers
-from ..engine.batchnorm import statistics_of
-from ..engine.memory import try_to_fit
-from ..engine.peak_memory import available_memory
+from ..engine.device import available_memory, try_to_fit
+from ..engine.norms import statistics_of
 from ..engine.state import State
-from ..engine.step import Step
+from ..engine.step import Step, sum_over_batches, take_step
 from ..engine.step import advance as advance_state
 from ..errors import Diverged, DrossError, DrossWarning, NotSupported, first_line
 from ..replay.average import Average
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
-from ..replay.take_steps import sum_over_batches, take_step
 from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..support.progress import progress_bar
 

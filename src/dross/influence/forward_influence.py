@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..engine.state import Derivative
-from ..engine.step import push
+from ..engine.step import push, sum_over_batches
 from ..replay.recording import Recording, TakenStep
-from ..replay.take_steps import sum_over_batches
 from ..support.progress import progress_bar
 
 

@@ -7,14 +7,13 @@ import numpy as np
 import torch
 
 from ..data.lazy_batch import LazyBatch
-from ..engine.peak_memory import measure_peak
+from ..engine.device import measure_peak
 from ..engine.state import Derivative, State
-from ..engine.step import Step, needs_gradient
+from ..engine.step import Step, needs_gradient, take_step
 from ..errors import InvalidInput
 from ..replay import checkpoint_schedule
 from ..replay.recording import Recording
 from ..replay.step_range import Window
-from ..replay.take_steps import take_step
 from .retrace_plan import RetracePlan
 from .reverse_steps import reverse_step
 

@@ -10,7 +10,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.utils._pytree import tree_leaves
 
 from ..data.dataset import Instances
-from ..engine.casting import widen
+from ..engine.autodiff import widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
 from ..engine.objective import Objective
 from ..errors import InvalidInput

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..engine.batchnorm import differentiable_statistics
-from ..engine.casting import widen
+from ..engine.autodiff import batched_vjp, widen
 from ..engine.moving_buffers import Gates, open_gates
-from ..engine.norms import ElementaryNorms
+from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
-from ..engine.vjp import batched_vjp
 from ..errors import Diverged, InvalidInput
 
 Buffers = dict[str, Tensor]

@@ -9,10 +9,17 @@ from torch import Tensor
 from ..data.lazy_batch import AnyBatch, LazyBatches
 from ..engine.executor import Executor
 from ..engine.state import Derivative, State
-from ..engine.step import Step, needs_gradient, pull
+from ..engine.step import (
+    Step,
+    group_steps,
+    needs_gradient,
+    pull,
+    sum_over_batches,
+    take_step,
+    unstack_steps,
+)
 from ..replay.recording import Recording
 from ..replay.segment_replay import Block
-from ..replay.take_steps import group_steps, sum_over_batches, take_step, unstack_steps
 
 
 def reverse_step(

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.device import HostCopy
 from ..engine.state import Derivative
 from ..engine.step import Step
-from ..engine.streams import HostCopy
 from ..errors import Diverged
 from ..replay.segment_replay import Block
 from ..replay.step_range import Window

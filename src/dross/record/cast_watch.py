@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from ..engine import casting
-from ..engine.casting import Autocast
+from ..engine.precision import Autocast, observe_autocast
 from ..errors import InvalidInput, NotSupported
 from .loop_tape import LoopTape, UserLoop
 
 
 def find_cast(loop: UserLoop) -> Autocast | None:
     """The autocast that the next pass is computed in."""
-    around = casting.observe(loop.device)
+    around = observe_autocast(loop.device)
     if around is not None and loop.autocast is not None:
         raise InvalidInput(
             "Autocast is on around recorder.step, and the recorder was given autocast= as well: "

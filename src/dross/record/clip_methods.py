@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..engine.clipping import ClipNorm, ClipValue
+from ..engine.step import ClipNorm, ClipValue
 from ..errors import InvalidInput
 from ..support.arguments import check_number
 from .step_watch import StepWatch

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..engine.layout import Layout
+from ..engine.state import Layout
 from ..errors import NotSupported
 
 

@@ -17,15 +17,13 @@ from ..distributed.reducer import Reducer
 from ..distributed.sharded_objective import GatheringLayout, ShardedExecutor
 from ..distributed.tape_shards import explain_other_ranks
 from ..distributed.tape_writer import ReplicaWriter, ShardWriter
-from ..engine.attention import allowed_kernels
-from ..engine.casting import Autocast
 from ..engine.executor import Executor
 from ..engine.inspect import inspect_run
-from ..engine.layout import Layout, check_signature
 from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
-from ..engine.precision import Precision
+from ..engine.precision import Autocast, Precision, allowed_kernels
+from ..engine.state import Layout, check_signature
 from ..errors import InputChanged, InvalidInput
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape

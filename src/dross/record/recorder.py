@@ -24,10 +24,10 @@ from ..data.dataset import Instances
 from ..distributed import ddp
 from ..distributed import fsdp as fsdp
 from ..distributed.reducer import Reducer
-from ..engine.casting import check_autocast
 from ..engine.inspect import check_optimizer, device_and_dtype, unwrap_model, unwrap_optimizer
 from ..engine.losses import find_loss
 from ..engine.objective import Penalty
+from ..engine.precision import check_autocast
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..influence.run import Run
 from ..support.arguments import check_folder, check_function, check_whole

@@ -15,14 +15,12 @@ from ..data.dataset import Instances
 from ..distributed.reducer import Reducer
 from ..distributed.shard_clipping import shard_clip
 from ..distributed.shard_ranks import ShardReducer
-from ..engine.attention import MATH, AttentionCalls
-from ..engine.casting import NARROW
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
+from ..engine.precision import MATH, NARROW, AttentionCalls
 from ..engine.state import State
-from ..engine.step import Step, advance, prepare_gradient
+from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..replay.take_steps import take_step
 from ..support.arguments import check_count, check_whole
 from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep

@@ -17,12 +17,11 @@ from torch import Tensor
 from ..data.batch import Batch, MicroBatch
 from ..data.seeds import use_seed
 from ..distributed import ddp
-from ..engine.clipping import Clip
-from ..engine.functional import apply_model
+from ..engine.autodiff import apply_model
 from ..engine.losses import check_per_instance
 from ..engine.optim import check_same_structure, read_optimizer
 from ..engine.state import State
-from ..engine.step import Step
+from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
 from ..replay.recording import checksum
 from .average_watch import AverageWatch

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.inspect import trained_groups
-from ..engine.layout import Layout
 from ..engine.optim import Optimizer, current_numbers, read_slots, write_slots
-from ..engine.state import State
+from ..engine.state import Layout, State
 
 
 @dataclass(frozen=True)

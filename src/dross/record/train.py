@@ -11,15 +11,14 @@ import torch
 
 from ..data.batch import Augment
 from ..data.dataset import Instances
-from ..engine.casting import check_autocast
-from ..engine.clipping import Clip, ClipNorm, ClipValue
-from ..engine.devices import find_device
+from ..engine.device import find_device
 from ..engine.executor import Executor
 from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
 from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
-from ..engine.precision import Precision, cast_of, check_arithmetic
+from ..engine.precision import Precision, cast_of, check_arithmetic, check_autocast
 from ..engine.state import State
+from ..engine.step import Clip, ClipNorm, ClipValue
 from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording

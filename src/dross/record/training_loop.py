@@ -10,16 +10,14 @@ import torch
 from ..data.batch import Augment, MicroBatch
 from ..data.dataset import Instances
 from ..data.lazy_batch import LazyBatch
-from ..engine.casting import NARROW
-from ..engine.clipping import Clip
+from ..engine.device import HostCopy, side_stream
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
+from ..engine.precision import NARROW
 from ..engine.state import State
-from ..engine.step import Step
-from ..engine.streams import HostCopy, side_stream
+from ..engine.step import Clip, Step, take_step, take_steps
 from ..errors import DrossError, InvalidInput
 from ..replay.recording import checksum
-from ..replay.take_steps import take_step, take_steps
 from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
 from .finite_check import check_finite

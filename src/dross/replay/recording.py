@@ -18,23 +18,21 @@ from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..data.tensor_digests import to_bytes
 from ..distributed.reducer import ALONE, Reducer
 from ..engine import compiled
+from ..engine.device import side_stream
 from ..engine.executor import Executor
 from ..engine.inspect import device_and_dtype, is_shard, unwrap_model
-from ..engine.layout import Layout, check_constants, check_signature
 from ..engine.losses import NAMED_LOSSES, find_loss
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
 from ..engine.precision import Precision
-from ..engine.state import State
-from ..engine.step import Step
-from ..engine.streams import side_stream
+from ..engine.state import Layout, State, check_constants, check_signature
+from ..engine.step import Step, take_step
 from ..errors import InputChanged, InvalidInput, NotSupported
 from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from .average import Average
 from .segment_replay import Block, SegmentReplay
-from .take_steps import take_step
 
 
 @dataclass(frozen=True)

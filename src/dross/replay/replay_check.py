@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..engine.device import HostCopy, side_stream
 from ..engine.state import State
-from ..engine.streams import HostCopy, side_stream
 from ..errors import InputChanged
 from ..support.closeness import ROUNDING, is_close, size
 from ..tape.reader import Tape

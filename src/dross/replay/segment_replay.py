@@ -9,17 +9,16 @@ from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..distributed.reducer import Reducer
+from ..engine.device import try_to_fit
 from ..engine.executor import Executor
-from ..engine.memory import try_to_fit
 from ..engine.optim import Optimizer
 from ..engine.state import State
-from ..engine.step import Step, needs_gradient
+from ..engine.step import Step, needs_gradient, take_step, take_steps
 from ..errors import DrossWarning
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from . import checkpoint_schedule
 from .replay_check import check_later, do_nothing
-from .take_steps import take_step, take_steps
 
 _MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
 MAX_RECOMPUTES_BEFORE_WARNING = 8  # how often one step is taken

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.dataset import EVERYTHING, SAMPLE
-from ..engine.attention import are_kernels
-from ..engine.casting import NARROW_NAMES, is_saved_autocast
+from ..engine.precision import NARROW_NAMES, are_kernels, is_saved_autocast
 from ..errors import CorruptFile
 
 DIGEST = "digest"

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..data.batch import MicroBatch
-from ..engine import clipping as clips
 from ..engine.state import State
-from ..engine.step import Step
+from ..engine.step import Step, clip_from_numbers, clip_to_numbers
 
 _STATE_PREFIX = "state."
 
@@ -57,7 +56,7 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
     tensors["numbers"] = torch.from_numpy(numbers[:1].copy() if constant else numbers)
     tensors["epochs"] = _int32([step.epoch for step in steps])
     if any(step.clip for step in steps):
-        clip_rows = [clips.to_numbers(step.clip) for step in steps]
+        clip_rows = [clip_to_numbers(step.clip) for step in steps]
         tensors["clips"] = torch.tensor(clip_rows, dtype=torch.float64)
     if any(step.scale != 1 for step in steps):
         tensors["scales"] = torch.tensor([step.scale for step in steps], dtype=torch.float64)
@@ -93,7 +92,7 @@ def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segme
     scales = tensors["scales"].tolist() if "scales" in tensors else [1.0] * count
     steps, at = [], 0
     for t, (size, epoch) in enumerate(zip(per_step, tensors["epochs"].tolist())):
-        clip = clips.from_numbers(*clip_rows[t])
+        clip = clip_from_numbers(*clip_rows[t])
         steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip, scales[t]))
         at += size
     return Segment(first, steps, states, about["checksum"])

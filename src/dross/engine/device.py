@@ -1,0 +1,267 @@
+"""Where to compute: a device that is there, or the best one."""
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import DrossWarning, InvalidInput, first_line
+
+
+def find_device(device: str | torch.device, otherwise: str) -> torch.device:
+    """The device of this name, after a check that it can hold a tensor.
+
+    Arguments:
+        device: Its name, such as `cpu`, `cuda`, `cuda:1` or `mps`.
+        otherwise: What to do where it is not available: a sentence.
+
+    Raises:
+        InvalidInput: there is no such device here.
+    """
+    try:
+        wanted = torch.device(device)
+        torch.zeros(1, device=wanted)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise InvalidInput(
+            f"The device '{device}' is not available ({first_line(error)}). {otherwise}"
+        ) from None
+    return wanted
+
+
+def choose_device(device: str | None) -> torch.device:
+    """The device of this name, or by default a GPU if torch can use one, and else the CPU.
+
+    Raises:
+        InvalidInput: there is no such device here.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    otherwise = "Use cpu, cuda or mps, or leave it out for the best one available."
+    found = find_device(device, otherwise)
+    if found.type not in ("cpu", "cuda", "mps"):
+        raise InvalidInput(f"Nothing can be trained on the device '{device}'. {otherwise}")
+    return found
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+# When memory runs out: free what can be made again, and go on with half as much.
+
+Result = TypeVar("Result")
+
+
+def try_to_fit(
+    action: Callable[[], Result],
+    size: int,
+    *,
+    what: str,
+    free: Callable[[], object],
+    may_halve: bool = True,
+    advice: str = "",
+) -> Result | None:
+    """action(), or None where it ran out of memory: the caller then goes on with half the size.
+
+    Arguments:
+        action: the work, on `size` things at once.
+        size: how many; a single thing cannot be halved.
+        what: the things, for the warning: "models at once".
+        free: frees memory whose contents can be made again.
+        may_halve: False where the caller cannot go on with less.
+        advice: a note for the error when a single thing does not fit.
+
+    Raises:
+        torch.OutOfMemoryError: where a single thing does not fit.
+    """
+    try:
+        return action()
+    except torch.OutOfMemoryError as error:
+        if size == 1 and advice:
+            error.add_note(f"dross: {advice}")
+        if size == 1 or not may_halve:
+            raise
+    # outside the handler, because the error itself holds memory
+    free()
+    warnings.warn(f"Out of memory: going on with {size // 2} {what}.", DrossWarning, stacklevel=3)
+    return None
+
+
+# --- peak_memory ----------------------------------------------------------------------------------
+
+# How much memory a pass takes on top of what was held before it.
+#
+# On a GPU torch's allocator knows. On a CPU the tensors that the pass makes are counted, from the
+# operation that makes each until it is freed: what a processor's libraries take for themselves is not
+# seen.
+
+Result = TypeVar("Result")
+
+
+def measure_peak(pass_: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """The result of a pass, and the most bytes that it held at a time, its result included.
+
+    Arguments:
+        pass_: runs it.
+        device: where it runs. Anywhere but on a GPU it runs under a dispatch mode, which costs
+            time.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = pass_()
+        torch.cuda.synchronize(device)
+        return result, torch.cuda.max_memory_allocated(device) - before
+    with _LiveBytes() as counted:
+        result = pass_()
+    return result, counted.peak
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._live = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is_counted(t)}
+        result = function(*args, **(kwargs or {}))
+        for t in tree_leaves(result):
+            if not _is_counted(t):
+                continue
+            storage = t.untyped_storage()
+            if id(storage) not in given and storage not in self._seen:
+                self._seen.add(storage)
+                self._live += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.peak = max(self.peak, self._live)
+        return result
+
+    def _free(self, nbytes: int) -> None:
+        self._live -= nbytes
+
+
+def _is_counted(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.layout is torch.strided
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, or in the machine."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as lines:
+            line = next(line for line in lines if line.startswith("MemAvailable"))
+            return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        if not hasattr(os, "sysconf"):  # Windows: assume little
+            return 2 << 30
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+# Let the host read results while a GPU goes on computing.
+#
+# A GPU works through its queue in order, and a host that reads a number waits for the whole queue.
+# With these two it reads what is finished while the GPU works on the rest. On a CPU, where nothing is
+# ever in flight, they do nothing.
+
+
+class HostCopy:
+    """Tensors being copied to the host.
+
+    Waiting for them does not wait for work that was queued later.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]):
+        self._arrival = None
+        if on_gpu := [t.device for t in tensors.values() if t.is_cuda]:
+            self._tensors = {name: _start_copy(t.detach()) for name, t in tensors.items()}
+            self._arrival = torch.cuda.current_stream(on_gpu[0]).record_event()
+        else:
+            self._tensors = {name: t.detach().cpu() for name, t in tensors.items()}
+
+    def wait(self) -> dict[str, Tensor]:
+        """The tensors, once they have arrived."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._tensors
+
+
+def _start_copy(t: Tensor) -> Tensor:
+    return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator["torch.cuda.Stream | None"]:
+    """Inside, work goes into a second queue of the GPU, beside the main one.
+
+    Inside, use nothing that the main queue is still computing. What is computed inside is finished
+    at the end. A tensor that is used outside must not be freed too early: call t.record_stream(s)
+    with the stream s that this yields (None on a CPU).
+    """
+    if device.type != "cuda":
+        yield None
+        return
+    outside, stream = torch.cuda.current_stream(device), _second_stream(device)
+    with torch.cuda.stream(stream):
+        yield outside
+    stream.synchronize()
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+# How many CPU threads a pass runs on.
+#
+# torch divides every operation between all threads. For a small model this saves nothing. And when
+# another program keeps one core busy, every operation waits for the thread on that core: on two
+# cores, one of them busy, the demo took eight minutes instead of half a minute. So a small pass runs
+# on one thread. Its size is counted, not timed: the same pass gets the same number of threads every
+# time, and rounds the same way.
+
+# operations of the forward passes; from about here on, two threads are a fifth faster than one
+_MIN_OPERATIONS_FOR_ALL_THREADS = 2**23
+
+_depth = 0  # how many manage_threads() are open
+_allowed = 1  # the number of threads outside them
+
+
+@contextmanager
+def manage_threads() -> Iterator[None]:
+    """Inside, `set_threads_for` sets the number of threads. At the end it is what it was before."""
+    global _depth, _allowed
+    if _depth == 0:
+        _allowed = torch.get_num_threads()
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if _depth == 0:
+            _set_threads(_allowed)
+
+
+def set_threads_for(operations: float) -> None:
+    """Choose the number of threads for a pass of this many operations."""
+    if _depth:
+        _set_threads(_allowed if operations >= _MIN_OPERATIONS_FOR_ALL_THREADS else 1)
+
+
+def _set_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
