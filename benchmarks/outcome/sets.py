@@ -242,7 +242,7 @@ def load_photographs(ids: np.ndarray, part: str = "train") -> np.ndarray:
     from PIL import Image
 
     import dross
-    from dross.cleaning.backbones import PICTURE_BACKBONE, load_backbone
+    from dross.cleaning.features import PICTURE_BACKBONE, load_backbone
 
     pixels = np.asarray(getattr(dross.datasets.load("cifar10"), part)[0])[ids]
     pixels = pixels if pixels.shape[-1] == 3 else pixels.transpose(0, 2, 3, 1)

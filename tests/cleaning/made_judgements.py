@@ -8,9 +8,8 @@ from dross.cleaning import judge
 from dross.cleaning.edits import Edits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, Rows
+from dross.cleaning.modality import Source, assemble
 from dross.cleaning.recipe import Recipe
-from dross.cleaning.source import Source
-from dross.cleaning.split_dataset import assemble
 
 
 def flip(y: np.ndarray, share: float, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,11 +9,16 @@ import torch
 from scipy import sparse
 
 import dross
-from dross.cleaning.load import Request, prepare
-from dross.cleaning.memory import take_given
-from dross.cleaning.memory_files import file_name, name_places, name_row, pixels_of
-from dross.cleaning.memory_pixels import read_picture
-from dross.cleaning.memory_restore import give_back
+from dross.cleaning.inputs import Request, prepare
+from dross.cleaning.memory import (
+    file_name,
+    give_back,
+    name_places,
+    name_row,
+    pixels_of,
+    read_picture,
+    take_given,
+)
 from dross.errors import InvalidInput
 
 RNG = np.random.default_rng(0)

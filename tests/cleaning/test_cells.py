@@ -4,9 +4,8 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning.cells import format_cell, name_label, order_columns
-from dross.cleaning.columns import Column
-from dross.cleaning.outlier_cells import UnusualCells
+from dross.cleaning.explain import UnusualCells, format_cell, name_label, order_columns
+from dross.cleaning.modality import Column
 from dross.cleaning.report import _cells
 
 

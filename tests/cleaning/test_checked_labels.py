@@ -13,9 +13,9 @@ from cleaning.made_inputs import interrupted
 from cleaning.made_labels import QUICK, make_part
 from dross.cleaning import examine
 from dross.cleaning.checked_labels import CheckedLabels, read_used
-from dross.cleaning.duplicates_groups import no_copies
+from dross.cleaning.duplicates import no_copies
 from dross.cleaning.findings import describe_checked, describe_checks
-from dross.cleaning.load import Request, prepare
+from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.plans import Recommendation
 from dross.cleaning.project import Project
 from dross.cleaning.project_files import write_sealed

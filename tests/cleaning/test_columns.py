@@ -3,7 +3,8 @@
 import numpy as np
 import pandas
 
-from dross.cleaning.columns import Column, TableEncoder, describe_columns, infer_columns
+from dross.cleaning.modality import Column
+from dross.cleaning.tables import TableEncoder, describe_columns, infer_columns
 
 
 def test_given_kinds_take_precedence_over_inferred_ones():

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import dross
 from cleaning.made_labels import CLASSES, QUICK, make_part
 from dross import cli
+from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job, Options
-from dross.cleaning.load import Request, prepare
 from dross.cleaning.project import Project
 from dross.cleaning.reopen import reopen_data
 

@@ -12,7 +12,7 @@ from cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_ta
 from dross import cli
 from dross.cleaning import examine
 from dross.cleaning.export import _place_pictures
-from dross.cleaning.table_copy import RowEdits, copy_table
+from dross.cleaning.tables import RowEdits, copy_table
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import InputChanged, InvalidInput
 

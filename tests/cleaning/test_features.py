@@ -13,19 +13,18 @@ import torch
 
 import dross
 from cleaning.made_inputs import QUICK, small_table
-from dross.cleaning import backbones
-from dross.cleaning import feature_cache as kept
-from dross.cleaning.features import Encoding, encode_again
+from dross.cleaning import features as backbones
+from dross.cleaning import features as kept
+from dross.cleaning.explain import find_reasons
+from dross.cleaning.features import Encoding, encode_again, standardize
+from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job, Options
-from dross.cleaning.load import Request, prepare
+from dross.cleaning.modality import data_digest
 from dross.cleaning.model_choice import Encoder, choose_backbone, list_candidates
-from dross.cleaning.own_features import standardize
-from dross.cleaning.reasons import find_reasons
 from dross.cleaning.recipe import Recipe
 from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.search import find_recipe
-from dross.cleaning.split_dataset import data_digest
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from dross.support.png import encode_png
 

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from dross.cleaning.duplicates import find_copies
-from dross.cleaning.load import Request, prepare
+from dross.cleaning.inputs import Request, prepare
 from dross.support.png import encode_png
 
 

@@ -12,7 +12,7 @@ from PIL import Image, features
 
 from dross.cleaning import images
 from dross.cleaning.images import ImageEncoder
-from dross.cleaning.load import Request, prepare
+from dross.cleaning.inputs import Request, prepare
 from dross.errors import InvalidInput
 from fuzz.mutate import damage
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleaning import load
+from dross.cleaning import inputs as load
 from dross.errors import InvalidInput
 
 

@@ -7,8 +7,8 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wi
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
-from dross.cleaning import duplicates_neighbours as neighbours
-from dross.cleaning.duplicates_neighbours import find_neighbours
+from dross.cleaning import duplicates as neighbours
+from dross.cleaning.duplicates import find_neighbours
 
 HERE = {"device": torch.device("cpu"), "progress": False}
 

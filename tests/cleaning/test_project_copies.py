@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import dross
 from cleaning.made_inputs import QUICK, edit_json, other_parts
-from dross.cleaning.duplicates_groups import FILE
+from dross.cleaning.duplicates import FILE
 from dross.cleaning.findings import list_findings
 from dross.cli import app
 from dross.errors import CorruptFile

@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from dross.cleaning.label_noise import Rows
+from dross.cleaning.modality import PreparedData, Source, assemble
 from dross.cleaning.recipe import Recipe
 from dross.cleaning.scoring import (
     InstanceScores,
@@ -20,8 +21,6 @@ from dross.cleaning.scoring import (
     split_half_agreement,
     verify,
 )
-from dross.cleaning.source import Source
-from dross.cleaning.split_dataset import PreparedData, assemble
 from dross.data.seeds import mix_seeds
 from dross.influence.queries import expected_error, mean_loss
 from dross.influence.scores import Scores

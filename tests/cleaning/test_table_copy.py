@@ -6,8 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dross.cleaning.table_copy import RowEdits, copy_table
-from dross.cleaning.tables import Reading
+from dross.cleaning.tables import Reading, RowEdits, copy_table
 from dross.errors import InvalidInput
 
 

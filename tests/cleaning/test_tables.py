@@ -5,8 +5,8 @@ import pandas
 import pytest
 
 from dross.cleaning import tables
-from dross.cleaning.load import Request, prepare
-from dross.cleaning.source import join_parts
+from dross.cleaning.inputs import Request, prepare
+from dross.cleaning.modality import join_parts
 from dross.errors import InvalidInput
 
 ROWS = 120
@@ -39,7 +39,7 @@ def test_an_instance_in_two_parts_is_an_error(tmp_path, monkeypatch):
         joined, parts = join_parts(sources)
         return joined, parts | {"test": parts["train"][:50]}
 
-    monkeypatch.setattr("dross.cleaning.load.join_parts", overlapping)
+    monkeypatch.setattr("dross.cleaning.inputs.join_parts", overlapping)
     path = write_csv(tmp_path / "t.csv", "x,kind", numbers(), kinds("a", "b"))
     with pytest.raises(AssertionError, match="in two parts"):
         prepare(Request(path, "kind"))

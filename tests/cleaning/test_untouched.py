@@ -8,7 +8,7 @@ import pytest
 
 import dross
 from cleaning.made_inputs import QUICK, small_table
-from dross.cleaning.image_folder import MARKER
+from dross.cleaning.images import MARKER
 from dross.cleaning.project import Project
 from dross.errors import DrossError, InvalidInput
 

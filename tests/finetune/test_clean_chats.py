@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import dross
 from dross import cli
 from dross.cleaning.chats import ChatColumns
+from dross.cleaning.modality import PARTS
 from dross.cleaning.project import Project
-from dross.cleaning.source import PARTS
 from dross.errors import InputChanged, InvalidInput
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions

@@ -15,10 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dross.cleaning.load import Request, prepare
-from dross.cleaning.split_dataset import PreparedData, data_digest
-from dross.cleaning.table_copy import TABLES, RowEdits, copy_table
-from dross.cleaning.tables import Reading, row_names
+from dross.cleaning.inputs import Request, prepare
+from dross.cleaning.modality import PreparedData, data_digest
+from dross.cleaning.tables import TABLES, Reading, RowEdits, copy_table, row_names
 from dross.errors import DrossError
 from fuzz.effort import rounds
 from fuzz.mutate import damage

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from dross.cleaning.duplicates_groups import join_content, no_copies
+from dross.cleaning.duplicates import join_content, no_copies
 from dross.cleaning.project import Project
 
 HOSTILE = [

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from dross.cleaning.duplicates_groups import FILE, Copies, join_content
+from dross.cleaning.duplicates import FILE, Copies, join_content
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
 from review.browser_page import (

@@ -21,11 +21,10 @@ from ..support.arguments import fits
 from ..support.option_names import name_option
 from .decision_state import VALIDATION, Decision, check_belongs, check_decision
 from .decisions import Decisions
-from .numbers import read_learnable
+from .modality import MIN_INSTANCES, PreparedData
 from .project_files import ABOUT, MEND, delete_named, read_intact, read_json, write_sealed
 from .recommendation import describe_actions, read_recommended
-from .source import MIN_INSTANCES
-from .split_dataset import PreparedData
+from .task import read_learnable
 
 _FILE = "checked.json"  # the labels that the kept results were computed with
 _FEWEST_LEFT = MIN_INSTANCES // 5  # as many as a validation part needs

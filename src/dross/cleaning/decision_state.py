@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputChanged, InvalidInput
-from .numbers import read_learnable
+from .task import read_learnable
 
 ACTIONS = ("keep", "remove", "relabel", "undecided")
 TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decided about

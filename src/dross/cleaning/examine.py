@@ -12,12 +12,13 @@ from ..support.arguments import fits
 from ..support.progress import Overall
 from .checked_labels import CheckedLabels
 from .cost import describe_cost, estimate_cost
-from .duplicates_groups import Copies
+from .duplicates import Copies
+from .explain import find_reasons
 from .job import Job
 from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
+from .modality import Frame
 from .plans import Recommendation, recommend
 from .project_files import delete_written, read_intact, write_sealed
-from .reasons import find_reasons
 from .recipe import Recipe
 from .recommendation import NOISE_AWARE, KnownPlan, describe_actions
 from .result_tables import edited_labels, instance_table, label_table
@@ -34,7 +35,6 @@ from .scoring import (
     verify,
 )
 from .search import lower_rate, use_lowered_rate
-from .source import Frame
 from .train_many import SearchResult
 
 _EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled

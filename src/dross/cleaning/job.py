@@ -10,11 +10,11 @@ from ..errors import InvalidInput
 from ..record.training_plan import check_batch_size, check_epochs
 from ..support.arguments import check_count
 from ..support.name_hints import check_name
-from .backbones import NONE
+from .features import NONE
+from .inputs import Request
 from .label_noise import PRIORS
-from .load import Request
+from .modality import PreparedData
 from .recipe import MODELS, Pair
-from .split_dataset import PreparedData
 
 _MAX_RUNS = 1000
 _MAX_VERIFIED = 100_000

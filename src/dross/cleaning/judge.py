@@ -52,7 +52,7 @@ from .label_noise import (
     estimate_label_noise,
     principal_components,
 )
-from .numbers import read_learnable
+from .modality import PreparedData
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
 from .recipe import Recipe
@@ -60,7 +60,7 @@ from .registered import judge_of
 from .reopen import reopen_inputs
 from .report import write_report
 from .rows import project_rows
-from .split_dataset import PreparedData
+from .task import read_learnable
 from .tracking import report_verdict
 from .train_many import train_many
 from .verdict import (

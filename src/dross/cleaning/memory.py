@@ -1,19 +1,245 @@
-"""Take data that are given from Python, and write them to files that the rest of dross reads."""
+"""Data that are given from Python: arrays, frames, tensors, lists of texts."""
 
+import datetime
+import decimal
+import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DrossError, InvalidInput, first_line
+from ..support.atomic_files import make_folder, write_bytes
+from ..support.file_digests import digest_file
 from ..support.name_hints import check_name
-from .memory_cells import check_labels, check_table
-from .memory_files import file_name, pixels_of
-from .memory_pixels import find_layout
-from .source import Frame, import_pandas
+from .modality import PARTS, Frame, Series, import_pandas
+
+# memory_files ---
+
+
+FOLDER = "given"
+_NAMES = {"train": "data", "validation": "validation", "test": "test"}
+_FIRST_ROW = 2  # what a table's first row is called: row 1 has the names of the columns
+
+
+def file_name(part: str) -> str:
+    """The file of a part, within the folder of a project."""
+    return f"{FOLDER}/{_NAMES[part]}.parquet"
+
+
+def is_given_file(path: str | None) -> bool:
+    """Whether this is the name of a file that was made from objects of Python."""
+    return path in [file_name(part) for part in PARTS]
+
+
+def pixels_of(table: Path) -> Path:
+    """The array of pictures that belongs to a table of them."""
+    return table.with_suffix(".npy")
+
+
+def keep_files(place: Path, folder: Path) -> None:
+    """Copy the files of `place` into the folder of a project, unless they are there.
+
+    Raises:
+        DrossError: they cannot be written.
+    """
+    try:
+        make_folder(folder / FOLDER)
+        for path in sorted((place / FOLDER).iterdir()):
+            kept = folder / FOLDER / path.name
+            if not kept.is_file() or digest_file(kept) != digest_file(path):
+                write_bytes(kept, path.read_bytes())
+    except OSError as error:
+        if isinstance(error, DrossError):
+            raise
+        reason = error.strerror or error
+        raise DrossError(f"{folder / FOLDER} cannot be written: {reason}.") from error
+
+
+def name_places(rows: Iterable[str]) -> list[str]:
+    """Names of rows as places in what was given: `row 19` is `place 17`, X[17]."""
+    return [f"place {int(row.removeprefix('row ')) - _FIRST_ROW}" for row in rows]
+
+
+def name_row(place: str) -> str:
+    """The row that a place is in."""
+    return f"row {int(place.removeprefix('place ')) + _FIRST_ROW}"
+
+
+def is_in_array(path: Path) -> bool:
+    """Whether this names a picture in an array: `data.npy/17`."""
+    return path.parent.suffix == ".npy" and os.path.isfile(path.parent)
+
+
+# memory_pixels ---
+
+
+_WHITE = 255.0
+_CHANNELS = (1, 3, 4)
+
+
+def read_picture(path: Path) -> np.ndarray | None:
+    """The pixels between 0 and 255, [H, W, 3]; None if there is no such picture.
+
+    They are uint8, or float32 where a grey picture has more than 256 shades.
+    """
+    try:
+        stat = path.parent.stat()
+        pictures, low, high = _open_array(path.parent, stat.st_mtime_ns, stat.st_size)
+        picture = np.asarray(pictures[int(path.name)])
+    except (OSError, ValueError, IndexError):
+        return None
+    if picture.dtype != np.uint8:
+        picture = (picture.astype(np.float32) - low) * (_WHITE / (high - low))
+    if picture.ndim == 3 and picture.shape[2] > 1:
+        return np.round(picture[..., :3]).astype(np.uint8)
+    return np.repeat(picture.reshape(*picture.shape[:2], 1), 3, axis=2)
+
+
+@lru_cache(maxsize=6)
+def _open_array(path: Path, changed: int, size: int) -> tuple[np.ndarray, float, float]:
+    """The array, and what is black and what is white in it. changed, size: of the file."""
+    pictures = np.load(path, mmap_mode="r", allow_pickle=False)
+    if pictures.dtype == np.uint8:
+        return pictures, 0.0, _WHITE
+    low, high = float(pictures.min()), float(pictures.max())
+    for white in (1.0, _WHITE):  # the usual ranges
+        if low >= 0 and high <= white:
+            return pictures, 0.0, white
+    return pictures, low, high
+
+
+def find_layout(shape: tuple[int, ...], prefer_first: bool) -> str | None:
+    """Where the channels of pictures are: none, last or first; None where it cannot be told.
+
+    shape: [N, H, W], [N, H, W, C] or [N, C, H, W]; prefer_first: where both could be.
+    """
+    if len(shape) == 3:
+        return "none"
+    fitting = {"first": shape[1] in _CHANNELS, "last": shape[3] in _CHANNELS}
+    order = ("first", "last") if prefer_first else ("last", "first")
+    return next((layout for layout in order if fitting[layout]), None)
+
+
+# memory_cells ---
+
+
+_SIMPLE = (str, bytes, bool, np.bool_, numbers.Number, decimal.Decimal, datetime.date)
+
+
+def check_table(frame: Frame, label: str, who: str) -> tuple[Frame, dict[str, str]]:
+    """The table with cells that a file can hold, and the kinds that its types imply.
+
+    Raises:
+        InvalidInput: a cell is an object of another kind.
+    """
+    kinds: dict[str, str] = {}
+    changed = {}
+    for name in frame.columns:
+        if name == label:
+            continue
+        column = frame[name]
+        if str(column.dtype) == "category":
+            kinds[name] = "category"
+        elif column.dtype.kind == "M":
+            kinds[name] = "date"
+        if column.dtype == object:
+            changed[name] = _simplify(column, f"The column '{name}' of {who}")
+    return frame.assign(**changed) if changed else frame, kinds
+
+
+def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
+    """Labels as one column; what they were is noted in `about`.
+
+    Raises:
+        InvalidInput: they are not one label for each instance.
+    """
+    import torch
+
+    pandas = import_pandas()
+    about.setdefault("y", _describe(y))
+    if isinstance(y, torch.Tensor):
+        about["y_tensor"] = str(y.dtype).removeprefix("torch.")
+        y = y.detach().cpu().numpy()
+    if not isinstance(y, pandas.Series):
+        y = _as_column(y, who)
+    if len(y) != count:
+        raise InvalidInput(
+            f"{who} has {len(y):,} labels, but there are {count:,} instances. Each needs one."
+        )
+    missing = np.flatnonzero(y.isna().to_numpy())
+    if len(missing):
+        raise InvalidInput(
+            f"{who} has {len(missing):,} labels that are missing (NaN or None), the first at place "
+            f"{missing[0]}. Leave these instances out, or label them."
+        )
+    if str(y.dtype) == "category":
+        about["y_type"] = "category"
+        y = pandas.Series(np.asarray(y), index=y.index)
+    return _simplify(y, who) if y.dtype == object else y
+
+
+def _describe(y: Any) -> str:
+    import torch
+
+    pandas = import_pandas()
+    if isinstance(y, torch.Tensor):
+        return "tensor"
+    if isinstance(y, pandas.Series):
+        return "series"
+    return "list" if isinstance(y, (list, tuple)) else "array"
+
+
+def _as_column(y: Any, who: str) -> Series:
+    pandas = import_pandas()
+    if isinstance(y, (pandas.DataFrame, pandas.Index)) or hasattr(y, "categories"):
+        y = np.asarray(y)
+    try:
+        is_text = isinstance(y, (list, tuple)) and any(isinstance(label, str) for label in y)
+        array = np.array(y, dtype=object) if is_text else np.asarray(y)
+    except ValueError as error:
+        raise InvalidInput(f"{who} is not a list of labels: {first_line(error)}.") from None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InvalidInput(
+            f"{who} has the shape {array.shape}; it must be one label for each instance. For "
+            "one-hot labels, pass y.argmax(1)."
+        )
+    if array.dtype.kind == "c":
+        raise InvalidInput(f"{who} has complex numbers, which dross cannot learn.")
+    return pandas.Series(array)
+
+
+def _simplify(column: Series, who: str) -> Series:
+    """A column of objects as one of a simple type; texts where they are mixed."""
+    pandas = import_pandas()
+    present = column[column.notna().to_numpy()]
+    for place, cell in zip(np.flatnonzero(column.notna().to_numpy()), present):
+        if not isinstance(cell, _SIMPLE) or isinstance(cell, complex):
+            raise InvalidInput(
+                f"{who} holds objects other than numbers, texts and dates: the first, at "
+                f"place {place}, is of type {type(cell).__name__}. Give columns of simple values."
+            )
+    if all(isinstance(cell, str) for cell in present):
+        return column
+    if all(isinstance(cell, (bool, np.bool_)) for cell in present) and len(present) == len(column):
+        return column.astype(bool)
+    if all(isinstance(cell, numbers.Real) and not isinstance(cell, bool) for cell in present):
+        return pandas.to_numeric(column)
+    return column.map(_as_text, na_action="ignore")
+
+
+def _as_text(cell: Any) -> str:
+    return cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell)
+
+
+# memory ---
+
 
 _TEXT, _PATH, _LABEL = "text", "path", "label"
 _MAX_CELLS = 50_000_000  # of a sparse matrix, once it is dense
@@ -264,3 +490,88 @@ def _resolve(path: Any) -> Any:
 
 def _plain(name: Any) -> str | None:
     return None if name is None else str(name)
+
+
+# memory_restore ---
+
+
+def give_back(frame: Frame, label: str, about: dict[str, Any], pixels: Path) -> Any:
+    """A frame with its label column where that was given; else the pair (X, y).
+
+    Arguments:
+        frame: The rows that are left, as a project's file keeps them.
+        label: The column of labels.
+        about: How they were given: `Request.given`.
+        pixels: The array of pictures, where there is one.
+    """
+    categories = [*about.get("categories", []), *([label] if "y_type" in about else [])]
+    for name in categories:  # Parquet keeps only those of texts
+        if str(frame[name].dtype) != "category":
+            frame[name] = frame[name].astype("category")
+    if about.get("y") == "column":
+        return _restore_frame(frame, about)
+    y = _restore_labels(frame[label], about)
+    if about["x"] == "frame":
+        return _restore_frame(frame.drop(columns=[label]), about), y
+    if "pixels" in about:
+        places = [int(path.rpartition("/")[2]) for path in frame["path"]]
+        x = np.load(pixels, allow_pickle=False)[places]
+        x = np.moveaxis(x, 3, 1) if about["pixels"] == "first" else x
+    else:
+        x = _restore_array(frame.drop(columns=[label]), about)
+    return _restore_container(x, about), y
+
+
+def _restore_frame(frame: Frame, about: dict[str, Any]) -> Frame:
+    names = about.get("index", [None])
+    if frame.index.nlevels == len(names):
+        frame.index = frame.index.set_names(names)
+    if about.get("columns") == "whole":
+        frame.columns = [int(name) for name in frame.columns]
+    return frame
+
+
+def _restore_labels(labels: Any, about: dict[str, Any]) -> Any:
+    kind = about.get("y")
+    if kind == "list":
+        return labels.tolist()
+    if kind == "series":
+        return labels
+    array = labels.to_numpy()
+    if kind == "tensor":
+        return _make_tensor(array, about["y_tensor"])
+    return array
+
+
+def _restore_array(frame: Frame, about: dict[str, Any]) -> np.ndarray:
+    array = frame.to_numpy()
+    dtype = np.dtype(about["dtype"])
+    if dtype.kind != "U":  # texts are kept as objects: numpy would cut a longer new one
+        array = array.astype(dtype)
+    return array[:, 0] if about["dimensions"] == 1 else array
+
+
+def _make_tensor(array: np.ndarray, name: str) -> Any:
+    """name: of its type, as the project has it."""
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is not a type of tensor")
+    return torch.from_numpy(np.ascontiguousarray(array).copy()).to(dtype)
+
+
+def _restore_container(x: np.ndarray, about: dict[str, Any]) -> Any:
+    kind = about["x"]
+    if kind == "list":
+        return x.tolist()
+    if kind == "series":
+        return import_pandas().Series(x)
+    if kind == "tensor":
+        return _make_tensor(x, about["tensor"])
+    if kind == "sparse":
+        from scipy import sparse
+
+        made = (sparse.csr_array if about["array"] else sparse.csr_matrix)(x)
+        return made.asformat(about["format"])
+    return x

@@ -7,20 +7,23 @@ from torch import Tensor
 
 from ..errors import Diverged, InvalidInput
 from ..support.option_names import name_option
-from .backbones import (
+from .features import (
+    AS_READ,
+    BOTH,
+    FEATURES,
     NONE,
     PICTURE_BACKBONE,
     TEXT_BACKBONE,
     check_backbone,
+    compute_features,
+    encode,
     install_command,
     is_installed,
 )
-from .feature_cache import compute_features
-from .features import AS_READ, BOTH, FEATURES, encode
 from .images import ImageEncoder
+from .inputs import Request
 from .job import Job, Options
-from .load import Request
-from .split_dataset import PreparedData
+from .modality import PreparedData
 from .train_many import SearchResult
 
 _SMALLEST_PICTURE = 12  # pixels; a pretrained model sees nothing in a smaller one

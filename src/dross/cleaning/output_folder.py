@@ -12,10 +12,9 @@ from ..support.atomic_files import make_folder, write_json
 from ..support.file_lock import hold_lock
 from ..support.option_names import name_option
 from ..support.printable import check_encodable
-from .input_files import check_output_folder, input_paths
+from .inputs import Request, check_output_folder, input_paths
 from .job import Options
-from .load import Request
-from .memory_files import FOLDER as GIVEN
+from .memory import FOLDER as GIVEN
 from .project import Project
 from .project_files import (
     ABOUT,

@@ -18,18 +18,15 @@ from ..support.progress import Overall, overall_progress
 from .checked_labels import CheckedLabels, read_checked, settle_labels
 from .duplicates import MOST_COMPARED, find_copies
 from .examine import examine
-from .input_files import digest_inputs, digest_listed_pictures
+from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
 from .job import Job, Options, Say
-from .load import Request, prepare
-from .memory import is_given, take_given
-from .memory_files import file_name, keep_files
+from .memory import file_name, is_given, keep_files, take_given
+from .modality import ENCODER_VERSION, PARTS, PreparedData, data_digest
 from .model_choice import choose_backbone
 from .output_folder import check_answer, claimed_folder
 from .project import FORMAT, Project
 from .reopen import names_code
 from .search import count_trainings, find_recipe
-from .source import ENCODER_VERSION, PARTS
-from .split_dataset import PreparedData, data_digest
 from .tracking import report_plan
 from .user_code import source_digest
 from .write_project import write_project

@@ -36,9 +36,10 @@ from ..support.installed import TABLES, check_installed
 from ..support.plots import open_axes
 from .decision_state import TRAIN, Decision
 from .decisions import Decisions
-from .duplicates_groups import FILE as COPIES
-from .duplicates_groups import Copies, split_content
+from .duplicates import FILE as COPIES
+from .duplicates import Copies, split_content
 from .findings import show_project
+from .modality import PARTS, Frame
 from .project_files import (
     ABOUT,
     MEND,
@@ -51,7 +52,6 @@ from .project_files import (
 )
 from .recommendation import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
 from .registered import copy_cleaned
-from .source import PARTS, Frame
 
 FORMAT = 1
 LABELS = "labels.parquet"

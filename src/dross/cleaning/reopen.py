@@ -8,12 +8,11 @@ from ..errors import InputChanged
 from ..support.arguments import fit_together, fits
 from ..support.option_names import name_option
 from .features import Encoding, encode_again
-from .input_files import digest_inputs, digest_listed_pictures
-from .load import Request, prepare
+from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
+from .modality import PreparedData, data_digest
 from .project import Project
 from .project_files import explain_lack
 from .recipe import Recipe
-from .split_dataset import PreparedData, data_digest
 from .user_code import check_trusted, import_function, source_digest
 
 _MEND = "Put it back as it was, or run dross clean again."

@@ -14,16 +14,15 @@ from ..support import charts
 from ..support.atomic_files import write_bytes
 from ..support.html import render, safe
 from ..support.plots import plot_agreement
-from .cells import format_cell, name_label, order_columns
 from .chats import CHATS
-from .duplicates_report import show_groups
-from .duplicates_text import describe_copies, describe_natural
+from .duplicates import describe_copies, describe_natural, show_groups
+from .explain import format_cell, name_label, order_columns
 from .findings import describe_change, describe_checks, is_share, list_findings, name_measure
 from .label_noise import LIKELY
+from .modality import Frame
 from .project import Project
 from .project_files import explain_lack
 from .recommendation import KEEP, draw_plans, list_measures, tabulate_plans
-from .source import Frame
 
 _CARDS = 24  # instances in each list
 _PAIRS = 12  # of classes in a table

@@ -6,9 +6,8 @@ import numpy as np
 
 from .checked_labels import CheckedLabels
 from .label_noise import LIKELY, LabelNoise
+from .modality import Frame, PreparedData, import_pandas
 from .scoring import InstanceScores, mean_over_runs, rank
-from .source import Frame, import_pandas
-from .split_dataset import PreparedData
 
 
 def instance_table(

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from .checked_labels import CheckedLabels, read_used
-from .duplicates_groups import Copies
+from .duplicates import Copies
 from .label_noise import Rows
+from .modality import PreparedData
 from .project import Project
-from .split_dataset import PreparedData
 
 
 def make_rows(

@@ -9,9 +9,9 @@ import torch
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged
 from ..support.option_names import name_option
-from .backbones import NONE
-from .features import Encoding, encode_again
+from .features import NONE, Encoding, encode_again
 from .job import Job
+from .modality import PreparedData
 from .model_choice import (
     Candidate,
     Encoder,
@@ -23,7 +23,6 @@ from .model_choice import (
 )
 from .project_files import read_intact, read_json, write_sealed
 from .recipe import Pair, Recipe, default_batch_size
-from .split_dataset import PreparedData
 from .train_many import SEARCHED_EPOCHS, SearchResult, search_rate
 from .user_code import import_function
 

@@ -1,23 +1,366 @@
-"""Read tables: CSV, TSV and Parquet files."""
+"""Tables: read CSV, TSV and Parquet files, encode their columns, and copy them with edits."""
 
+import codecs
+import csv
 import io
 import os
+import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..errors import InvalidInput, first_line
 from ..support.counts import say_count
 from ..support.name_hints import check_name
 from ..support.option_names import name_option
-from .columns import KINDS
-from .csv_text import check_separator, decode_text, guess_separator, read_records
-from .numbers import parse_numbers
-from .source import Frame, Series, Source, import_pandas
+from .modality import ENCODER_VERSION, Column, Frame, Series, Source, import_pandas
+from .task import check_size, parse_finite, parse_numbers, read_number
+
+# csv_text ---
+
+
+_SEPARATORS = ",;\t|"
+_SAMPLE = 65536  # characters
+_SAMPLE_RECORDS = 50
+_END = "\x1ethe end\x1e"  # a record of our own after the last: a quote left open swallows it
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+# Windows-1252 with its five undefined bytes filled as browsers do, so that no byte is lost.
+_WINDOWS = {
+    code: code if letter == "\ufffd" else ord(letter)
+    for code, letter in enumerate(bytes(range(256)).decode("cp1252", errors="replace"))
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a CSV file, each with as many cells as there are names."""
+
+    names: list[str]  # of the columns, as the first record has them
+    rows: list[list[str]]
+    lines: list[int]  # the line of the file that each row begins on; the first line is 1
+    short: list[int]  # the lines of rows that lacked cells; these are "" now
+
+
+def decode_text(raw: bytes, name: str) -> tuple[str, list[str]]:
+    """The text of a file, and a note if its encoding had to be guessed."""
+    for magic, packing in _PACKED.items():
+        if raw.startswith(magic):
+            raise InvalidInput(
+                f"{name} is compressed ({packing}), not a text file. Unpack it, or save it as CSV "
+                "(UTF-8) or Parquet."
+            )
+    try:
+        text, notes = raw.decode("utf-8-sig"), []
+    except UnicodeDecodeError as error:
+        if b"\0" in raw[:1000]:
+            raise InvalidInput(
+                f"{name} is not a text file. Save it as CSV (UTF-8) or Parquet."
+            ) from None
+        text = codecs.charmap_decode(raw, "strict", _WINDOWS)[0]
+        notes = [
+            f"{name} is not UTF-8 (byte {error.start}); read as Windows-1252. "
+            "Check letters with accents."
+        ]
+    if not text.strip():
+        raise InvalidInput(f"{name} is empty.")
+    if "\0" in text.lstrip().split("\n", 1)[0]:
+        raise InvalidInput(
+            f"{name} has NUL characters in its first line: it is not a text file, or it is in "
+            "UTF-16. Save it as CSV (UTF-8) or Parquet."
+        )
+    return text, notes
+
+
+def check_separator(given: str) -> str:
+    """A separator as a user types it: one character, or the word tab."""
+    separator = "\t" if given in ("tab", "\\t") else given
+    if len(separator) != 1 or separator in '"\r\n':
+        raise InvalidInput(f"A separator is one character, or the word tab, not '{given}'.")
+    return separator
+
+
+def guess_separator(text: str) -> str:
+    """The separator that gives most rows as many cells as the first; of several, the most cells."""
+    best, best_score = ",", (0.0, 0)
+    for candidate in _SEPARATORS:
+        sample, _ = _split(text[:_SAMPLE], candidate, skip_spaces=True)
+        records = [record for record in sample[:-1] if not _is_blank(record)][:_SAMPLE_RECORDS]
+        if len(text) > _SAMPLE and len(records) < _SAMPLE_RECORDS:
+            records = records[: max(1, len(records) - 1)]  # the sample ends within the last
+        names, rows = len(records[0]) if records else 0, records[1:]
+        even = sum(len(row) == names for row in rows) / max(1, len(rows))
+        if names > 1 and (even, names) > best_score:
+            best, best_score = candidate, (even, names)
+    return best
+
+
+def read_records(text: str, separator: str, name: str, *, verbatim: bool = False) -> Records:
+    """Split a text into records.
+
+    Arguments:
+        text: All of the file.
+        separator: Between cells.
+        name: Of the file, for messages.
+        verbatim: Cells keep the spaces they begin with, unless a quote follows these.
+    """
+    records, lines = _split_whole(text, separator, name, skip_spaces=True)
+    if verbatim:
+        exact, exact_lines = _split_whole(text, separator, name, skip_spaces=False, lenient=True)
+        if exact_lines == lines and list(map(len, exact)) == list(map(len, records)):
+            records = exact
+    first = next((k for k, record in enumerate(records) if not _is_blank(record)), None)
+    if first is None:
+        raise InvalidInput(f"{name} has no column names in its first line.")
+    names, rows, places, short = records[first], [], [], []
+    for line, row in zip(lines[first + 1 :], records[first + 1 :]):
+        if not row or (len(names) > 1 and _is_blank(row)):
+            continue
+        if len(row) > len(names):
+            raise InvalidInput(
+                f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
+                f"first has {len(names)} names. If the separator is not {separator!r}, pass "
+                f"{name_option('separator')}."
+            )
+        if len(row) < len(names):
+            short.append(line)
+            row = row + [""] * (len(names) - len(row))
+        rows.append(row)
+        places.append(line)
+    return Records(names, rows, places, short)
+
+
+def _is_blank(record: list[str]) -> bool:
+    """Whether a record is an empty line, or one of spaces."""
+    return not record or (len(record) == 1 and not record[0].strip())
+
+
+def _split_whole(
+    text: str, separator: str, name: str, *, skip_spaces: bool, lenient: bool = False
+) -> tuple[list[list[str]], list[int]]:
+    """All records and the lines they begin on; a quote that is never closed is refused."""
+    records, lines = _split(text, separator, skip_spaces)
+    if records.pop() != [_END] and not lenient:
+        raise InvalidInput(
+            f"{name} cannot be read as a table: a quote is opened in the row on line {lines[-1]} "
+            "and never closed."
+        )
+    return records, lines[:-1]
+
+
+def _split(text: str, separator: str, skip_spaces: bool) -> tuple[list[list[str]], list[int]]:
+    """The records with _END after them, and the line that each begins on."""
+    text_lines = chain(io.StringIO(text, newline=""), [_END])
+    reader = csv.reader(text_lines, delimiter=separator, skipinitialspace=skip_spaces)
+    records, lines, line = [], [], 1
+    with _long_cells():
+        for record in reader:
+            records.append(record)
+            lines.append(line)
+            line = reader.line_num + 1
+    return records, lines
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Inside, cells may have any length: texts are often longer than csv's 131,072 characters."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+# columns ---
+
+
+_NOT_LEARNT = ("text", "ignore")
+KINDS = ("number", "category", "date", *_NOT_LEARNT)
+_MAX_CATEGORIES = 60
+_MAX_SHARE_OF_CATEGORIES = 0.05  # distinct texts per cell; in a long table more may be categories
+_NEARLY_ALL = 0.95
+_DATES_TRIED = 200  # parsing dates is slow: a few cells rule most columns out
+_CATEGORY = "category: "  # before the name of an encoded column
+_IDENTIFIERS = ("id", "index", "unnamed: 0", "row", "key")
+_SKEWED, _HEAVY = 5, 50  # the third and the fourth moment that put a column on a logarithmic scale
+_LARGEST_INPUT = 8  # deviations; one wild cell must not end the training
+
+
+def infer_columns(content: Frame, given: dict[str, str] | None = None) -> list[Column]:
+    """Infer the kind of each column from its cells; the kinds in `given` take precedence."""
+    given = given or {}
+    return [
+        _take_column(str(name), given[name]) if name in given else _infer_column(content[name])
+        for name in content.columns
+    ]
+
+
+def _take_column(name: str, kind: str) -> Column:
+    """A column of which the user has said what it is."""
+    return Column(name, kind, f"it is set to {kind}" if kind in _NOT_LEARNT else "")
+
+
+def _infer_column(column: Series) -> Column:
+    name, cells = str(column.name), column.dropna()
+    if len(cells) == 0:
+        return Column(name, "ignore", "no cell has a value")
+    distinct = cells.nunique()
+    if distinct == 1 and len(cells) == len(column):
+        return Column(name, "ignore", f"always '{cells.iloc[0]}'")
+    numeric = parse_finite(cells).notna().mean()
+    if numeric == 1.0 or (numeric >= _NEARLY_ALL and distinct > 10):
+        if distinct == len(column) and name.strip().lower() in _IDENTIFIERS:
+            return Column(name, "ignore", "a different number in every row: an identifier")
+        odd = f"{1 - numeric:.1%} of its cells are not numbers and count as missing"
+        return Column(name, "number", "" if numeric == 1.0 else odd)
+    if _are_dates(cells.head(_DATES_TRIED)) and _are_dates(cells):
+        return Column(name, "date")
+    if distinct <= _MAX_CATEGORIES or distinct < _MAX_SHARE_OF_CATEGORIES * len(cells):
+        return Column(name, "category")
+    return Column(name, "ignore", f"{distinct:,} different texts: a name or an identifier")
+
+
+def _to_dates(cells: Series) -> Series:
+    """Cells as dates; NaT for all others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_pandas().to_datetime(cells, errors="coerce", format="mixed", utc=True)
+
+
+def _are_dates(cells: Series) -> bool:
+    return _to_dates(cells).notna().mean() >= _NEARLY_ALL
+
+
+def describe_columns(columns: list[Column]) -> list[str]:
+    """Sentences about what the columns were taken for, for the user to check."""
+    lines = []
+    for kind, words in (("number", "Numbers"), ("category", "Categories"), ("date", "Dates")):
+        if names := [column.name for column in columns if column.kind == kind]:
+            lines.append(f"{words}: {', '.join(names)}.")
+    for column in columns:
+        if column.kind in _NOT_LEARNT:
+            lines.append(f"'{column.name}' is ignored: {column.why}.")
+    for column in columns:
+        if column.kind == "number" and column.why:
+            lines.append(f"'{column.name}': {column.why}.")
+    return lines
+
+
+def check_cells(source: Source, columns: list[Column]) -> None:
+    """Refuse numbers that are too large to learn from, naming row and column."""
+    for column in columns:
+        if column.kind == "number":
+            numbers = parse_finite(source.content[column.name]).to_numpy()
+            check_size(source.names, column.name, numbers)
+
+
+class TableEncoder:
+    """Turns the columns of a table into numbers, float32 [N, inputs].
+
+    Numbers are standardized; a missing one is replaced by the median and flagged. Highly skewed
+    ones are put on a logarithmic scale first, since version 2. Categories are one-hot. A date
+    becomes its day, month and weekday.
+    """
+
+    def __init__(self, content: Frame, columns: list[Column], version: int = ENCODER_VERSION):
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        self.columns = [column for column in columns if column.kind not in _NOT_LEARNT]
+        if not self.columns:
+            reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
+            raise InvalidInput(
+                f"No column is left to learn from ({reasons}). Say which are "
+                f"numbers, categories or dates: {name_option('columns')}."
+            )
+        numbers = make_pipeline(
+            SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
+        )
+        categories = OneHotEncoder(
+            handle_unknown="infrequent_if_exist",
+            min_frequency=2,
+            max_categories=_MAX_CATEGORIES,
+            sparse_output=False,
+        )
+        self._scales: dict[str, tuple[float, float]] = {}
+        if version >= 2:
+            self._scales = _find_scales(self._parse(content), self.columns)
+        parsed = self._parse(content)
+        numeric = [name for name in parsed.columns if not name.startswith(_CATEGORY)]
+        textual = [name for name in parsed.columns if name.startswith(_CATEGORY)]
+        self._transform = ColumnTransformer(
+            [("numbers", numbers, numeric), ("categories", categories, textual)]
+        )
+        self._transform.fit(parsed)
+
+    @property
+    def skewed(self) -> list[str]:
+        """The columns that are learnt on a logarithmic scale."""
+        return list(self._scales)
+
+    def __call__(self, content: Frame) -> torch.Tensor:
+        """Encode rows; numbers far from the mean are cut off."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found unknown categories")
+            encoded = self._transform.transform(self._parse(content))
+        inputs = np.asarray(encoded, dtype=np.float32)
+        return torch.from_numpy(np.clip(inputs, -_LARGEST_INPUT, _LARGEST_INPUT))
+
+    def _parse(self, content: Frame) -> Frame:
+        """Columns of float64, and of str for categories; a date becomes three columns."""
+        pandas = import_pandas()
+        parsed: dict[str, Series] = {}
+        for column in self.columns:
+            name, cells = column.name, content[column.name]
+            if column.kind == "number":
+                numbers = parse_finite(cells)
+                scale = self._scales.get(name)
+                parsed[name] = numbers if scale is None else _compress(numbers, *scale)
+            elif column.kind == "category":
+                parsed[_CATEGORY + name] = cells.fillna("(missing)").astype(str)
+            else:
+                dates = _to_dates(cells)
+                since = dates - pandas.Timestamp("2000-01-01", tz="UTC")
+                parsed[f"{name} day"] = since.dt.total_seconds() / 86400
+                parsed[f"{name} month"] = dates.dt.month.astype(float)
+                parsed[f"{name} weekday"] = dates.dt.day_of_week.astype(float)
+        return pandas.DataFrame(parsed)
+
+
+def _find_scales(parsed: Frame, columns: list[Column]) -> dict[str, tuple[float, float]]:
+    """{column: its median and a usual distance from it} of columns with far outliers."""
+    scales: dict[str, tuple[float, float]] = {}
+    for column in columns:
+        if column.kind == "number":
+            numbers = parsed[column.name].dropna().to_numpy(dtype=np.float64)
+            deviation = np.std(numbers) if len(numbers) else 0.0
+            if not 0 < deviation < np.inf:
+                continue
+            standard = (numbers - numbers.mean()) / deviation
+            if abs(np.mean(standard**3)) > _SKEWED or np.mean(standard**4) > _HEAVY:
+                median = float(np.median(numbers))
+                distances = np.abs(numbers - median)
+                scales[column.name] = (median, float(np.median(distances[distances > 0])))
+    return scales
+
+
+def _compress(numbers: Series, median: float, scale: float) -> Series:
+    """Numbers on a logarithmic scale to both sides of their median."""
+    distances = (numbers - median) / scale
+    return np.sign(distances) * np.log1p(np.abs(distances))
+
+
+# tables ---
+
 
 PARQUET = (".parquet", ".pq")
 _MISSING = ("", "?", "NA", "N/A", "nan", "NaN", "null", "NULL", "None", "-")
@@ -279,3 +622,119 @@ def _infer_task(column: Series, numbers: Series) -> str:
     whole = bool((numbers == numbers.round()).all())
     most = _MAX_WHOLE_NUMBER_CLASSES if whole else _MAX_CLASSES
     return "regression" if column.nunique() > most else "classification"
+
+
+# table_copy ---
+
+
+TABLES = (".csv", ".tsv", *PARQUET)
+
+
+@dataclass(frozen=True)
+class RowEdits:
+    """What to change, by the names of rows, `row 17`, or of files."""
+
+    removed: set[str] = field(default_factory=set)
+    relabelled: dict[str, str] = field(default_factory=dict)
+
+
+def copy_table(
+    source: Path, suffix: str, label: str, edits: RowEdits, reading: Reading = AS_USUAL
+) -> tuple[bytes, int]:
+    """The bytes of the copy, and how many rows it has.
+
+    Arguments:
+        source: A CSV, TSV or Parquet file.
+        suffix: Of the copy: one of TABLES.
+        label: The column that holds the labels.
+        edits: What to change.
+        reading: How the file was read.
+    """
+    frame, _ = read_frame(source, verbatim=True, reading=reading)
+    rows = row_names(frame.index)
+    kept = np.array([row not in edits.removed for row in rows], dtype=bool)
+    names = column_names(frame.columns)
+    check_name("column", label, names)
+    place = names.index(label)
+    new = {k: edits.relabelled[row] for k, row in enumerate(rows) if row in edits.relabelled}
+    try:
+        copied = None
+        if suffix in PARQUET and source.suffix.lower() in PARQUET:
+            copied = _copy_parquet(source, frame.iloc[:, place], new, kept)
+        if copied is None:
+            cells = frame.iloc[:, place]
+            if new:
+                frame.isetitem(place, _relabel(cells, cells.tolist(), new))
+            copied = _write_frame(frame[kept], suffix)
+    except InvalidInput:
+        raise
+    except Exception as error:  # a table can hold what a file of another kind cannot
+        raise InvalidInput(
+            f"{source} cannot be copied as {suffix}: {first_line(error)}. Choose another kind of "
+            "file."
+        ) from error
+    return copied, int(kept.sum())
+
+
+def _copy_parquet(
+    source: Path, labels: Series, new: dict[int, str], kept: np.ndarray
+) -> bytes | None:
+    """The copy with the types, the index and the metadata of the original.
+
+    None if the labels are not a column of the file, but an index that it only describes.
+    """
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(io.BytesIO(read_bytes(source))).read()
+    if new:
+        places = [k for k, name in enumerate(table.schema.names) if name == str(labels.name)]
+        if len(places) != 1:
+            return None
+        field = table.schema.field(places[0])
+        values = _relabel(labels, table.column(places[0]).to_pylist(), new)
+        table = table.set_column(places[0], field, arrow.array(values, type=field.type))
+    sink = io.BytesIO()
+    parquet.write_table(table.filter(arrow.array(kept)), sink)
+    return sink.getvalue()
+
+
+def _relabel(shown: Series, values: list[Any], new: dict[int, str]) -> list[Any]:
+    """The values with new ones in some places.
+
+    Arguments:
+        shown: What the labels were read from, one for each value.
+        values: To be changed.
+        new: {place: new label}.
+    """
+    known = {str(label).strip(): value for label, value in zip(shown, values)}
+    numeric = all(read_number(name) is not None for name in known if name)
+    changed = list(values)
+    for place, label in new.items():
+        if isinstance(values[place], str) and (label in known or not numeric):
+            changed[place] = label
+        elif label in known:
+            changed[place] = known[label]
+        else:
+            changed[place] = _as_number(label, values[place])
+    return changed
+
+
+def _as_number(label: str, like: Any) -> Any:
+    number = read_number(label)
+    if number is None or (isinstance(like, int) and not number.is_integer()):
+        raise InvalidInput(f"'{label}' cannot be a label among labels such as '{like}'.")
+    return label if isinstance(like, str) else type(like)(number)
+
+
+def _write_frame(frame: Frame, suffix: str) -> bytes:
+    if suffix in PARQUET:
+        if not frame.columns.is_unique:
+            raise InvalidInput(
+                "Some columns have the same name, which Parquet does not allow. Choose another "
+                "kind of file, such as .csv."
+            )
+        return frame.to_parquet(index=False)
+    text = io.StringIO(newline="")
+    frame.to_csv(text, index=False, sep="\t" if suffix == ".tsv" else ",", lineterminator="\n")
+    return text.getvalue().encode("utf-8")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import InvalidInput
-from .source import Frame
+from .modality import Frame
 
 _MAX_WORDS = 4000
 _MIN_WORDS = 100

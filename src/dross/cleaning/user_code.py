@@ -22,8 +22,15 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from ..support.option_names import name_options
-from .source import PARTS, Source, check_learnable, consecutive_ids, import_pandas
-from .split_dataset import PreparedData, assemble
+from .modality import (
+    PARTS,
+    PreparedData,
+    Source,
+    assemble,
+    check_learnable,
+    consecutive_ids,
+    import_pandas,
+)
 
 _INPUTS_SHOWN = 50
 _LINES_SHOWN = 40  # of the source of code that is not trusted yet

@@ -13,16 +13,15 @@ from ..support.file_digests import digest_file
 from ..support.png import encode_png
 from ..support.spreadsheets import disarm_cell
 from .checked_labels import read_earlier
-from .duplicates_groups import FILE as COPIES
-from .duplicates_groups import Copies, join_content
+from .duplicates import FILE as COPIES
+from .duplicates import Copies, join_content
 from .examine import Outcome
 from .images import load_thumbnail
 from .job import Job
+from .modality import PARTS, Frame, PreparedData, import_pandas
 from .project import DIGESTED, LABELS, Project
 from .project_files import ABOUT, write_sealed
 from .report import write_report
-from .source import PARTS, Frame, import_pandas
-from .split_dataset import PreparedData
 from .train_many import SearchResult
 
 

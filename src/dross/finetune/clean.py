@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ..cleaning.input_files import digest_inputs
+from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.judge import QUICK_SEEDS
-from ..cleaning.load import Request
+from ..cleaning.modality import PARTS
 from ..cleaning.output_folder import check_answer, claimed_folder
 from ..cleaning.project import FORMAT, Project
-from ..cleaning.source import PARTS
 from ..cleaning.tracking import report_plan
 from ..distributed.result_store import ResultStore
 from ..engine.device import choose_device

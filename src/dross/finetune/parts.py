@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from ..cleaning.chats import Chat, ChatColumns, read_chats
-from ..cleaning.duplicates import count_copies, find_copies
-from ..cleaning.duplicates_groups import Copies, no_copies
-from ..cleaning.source import MIN_INSTANCES, PARTS, Frame, Source, import_pandas
-from ..cleaning.split_dataset import assemble
+from ..cleaning.duplicates import Copies, count_copies, find_copies, no_copies
+from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble, import_pandas
 from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
 from ..errors import InvalidInput

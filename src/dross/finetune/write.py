@@ -9,12 +9,12 @@ import numpy as np
 
 from .._version import __version__
 from ..cleaning.chats import CHATS
-from ..cleaning.duplicates_groups import FILE as COPIES
-from ..cleaning.duplicates_groups import join_content
+from ..cleaning.duplicates import FILE as COPIES
+from ..cleaning.duplicates import join_content
+from ..cleaning.modality import PARTS, Frame, import_pandas
 from ..cleaning.project import DIGESTED, LABELS, TOKENS, Project
 from ..cleaning.recommendation import KEEP, REMOVE
 from ..cleaning.scoring import rank, split_half_agreement
-from ..cleaning.source import PARTS, Frame, import_pandas
 from ..cleaning.write_project import write_tables
 from ..support.atomic_files import write_bytes, write_json
 from .parts import Examples, Found

@@ -24,7 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
-from ..cleaning.source import MIN_INSTANCES
+from ..cleaning.modality import MIN_INSTANCES
 from ..errors import DrossWarning, InvalidInput
 from .cleaned_rows import CleanedRows, HowToClean, clean_rows, take
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cleaning.cells import name_label
 from ..cleaning.decision_state import TRAIN, VALIDATION, Decision
+from ..cleaning.explain import name_label
+from ..cleaning.modality import Frame
 from ..cleaning.recommendation import KEEP
-from ..cleaning.source import Frame
 from ..errors import InvalidInput
 from .listing import Filter, Listing, finite_or_none
 from .sentences import format_percent, full_content

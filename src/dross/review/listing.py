@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..cleaning.cells import format_cell, name_label
 from ..cleaning.chats import CHATS
-from ..cleaning.columns import infer_columns
 from ..cleaning.decision_state import Decision
-from ..cleaning.duplicates_text import mark_copy
+from ..cleaning.duplicates import mark_copy
+from ..cleaning.explain import UnusualCells, format_cell, name_label
 from ..cleaning.findings import is_share
-from ..cleaning.outlier_cells import UnusualCells
 from ..cleaning.project import Project
 from ..cleaning.recommendation import KEEP
+from ..cleaning.tables import infer_columns
 from ..errors import InvalidInput
 from ..support.arguments import fits
 from .chats import ChatTokens

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..cleaning.images import load_picture
-from ..cleaning.load import picture_root
+from ..cleaning.inputs import picture_root
 from ..cleaning.project import Project
 from ..cleaning.reopen import names_code, read_request
 from ..errors import DrossError

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ..cleaning.decision_state import ACTIONS, check_new_label
-from ..cleaning.numbers import read_learnable
+from ..cleaning.task import read_learnable
 from ..errors import InvalidInput
 
 _MAX_TEXT = 200  # characters

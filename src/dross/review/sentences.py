@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..cleaning.cells import format_cell, name_label, order_columns
 from ..cleaning.chats import CHATS
-from ..cleaning.duplicates_text import describe_group, name_likeness
+from ..cleaning.duplicates import describe_group, name_likeness
+from ..cleaning.explain import format_cell, name_label, order_columns
 from ..cleaning.findings import describe_amount, describe_change, name_measure
 from ..cleaning.recommendation import KEEP, RELABEL
 from ..errors import InvalidInput

@@ -1,6 +1,7 @@
-"""From what the user points at to tensors: find out what it is, read it, encode it."""
+"""From what the user points at to tensors; and checks that nothing replaces the input."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,38 @@ import numpy as np
 import torch
 
 from ..errors import InvalidInput
+from ..support.file_digests import digest_file, digest_files
 from ..support.option_names import name_option
 from ..support.printable import check_encodable
-from .columns import Column, TableEncoder, check_cells, describe_columns, infer_columns
-from .images import ImageEncoder, read_folder, read_listing
-from .memory_files import is_given_file, name_places
-from .own_features import read_features, standardize
-from .source import (
+from .features import read_feature_file, standardize
+from .images import ImageEncoder, list_pictures, read_folder, read_listing
+from .memory import is_given_file, name_places, pixels_of
+from .modality import (
     MIN_INSTANCES,
     PARTS,
     Encoder,
     Frame,
+    PreparedData,
     Source,
+    assemble,
     check_learnable,
     join_parts,
     rare_classes,
 )
-from .split_dataset import PreparedData, assemble
-from .tables import Reading, read_table
+from .tables import (
+    Column,
+    Reading,
+    TableEncoder,
+    check_cells,
+    describe_columns,
+    infer_columns,
+    read_table,
+)
 from .text import TextEncoder
 from .user_code import prepare_from_python
+
+# load ---
+
 
 _SMALL_TEST_PART = 100
 _MAX_SEED = 1 << 63  # torch takes no larger ones
@@ -149,7 +162,7 @@ def _learn_own_features(data: PreparedData, request: Request) -> PreparedData:
     if request.features is None:
         return data
     left_out = " ".join(note for note in data.source.notes if "left out" in note)
-    rows = read_features(Path(request.features), len(data.source), left_out)
+    rows = read_feature_file(Path(request.features), len(data.source), left_out)
     inputs = standardize(torch.from_numpy(rows), data.parts["train"])
     x = {part: inputs[torch.from_numpy(ids)] for part, ids in data.parts.items()}
     note = f"Models learn the {rows.shape[1]:,} features in {Path(request.features).name}."
@@ -235,3 +248,88 @@ def _fit_encoder(kind: str, train: Frame, columns: list[Column], request: Reques
     if kind == "images":
         return ImageEncoder(train, picture_root(Path(request.data)), request.encoder)
     return TableEncoder(train, columns, request.encoder)
+
+
+# input_files ---
+
+
+_GIVEN_AS = ("data", "validation", "test", "features")
+_PICTURES = "pictures"
+_CHOOSE = "Choose another folder."
+
+
+def input_paths(request: Request) -> dict[str, Path]:
+    """{"data": its path, ...} of every file and folder that the user gave and that is there."""
+    given = {name: getattr(request, name, None) for name in _GIVEN_AS}
+    paths = {name: Path(path) for name, path in given.items() if path is not None}
+    if request.given is not None:
+        parts = {name: path for name, path in paths.items() if name != "features"}
+        paths |= {f"{name} pixels": pixels_of(path) for name, path in parts.items()}
+    return {name: path for name, path in paths.items() if path.exists()}
+
+
+def digest_inputs(request: Request) -> dict[str, str]:
+    """A digest of everything in each input file or folder, read or ignored."""
+    return {name: _digest(path) for name, path in input_paths(request).items()}
+
+
+def digest_listed_pictures(request: Request, prepared: PreparedData) -> dict[str, str]:
+    """A digest of the pictures that a table lists; {} where there is no such table."""
+    in_arrays = request.given is not None and "pixels" in request.given
+    if request.images is None or prepared.root is None or in_arrays:
+        return {}
+    names = map(str, prepared.source.content["path"])
+    return {_PICTURES: digest_files(prepared.root, names)}
+
+
+def _digest(path: Path) -> str:
+    if not path.is_dir():
+        return digest_file(path)
+    return digest_files(path, [file.relative_to(path).as_posix() for file in list_pictures(path)])
+
+
+def check_output_file(output: Path, inputs: Mapping[str, Path]) -> None:
+    """Refuse a file that is an input, by whatever name or link, or lies in an input folder.
+
+    Raises:
+        InvalidInput: it is.
+    """
+    for name, path in inputs.items():
+        if _is_same(output, path):
+            what = "the input itself" if name == "data" else f"the input given as {name}"
+            raise InvalidInput(f"{output} is {what}, which is never touched. Choose another name.")
+        if path.is_dir() and _lies_in(output, path):
+            raise InvalidInput(
+                f"{output} lies in {path}, an input, which is never touched. {_CHOOSE}"
+            )
+
+
+def check_output_folder(folder: Path, protected: Mapping[str, Path]) -> None:
+    """Refuse a folder that is, contains, or lies in something that is never touched.
+
+    Arguments:
+        folder: Where something is going to be written.
+        protected: The paths of inputs, or of a project, by what they are.
+
+    Raises:
+        InvalidInput: it does.
+    """
+    for name, path in protected.items():
+        what = f"{path} ({name})"
+        if _is_same(folder, path):
+            raise InvalidInput(f"{folder} is {what} itself, which is never touched. {_CHOOSE}")
+        if _lies_in(path, folder):
+            raise InvalidInput(f"{folder} contains {what}, which is never touched. {_CHOOSE}")
+        if _lies_in(folder, path):
+            raise InvalidInput(f"{folder} lies in {what}, which is never touched. {_CHOOSE}")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path is below a folder, links resolved."""
+    return any(_is_same(parent, folder) for parent in path.resolve().parents)

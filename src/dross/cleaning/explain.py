@@ -1,5 +1,7 @@
-"""Why an instance is suggested, for those that a person will look at first."""
+"""Why an instance is suggested, and how its cells are shown."""
 
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,144 @@ from torch.func import grad, vmap
 
 from ..engine.autodiff import call_model
 from ..influence.run import Run
-from .columns import TableEncoder
-from .numbers import parse_finite
-from .outlier_cells import UnusualCells
+from .modality import Frame, PreparedData, Series
 from .recipe import Recipe
 from .scoring import RetrainingCheck, RunPart
-from .source import Frame
-from .split_dataset import PreparedData
+from .tables import Column, TableEncoder
+from .task import parse_finite
 from .text import TextEncoder
+
+# cells ---
+
+
+_WHOLE = re.compile(r"[+-]?\d{1,15}\.0", re.ASCII)
+
+
+def format_cell(value: Any) -> str | None:
+    """Return a cell as text, or None if it is missing; whole numbers are 63, not 63.0.
+
+    Tables with gaps hold whole numbers as floats, and write them with one zero. 63.00 has two
+    because somebody wanted them, and stays.
+    """
+    if value is None or value != value:
+        return None
+    text = str(value)
+    return text[:-2] if _WHOLE.fullmatch(text) else text
+
+
+def name_label(label: Any, about: Mapping[str, Any]) -> str:
+    """Return a label as a person reads it, given `Project.about`.
+
+    The name of a class is what it is; a value to be predicted is a number.
+    """
+    return str(label) if about["task"] == "classification" else format_cell(label) or ""
+
+
+def order_columns(
+    names: Iterable[Any], weights: Sequence[Sequence[Any]], unusual: Iterable[str]
+) -> list[str]:
+    """Return the columns of a row, those that matter most for it first.
+
+    Arguments:
+        names: All columns of the row.
+        weights: [[column, how much it speaks for the label], ...], where that is known.
+        unusual: Columns whose cells are unusual; they come next.
+    """
+    known = [str(name) for name in names]
+    heavy = [str(name) for name, _ in sorted(weights, key=lambda entry: -abs(entry[1]))]
+    first = [name for name in [*heavy, *unusual] if name in set(known)]
+    return list(dict.fromkeys([*first, *known]))
+
+
+# outlier_cells ---
+
+
+_RARE_SHARE = 0.01
+_FAR = 3  # deviations
+_DEVIATION_PER_DISTANCE = 1.4826  # of normal numbers: their deviation over the median distance
+
+_Describe = Callable[[Any], str]  # "" for a usual cell
+
+
+class UnusualCells:
+    """What is usual in each column of a table, worked out once.
+
+    Arguments:
+        content: The table.
+        columns: What its columns are; kinds other than numbers and categories are skipped.
+    """
+
+    def __init__(self, content: Frame, columns: Sequence[Column]):
+        makers = {"number": _judge_number, "category": _judge_category}
+        self._describe: dict[str, _Describe] = {
+            column.name: _with_gaps(content[column.name], makers[column.kind])
+            for column in columns
+            if column.kind in makers and column.name in content.columns
+        }
+
+    def __call__(self, row: Mapping[Any, Any]) -> dict[str, str]:
+        """Return what is unusual in a row: {column: in words}."""
+        found = {name: describe(row[name]) for name, describe in self._describe.items()}
+        return {name: words for name, words in found.items() if words}
+
+
+def _with_gaps(cells: Series, make: Callable[[Series], _Describe]) -> _Describe:
+    """The rule of a column, and that of its gaps."""
+    gaps = float(cells.isna().mean())
+    words = f"missing: only {_percent(gaps)} of rows have no value here"
+    about_gap = words if gaps < _RARE_SHARE else ""
+    describe = make(cells.dropna())
+    return lambda value: about_gap if value is None or value != value else describe(value)
+
+
+def _judge_number(cells: Series) -> _Describe:
+    numbers = np.sort(parse_finite(cells).dropna().to_numpy(float))
+    if len(numbers) == 0:
+        return lambda value: ""
+    median = float(np.median(numbers))
+    distance = _FAR * _DEVIATION_PER_DISTANCE * float(np.median(np.abs(numbers - median)))
+    low, high = np.quantile(numbers, [_RARE_SHARE, 1 - _RARE_SHARE])
+
+    def describe(value: Any) -> str:
+        number = _to_number(value)
+        if not low <= number <= high and abs(number - median) > distance:
+            is_high = number > high
+            place = np.searchsorted(numbers, number, "left" if is_high else "right")
+            as_far = len(numbers) - place if is_high else place
+            share, word = max(as_far, 1) / len(numbers), "high" if is_high else "low"
+            return f"unusually {word}: only {_percent(share)} of rows are this {word}"
+        return ""
+
+    return describe
+
+
+def _to_number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return np.nan
+    return number if np.isfinite(number) else np.nan
+
+
+def _judge_category(cells: Series) -> _Describe:
+    shares: dict[Any, float] = cells.value_counts(normalize=True).to_dict()
+    rarest = 1 / max(len(cells), 1)
+
+    def describe(value: Any) -> str:
+        share = shares.get(value, 0.0)
+        rare = share < _RARE_SHARE and rarest < _RARE_SHARE
+        return f"rare: only {_percent(max(share, rarest))} of rows have it" if rare else ""
+
+    return describe
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return "0.1\u00a0%" if 0 < percent < 0.1 else f"{percent:.1f}\u00a0%"
+
+
+# reasons ---
+
 
 _MAX_HURT = 3  # held-out instances
 _MAX_SIMILAR = 4  # training instances

@@ -1,4 +1,4 @@
-"""Numbers in text: which cells are numbers, and which of these a model can learn from."""
+"""What is learnt: the labels of a task, and numbers in text."""
 
 import re
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInput
+
+# numbers ---
+
 
 LARGEST = float(np.finfo(np.float32).max)  # models learn in float32
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
