@@ -169,8 +169,8 @@ def test_rows_that_dross_did_not_write_are_damage(little, row):
     connection = sqlite3.connect(little / "decisions.sqlite")
     with connection:
         connection.execute(
-            "INSERT INTO events (made, who, kind, target, changes, why) "
-            "VALUES ('', '', ?, ?, ?, '')",
+            "INSERT INTO events (made, who, kind, target, part, changes, why) "
+            "VALUES ('', '', ?, ?, 'train', ?, '')",
             row,
         )
     connection.close()

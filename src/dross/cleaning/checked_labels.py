@@ -19,8 +19,7 @@ import numpy as np
 from ..errors import CorruptFile, InvalidInput
 from ..support.arguments import fits
 from ..support.option_names import name_option
-from .decision_state import VALIDATION, Decision, check_belongs, check_decision
-from .decisions import Decisions
+from .decisions import VALIDATION, Decision, Decisions, check_belongs, check_decision
 from .modality import MIN_INSTANCES, PreparedData
 from .project_files import ABOUT, MEND, delete_named, read_intact, read_json, write_sealed
 from .recommendation import describe_actions, read_recommended

@@ -1,77 +1,134 @@
-"""What people decided, as a log that only grows.
+"""The decisions of people about instances, as a log that only grows.
 
-Every decision is one appended row, and so is every undo and redo. Nothing is ever changed or
-deleted, so undo has no limit and works across reloads, restarts and people. What holds now follows
-from the whole log.
+Each decision is one appended row of an SQLite file, and so is each undo and redo. Rows are never
+changed or deleted, so undo has no limit and works across reloads, restarts and people.
 
-    decide   says something new about one or many instances of a part; it is undone as one
+    decide   decides about one or many instances of a part; it is undone as one
     undo     takes back the latest decision that holds: with a name, the latest of that person;
              without, the latest of anybody
-    redo     says again what the latest undo took back (with a name: the latest undo of that
-             person). It counts as new, so it wins over what others decided in between. A new
-             decision discards what the same person could have redone
+    redo     repeats what the latest undo took back (with a name: the latest undo of that person).
+             It counts as new, so it wins over decisions made in between. A new decision discards
+             what the same person could have redone
 
-A row is on disk before its revision is returned (one SQLite file, synchronous=EXTRA). Threads and
-processes take turns. Every row carries a digest of itself and of all rows before it: SQLite notices
-damage to its own pages, not to what is written in them.
+A row is on disk before its revision is returned. Threads and processes take turns.
 """
 
-import errno
+import json
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile, DrossError, InputChanged
-from ..support.atomic_files import staged_file, sync_folder
-from .decision_state import (
-    TRAIN,
-    Decision,
-    Event,
-    LogState,
-    chain_digest,
-    check_decisions,
-    decode_changes,
-    encode_changes,
-    group_by_decision,
-)
+from ..errors import CorruptFile, DrossError, InputChanged, InvalidInput
+from .task import read_learnable
 
-FORMAT = 2
-_WITH_PARTS = (
-    3  # from the first decision about a validation instance on; earlier versions refuse it
-)
-_WITHOUT_DIGESTS = 1  # the format of earlier versions; the next decision adds them
-_APPLICATION = 0x64726F73  # "dros": how a file says that it is ours
+ACTIONS = ("keep", "remove", "relabel", "undecided")
+TRAIN, VALIDATION = "train", "validation"  # the parts whose instances are decided about
+Decision = tuple[str, str | None]  # an action, and the new label of a relabel
+_Row = tuple[str, int | None, str, dict[int, Decision]]  # kind, target, part, changes
+
+_FORMAT = 1
+_APPLICATION = 0x64726F73  # "dros": marks the file as ours
 _SECONDS_TO_WAIT_FOR_WRITER = 30.0
 _TABLE = """
 CREATE TABLE events (
     revision INTEGER PRIMARY KEY AUTOINCREMENT,
-    made     TEXT NOT NULL,
+    made     TEXT NOT NULL,     -- UTC, ISO 8601
     who      TEXT NOT NULL,
     kind     TEXT NOT NULL CHECK (kind IN ('decide', 'undo', 'redo')),
     target   INTEGER,           -- the decision that an undo or redo is about
-    changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]; about \
-validation instances: {"validation": [[action, label, [ids]], ...]}
+    part     TEXT NOT NULL CHECK (part IN ('train', 'validation')),
+    changes  TEXT NOT NULL,     -- of a decision: [[action, label, [ids]], ...]
     why      TEXT NOT NULL,
-    once     TEXT UNIQUE,       -- a request that is sent again because its answer \
-was lost is not carried out again
-    digest   TEXT               -- of the other columns, and of the rows before
+    once     TEXT UNIQUE        -- a request with the same name is not carried out again
 )"""
-_COLUMNS = "revision, made, who, kind, target, changes, why, once"
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # on some disks
+_COLUMNS = "revision, made, who, kind, target, part, changes, why"
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
-_LAST_REVISIONS = """
-SELECT (SELECT max(revision) FROM events), (SELECT seq FROM sqlite_sequence WHERE name = 'events')
-"""
 _RESCUE = "It was not changed. Move it away to start over, or restore a backup."
 
 
-_Choose = Callable[["LogState"], tuple[str, int | None, dict[int, Decision]]]
+@dataclass(frozen=True)
+class Event:
+    """One row of the log."""
+
+    revision: int
+    made: str  # UTC, ISO 8601
+    who: str
+    kind: str  # decide, undo, redo
+    target: int  # the decision it is about; its own revision for a decision
+    changes: dict[int, Decision]  # of that decision
+    why: str
+    part: str = TRAIN  # whose ids these are
+
+
+@dataclass
+class LogState:
+    """The decisions that hold after the rows seen so far."""
+
+    events: list[Event] = field(default_factory=list)
+    decisions: dict[int, Event] = field(default_factory=dict)  # by revision
+    # revisions of the decisions that hold, in the order in which they were made
+    holding: list[int] = field(default_factory=list)
+    # decisions that can be redone, and who undid them
+    undone: list[tuple[int, str]] = field(default_factory=list)
+    # (part, id) -> the decisions about it that hold, by revision, the latest last
+    stacks: dict[tuple[str, int], dict[int, Decision]] = field(default_factory=dict)
+    current: dict[str, dict[int, Decision]] = field(
+        default_factory=lambda: {TRAIN: {}, VALIDATION: {}}
+    )
+
+    @property
+    def revision(self) -> int:
+        """The revision of the latest row; 0 if there is none."""
+        return self.events[-1].revision if self.events else 0
+
+    def add(self, event: Event) -> None:
+        """Take the next row of the log into account."""
+        if event.kind == "undo":
+            self.holding.remove(event.target)
+            self.undone.append((event.target, event.who))
+        elif event.kind == "redo":
+            self.holding.append(event.target)
+            self.undone = [entry for entry in self.undone if entry[0] != event.target]
+        else:
+            self.holding.append(event.target)
+            self.undone = [entry for entry in self.undone if entry[1] != event.who]
+            self.decisions[event.revision] = event
+        for id, decision in event.changes.items():
+            stack = self.stacks.setdefault((event.part, id), {})
+            stack.pop(event.target, None)
+            if event.kind != "undo":
+                stack[event.target] = decision
+            latest = next(reversed(stack.values()), ("undecided", None))
+            if latest[0] == "undecided":
+                self.current[event.part].pop(id, None)
+            else:
+                self.current[event.part][id] = latest
+        self.events.append(event)
+
+    def find(self, revision: int) -> Event:
+        """The row of a revision that is there."""
+        return next(event for event in reversed(self.events) if event.revision == revision)
+
+    def to_undo(self, who: str) -> int | None:
+        """The decision that an undo by this person takes back."""
+        for target in reversed(self.holding):
+            if who in ("", self.decisions[target].who):
+                return target
+        return None
+
+    def to_redo(self, who: str) -> int | None:
+        """The decision that a redo by this person repeats."""
+        for target, undoer in reversed(self.undone):
+            if who in ("", undoer):
+                return target
+        return None
 
 
 class Decisions:
@@ -81,8 +138,6 @@ class Decisions:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._state = LogState()
-        if not self.path.exists():
-            _make_file(self.path)
         with self._translate_errors():
             self._connection = sqlite3.connect(
                 self.path,
@@ -125,8 +180,12 @@ class Decisions:
             DrossError: the decision cannot be saved.
             CorruptFile: the file is damaged.
         """
-        checked = check_decisions(changes, part)
-        event = self._append(lambda state: ("decide", None, checked), who, why, once, part)
+        if part not in (TRAIN, VALIDATION):
+            raise InvalidInput(
+                f"There are no decisions about the part {part!r}: give train or validation."
+            )
+        checked = _check_decisions(changes)
+        event = self._append(lambda state: ("decide", None, part, checked), who, why, once)
         assert event is not None
         return event.revision
 
@@ -137,11 +196,11 @@ class Decisions:
 
         Returns the decision, once it is on disk; None if everything was decided before.
         """
-        checked = check_decisions(changes)
+        checked = _check_decisions(changes)
 
-        def choose(state: LogState) -> tuple[str, None, dict[int, Decision]]:
+        def choose(state: LogState) -> _Row:
             left = checked.keys() - state.current[TRAIN].keys()
-            return "decide", None, {id: checked[id] for id in sorted(left)}
+            return "decide", None, TRAIN, {id: checked[id] for id in sorted(left)}
 
         return self._append(choose, who, why, once)
 
@@ -150,14 +209,14 @@ class Decisions:
 
         Returns what was taken back; None if there is nothing to undo. once: see `record`.
         """
-        return self._append(lambda state: ("undo", state.to_undo(who), {}), who, "", once)
+        return self._append(lambda state: ("undo", state.to_undo(who), TRAIN, {}), who, "", once)
 
     def redo(self, who: str = "", once: str | None = None) -> Event | None:
-        """Decide again what the latest undo of a person, or of anybody (""), took back.
+        """Repeat the decision that the latest undo of a person, or of anybody (""), took back.
 
         Returns what was decided again; None if there is nothing to redo. once: see `record`.
         """
-        return self._append(lambda state: ("redo", state.to_redo(who), {}), who, "", once)
+        return self._append(lambda state: ("redo", state.to_redo(who), TRAIN, {}), who, "", once)
 
     def current(self, part: str = TRAIN) -> dict[int, Decision]:
         """{id: (action, label)} of everything that is decided about a part."""
@@ -185,31 +244,32 @@ class Decisions:
             return self._up_to_date().to_undo(who) is not None
 
     def redoable(self, who: str = "") -> bool:
-        """Whether `redo` would find something to say again."""
+        """Whether `redo` would find something to repeat."""
         with self._lock:
             return self._up_to_date().to_redo(who) is not None
 
     def history(self) -> list[dict[str, Any]]:
         """The whole log, oldest first: an entry per undo, redo, and action of a decision."""
-        return [
-            {
-                "revision": event.revision,
-                "when": event.made,
-                "who": event.who,
-                "action": action,
-                "label": label,
-                "ids": ids,
-                "target": event.target,
-                "why": event.why,
-                "part": event.part,
-            }
-            for event in self.since(0)
-            for action, label, ids in (
-                group_by_decision(event.changes)
-                if event.kind == "decide"
-                else [[event.kind, None, sorted(event.changes)]]
-            )
-        ]
+        entries = []
+        for event in self.since(0):
+            groups = [[event.kind, None, sorted(event.changes)]]
+            if event.kind == "decide":
+                groups = group_by_decision(event.changes)
+            for action, label, ids in groups:
+                entries.append(
+                    {
+                        "revision": event.revision,
+                        "when": event.made,
+                        "who": event.who,
+                        "action": action,
+                        "label": label,
+                        "ids": ids,
+                        "target": event.target,
+                        "why": event.why,
+                        "part": event.part,
+                    }
+                )
+        return entries
 
     def close(self) -> None:
         """Close the file. Nothing else may be called afterwards."""
@@ -219,64 +279,51 @@ class Decisions:
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        # EXTRA also syncs the folder after the journal is gone: a power cut loses nothing
+        # Not WAL: a project may lie on a network disk or be read-only, and is copied file by file.
+        # EXTRA also syncs the folder after the journal is gone: a power cut loses nothing.
         run("PRAGMA synchronous=EXTRA")
-        if os.path.getsize(self.path) == 0:  # one that dross makes is whole from the beginning
-            raise CorruptFile(f"{self.path} is empty: its content is lost. {_RESCUE}")
-        application = run("PRAGMA application_id").fetchone()[0]
-        if application != _APPLICATION:
+        if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            with self._transaction():
+                if not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    run(_TABLE)
+                    run(f"PRAGMA application_id={_APPLICATION}")
+                    run(f"PRAGMA user_version={_FORMAT}")
+                    run("COMMIT")
+        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             raise CorruptFile(
                 f"{self.path} is an SQLite file, but dross did not write it. "
                 "It was not changed; move it away."
             )
-        version = self._read_version()
-        if version not in (FORMAT, _WITHOUT_DIGESTS, _WITH_PARTS):
+        version = run("PRAGMA user_version").fetchone()[0]
+        if version != _FORMAT:
             raise InputChanged(
-                f"{self.path} has format {version}; this dross reads formats {_WITHOUT_DIGESTS}, "
-                f"{FORMAT} and {_WITH_PARTS}. Use the version of dross that wrote it."
+                f"{self.path} has format {version}; this dross reads format {_FORMAT}. "
+                "Use the version of dross that wrote it."
             )
         found = run("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise CorruptFile(f"{self.path} is damaged ({found}). {_RESCUE}")
-        last, ever = run(_LAST_REVISIONS).fetchone()
-        if last != ever:
-            raise CorruptFile(f"The last rows of {self.path} are missing. {_RESCUE}")
         self._up_to_date()
 
-    def _read_version(self) -> int:
-        return self._connection.execute("PRAGMA user_version").fetchone()[0]
-
-    def _add_digests(self) -> None:
-        """Convert a file of an earlier version to this one, inside a transaction.
-
-        The digest of the next row also covers all rows before it.
-        """
-        self._connection.execute("ALTER TABLE events ADD COLUMN digest TEXT")
-        self._connection.execute(f"PRAGMA user_version={FORMAT}")
-
     def _append(
-        self, choose: _Choose, who: str, why: str, once: str | None, part: str = TRAIN
+        self, choose: Callable[[LogState], _Row], who: str, why: str, once: str | None
     ) -> Event | None:
         """Write the row that `choose` makes of the state; None if there is nothing to write."""
         with self._lock, self._translate_errors(), self._transaction() as run:
             state = self._up_to_date()
             if once:
-                query = "SELECT revision FROM events WHERE once = ?"
-                if (earlier := run(query, (once,)).fetchone()) is not None:
+                earlier = run("SELECT revision FROM events WHERE once = ?", (once,)).fetchone()
+                if earlier is not None:
                     return state.find(earlier[0])
-            kind, target, changes = choose(state)
+            kind, target, part, changes = choose(state)
             if target is None and not changes:
                 return None
+            revision = state.revision + 1
             made = datetime.now(UTC).isoformat(timespec="milliseconds")
-            revision, said = state.revision + 1, encode_changes(part, changes)
-            row = (revision, made, who, kind, target, said, why, once)
-            if self._read_version() == _WITHOUT_DIGESTS:
-                self._add_digests()
-            if part != TRAIN:
-                run(f"PRAGMA user_version={_WITH_PARTS}")
+            encoded = json.dumps(group_by_decision(changes))
             run(
-                f"INSERT INTO events ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, chain_digest(state.digest, row)),
+                f"INSERT INTO events ({_COLUMNS}, once) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (revision, made, who, kind, target, part, encoded, why, once),
             )
             run("COMMIT")
             return self._up_to_date().find(revision)
@@ -298,41 +345,39 @@ class Decisions:
     def _up_to_date(self) -> LogState:
         """The state, after the rows that others have added since the last look."""
         with self._lock, self._translate_errors():
-            digest = "NULL" if self._read_version() == _WITHOUT_DIGESTS else "digest"
             rows = self._connection.execute(
-                f"SELECT {digest}, {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
+                f"SELECT {_COLUMNS} FROM events WHERE revision > ? ORDER BY revision",
                 (self._state.revision,),
             )
-            for digest, *row in rows.fetchall():
-                self._check_digest(digest, tuple(row))
-                self._add_row(*row[:-1])
+            for row in rows.fetchall():
+                try:
+                    self._state.add(self._decode(*row))
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    raise CorruptFile(
+                        f"Row {row[0]} of {self.path} is not as dross wrote it. {_RESCUE}"
+                    ) from None
             return self._state
 
-    def _check_digest(self, digest: str | None, row: tuple[Any, ...]) -> None:
-        state = self._state
-        state.digest = chain_digest(state.digest, row)
-        if digest is not None or state.has_digests:  # only the first rows may have none
-            if digest != state.digest:
-                raise self._explain_damage(row[0])
-            state.has_digests = True
-
-    def _add_row(
-        self, revision: int, made: str, who: str, kind: str, target: Any, changes: str, why: str
-    ) -> None:
-        try:
-            if kind == "decide":
-                about, (part, said) = revision, decode_changes(changes)
-            else:
-                about = target or 0
-                part, said = self._state.decisions[about].part, self._state.decisions[about].changes
-            self._state.add(Event(revision, made, who, kind, about, said, why, part))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise self._explain_damage(revision) from None
-
-    def _explain_damage(self, revision: int) -> CorruptFile:
-        return CorruptFile(
-            f"Row {revision} of {self.path}, or one before it, is not as dross wrote it. {_RESCUE}"
-        )
+    def _decode(
+        self,
+        revision: int,
+        made: str,
+        who: str,
+        kind: str,
+        target: int | None,
+        part: str,
+        changes: str,
+        why: str,
+    ) -> Event:
+        if target is not None:
+            decision = self._state.decisions[target]
+            return Event(revision, made, who, kind, target, decision.changes, why, decision.part)
+        decided = {
+            id: check_decision(id, action, label)
+            for action, label, ids in json.loads(changes)
+            for id in ids
+        }
+        return Event(revision, made, who, kind, revision, decided, why, part)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -347,52 +392,88 @@ class Decisions:
                 raise CorruptFile(
                     f"{self.path} is damaged or not an SQLite file ({error}). {_RESCUE}"
                 ) from error
-            raise DrossError(f"{self.path}{_explain_failure(code, error)}") from error
+            if code == sqlite3.SQLITE_BUSY:
+                waited = f"{_SECONDS_TO_WAIT_FOR_WRITER:.0f} s"
+                raise DrossError(
+                    f"{self.path} has been locked by another program for more than {waited}. "
+                    "Try again."
+                ) from error
+            if code == sqlite3.SQLITE_FULL:
+                raise DrossError(
+                    f"{self.path}: the disk is full. The decision is not saved; make room and try "
+                    "again."
+                ) from error
+            raise DrossError(
+                f"{self.path} cannot be used ({error}). Does its folder exist, and may you write "
+                "to it?"
+            ) from error
 
 
-def _make_file(path: Path) -> None:
-    """Create an empty log, whole or not at all; raises DrossError or CorruptFile."""
-    journal = path.with_name(f"{path.name}-journal")
-    if journal.exists() and not path.exists():  # else another process has just created the file
-        raise CorruptFile(
-            f"{path} is missing, and {journal.name} belongs to it. Put the file back, or move "
-            f"{journal.name} away as well to start over."
+def check_decision(id: int, action: str, label: str | None) -> Decision:
+    """What is decided about an instance, or InvalidInput."""
+    if type(id) is not int or id < 0:
+        raise InvalidInput(f"{id!r} is not the id of an instance.")
+    if action not in ACTIONS:
+        raise InvalidInput(f"{action!r} is not a decision. It is one of {', '.join(ACTIONS)}.")
+    check_new_label(action, label, repr(label))
+    return action, label
+
+
+def check_new_label(action: str, label: Any, shown: str) -> None:
+    """Refuse a relabel without a label, and a label of anything else (InvalidInput).
+
+    shown: the label as the message shows it.
+    """
+    if not isinstance(label, str if action == "relabel" else type(None)):
+        raise InvalidInput(
+            "A relabel needs the new label as text, and no other decision takes a label; this is "
+            f"{action}, {shown}."
         )
-    with sqlite3.connect(":memory:", isolation_level=None) as log:
-        log.execute(_TABLE)
-        log.execute(f"PRAGMA application_id={_APPLICATION}")
-        log.execute(f"PRAGMA user_version={FORMAT}")
-        raw = log.serialize()
-    log.close()
-    try:
-        with staged_file(path, raw) as temporary, suppress(FileExistsError):
-            _name_file(temporary, path, raw)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise DrossError(
-            f"{path} cannot be created ({error.strerror or error}). Does its folder exist, is "
-            "there room on the disk, and may you write to it?"
-        ) from error
 
 
-def _name_file(temporary: Path, path: Path, raw: bytes) -> None:
-    """Unlike a rename, this never replaces what another process has made meanwhile."""
-    try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        with open(path, "xb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
+def _check_decisions(changes: Mapping[int, Decision]) -> dict[int, Decision]:
+    checked = {int(id): check_decision(int(id), *decision) for id, decision in changes.items()}
+    if not checked:
+        raise InvalidInput("A decision needs at least one instance.")
+    return checked
 
 
-def _explain_failure(code: int, error: sqlite3.Error) -> str:
-    """What is said after the name of the file."""
-    if code == sqlite3.SQLITE_BUSY:
-        waited = f"{_SECONDS_TO_WAIT_FOR_WRITER:.0f} s"
-        return f" has been locked by another program for more than {waited}. Try again."
-    if code == sqlite3.SQLITE_FULL:
-        return ": the disk is full. The decision is not saved; make room and try again."
-    return f" cannot be used ({error}). Does its folder exist, and may you write to it?"
+def check_belongs(
+    decided: Mapping[int, Decision], path: Path, part: str, count: int, classes: Sequence[str]
+) -> None:
+    """Refuse decisions of a log that belongs to another project.
+
+    Arguments:
+        decided: About instances of a part.
+        path: Of the log.
+        part: Which part it is.
+        count: How many instances are in it.
+        classes: The names of the classes; none where labels are numbers.
+
+    Raises:
+        InputChanged: an instance is not there.
+        InvalidInput: a label is not one of these data.
+    """
+    for id, (_, label) in decided.items():
+        if not 0 <= id < count:
+            whose = "training" if part == TRAIN else part
+            raise InputChanged(
+                f"{path} decides about instance {id}, but there are only {count} {whose} "
+                "instances. It belongs to other data: restore the right one, or move it away."
+            )
+        if label is None:
+            continue
+        if not (label in classes if classes else read_learnable(label) is not None):
+            kind = "class" if classes else "number"
+            raise InvalidInput(
+                f"{path} relabels instance {id} as {label!r}, which is not a {kind} of these data. "
+                f"Decide about it again with dross review {path.parent}."
+            )
+
+
+def group_by_decision(changes: Mapping[int, Decision]) -> list[list[Any]]:
+    """[[action, label, [ids]], ...]: a bulk decision states its action once."""
+    groups: dict[Decision, list[int]] = {}
+    for id, decision in changes.items():
+        groups.setdefault(decision, []).append(id)
+    return [[action, label, sorted(ids)] for (action, label), ids in groups.items()]

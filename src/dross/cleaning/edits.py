@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..support.option_names import name_option
-from .decision_state import TRAIN, Decision, check_belongs
+from .decisions import TRAIN, Decision, check_belongs
 from .modality import MIN_INSTANCES
 from .plans import RULES
 from .project import Project

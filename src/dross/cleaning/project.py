@@ -34,8 +34,7 @@ from ..errors import CorruptFile, InputChanged
 from ..support.arguments import fit_together, fits
 from ..support.installed import TABLES, check_installed
 from ..support.plots import open_axes
-from .decision_state import TRAIN, Decision
-from .decisions import Decisions
+from .decisions import TRAIN, Decision, Decisions
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
 from .findings import show_project

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..cleaning.chats import CHATS
-from ..cleaning.decision_state import TRAIN, VALIDATION, Decision, Event, group_by_decision
+from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event, group_by_decision
 from ..cleaning.findings import is_share, name_measure
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code

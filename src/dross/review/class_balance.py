@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..cleaning.decision_state import Decision
+from ..cleaning.decisions import Decision
 
 _WARN_FROM_SHARE_LOST = 0.20
 _WARN_BELOW_INSTANCES_LEFT = 10

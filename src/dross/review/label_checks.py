@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cleaning.decision_state import TRAIN, VALIDATION, Decision
+from ..cleaning.decisions import TRAIN, VALIDATION, Decision
 from ..cleaning.explain import name_label
 from ..cleaning.modality import Frame
 from ..cleaning.recommendation import KEEP

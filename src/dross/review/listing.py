@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..cleaning.chats import CHATS
-from ..cleaning.decision_state import Decision
+from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
 from ..cleaning.explain import UnusualCells, format_cell, name_label
 from ..cleaning.findings import is_share

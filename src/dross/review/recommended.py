@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ..cleaning.chats import CHATS
-from ..cleaning.decision_state import Decision
+from ..cleaning.decisions import Decision
 from ..cleaning.findings import describe_checked, describe_recommendation, warn_of_disagreement
 from ..cleaning.project import Project
 from ..cleaning.recommendation import list_measures, tabulate_plans

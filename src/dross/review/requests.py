@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from ..cleaning.decision_state import ACTIONS, check_new_label
+from ..cleaning.decisions import ACTIONS, check_new_label
 from ..cleaning.task import read_learnable
 from ..errors import InvalidInput
 
