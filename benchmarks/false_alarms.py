@@ -30,9 +30,8 @@ from dross.cleaning import judge
 from dross.cleaning.edits import Edits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, NumberNoiseModel, Rows
-from dross.cleaning.recipe import Recipe
-from dross.cleaning.modality import Source
-from dross.cleaning.modality import PreparedData, assemble
+from dross.cleaning.modality import PreparedData, Source, assemble
+from dross.cleaning.training import Recipe
 from dross.cleaning.verdict import FALSE_ALARMS, IMPROVED, WORSE
 
 SETS = ("overlap", "digits", "numbers")

@@ -32,8 +32,8 @@ import dross
 from dross.cleaning import label_noise
 from dross.cleaning.label_noise import PRIORS, FittedModel, LabelNoise, Rows, estimate_label_noise
 from dross.cleaning.plans import NO_EDITS, RULES, Edits, held_out_losses
-from dross.cleaning.recipe import MOMENTUM, build_network
 from dross.cleaning.scoring import robust_deviation
+from dross.cleaning.training import MOMENTUM, build_network
 
 MODELS = (
     lambda: LogisticRegression(max_iter=200),

@@ -10,8 +10,8 @@ import torch
 from .cleaning.export import export
 from .cleaning.judge import judge
 from .cleaning.pipeline import clean
+from .cleaning.plans import KEEP
 from .cleaning.project import Project
-from .cleaning.recommendation import KEEP
 from .cleaning.verdict import Verdict
 from .support.png import encode_png
 

@@ -9,7 +9,7 @@ from dross.cleaning.edits import Edits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, Rows
 from dross.cleaning.modality import Source, assemble
-from dross.cleaning.recipe import Recipe
+from dross.cleaning.training import Recipe
 
 
 def flip(y: np.ndarray, share: float, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ import pytest
 import dross
 from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.findings import describe_recommendation
+from dross.cleaning.plans import KnownPlan, find_vanished
 from dross.cleaning.project import Project
-from dross.cleaning.recommendation import KnownPlan, find_vanished
 from dross.cli.app import main
 from dross.support.png import encode_png
 

@@ -12,7 +12,7 @@ import dross
 from cleaning.made_inputs import interrupted
 from cleaning.made_labels import QUICK, make_part
 from dross.cleaning import examine
-from dross.cleaning.checked_labels import CheckedLabels, read_used
+from dross.cleaning.checked_labels import CheckedLabels, make_rows, project_rows, read_used
 from dross.cleaning.duplicates import no_copies
 from dross.cleaning.findings import describe_checked, describe_checks
 from dross.cleaning.inputs import Request, prepare
@@ -20,7 +20,6 @@ from dross.cleaning.plans import Recommendation
 from dross.cleaning.project import Project
 from dross.cleaning.project_files import write_sealed
 from dross.cleaning.reopen import reopen_data
-from dross.cleaning.rows import make_rows, project_rows
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 
 # --- labels of a validation file ---

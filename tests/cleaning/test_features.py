@@ -20,11 +20,10 @@ from dross.cleaning.features import Encoding, encode_again, standardize
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job, Options
 from dross.cleaning.modality import data_digest
-from dross.cleaning.model_choice import Encoder, choose_backbone, list_candidates
-from dross.cleaning.recipe import Recipe
+from dross.cleaning.model_choice import Encoder, choose_backbone, find_recipe, list_candidates
 from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
-from dross.cleaning.search import find_recipe
+from dross.cleaning.training import Recipe
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from dross.support.png import encode_png
 

@@ -12,10 +12,12 @@ from cleaning.made_inputs import set_in_json
 from cleaning.made_labels import QUICK
 from dross.cleaning import examine
 from dross.cleaning.findings import describe_recommendation, list_findings
-from dross.cleaning.plans import Edits, Figure, PlanResult, Recommendation
-from dross.cleaning.project import Project
-from dross.cleaning.recommendation import (
+from dross.cleaning.plans import (
+    Edits,
+    Figure,
     KnownPlan,
+    PlanResult,
+    Recommendation,
     describe_actions,
     describe_figure,
     is_recommendation,
@@ -23,6 +25,7 @@ from dross.cleaning.recommendation import (
     read_recommended,
     tabulate_plans,
 )
+from dross.cleaning.project import Project
 from dross.errors import CorruptFile, DrossError
 
 FEW = QUICK | {"runs": 1}

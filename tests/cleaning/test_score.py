@@ -11,7 +11,6 @@ from torch import nn
 
 from dross.cleaning.label_noise import Rows
 from dross.cleaning.modality import PreparedData, Source, assemble
-from dross.cleaning.recipe import Recipe
 from dross.cleaning.scoring import (
     InstanceScores,
     cut_for_runs,
@@ -21,6 +20,7 @@ from dross.cleaning.scoring import (
     split_half_agreement,
     verify,
 )
+from dross.cleaning.training import Recipe
 from dross.data.seeds import mix_seeds
 from dross.influence.queries import expected_error, mean_loss
 from dross.influence.scores import Scores

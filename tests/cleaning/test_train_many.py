@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dross.cleaning import train_many as module
-from dross.cleaning.recipe import Recipe, default_batch_size
-from dross.cleaning.train_many import ModelSpec, search_rate, train_many
+from dross.cleaning import training as module
+from dross.cleaning.training import ModelSpec, Recipe, default_batch_size, search_rate, train_many
 from dross.data.seeds import mix_seeds
 from dross.errors import Diverged, InvalidInput
 

@@ -8,7 +8,7 @@ from ..tape.retention import DefaultRetention, EveryStep
 from .job import Job
 from .label_noise import MOST_LEARNED
 from .plans import MOST_MEASURED
-from .train_many import SearchResult
+from .training import SearchResult
 
 # Ratios of times, as measured for tables of 2,000 to 30,000 rows.
 _PLANS_PER_EXAMINED = 5.5  # to compare plans, and to examine the labels of as many rows

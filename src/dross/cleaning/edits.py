@@ -8,9 +8,8 @@ from ..errors import InvalidInput
 from ..support.option_names import name_option
 from .decisions import TRAIN, Decision, check_belongs
 from .modality import MIN_INSTANCES
-from .plans import RULES
+from .plans import RULES, KnownPlan
 from .project import Project
-from .recommendation import KnownPlan
 
 BY_DECISIONS = "decisions"
 

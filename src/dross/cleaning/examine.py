@@ -10,19 +10,17 @@ from ..errors import Diverged
 from ..influence.run import Run
 from ..support.arguments import fits
 from ..support.progress import Overall
-from .checked_labels import CheckedLabels
+from .checked_labels import CheckedLabels, make_rows
 from .cost import describe_cost, estimate_cost
 from .duplicates import Copies
 from .explain import find_reasons
 from .job import Job
 from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
 from .modality import Frame
-from .plans import Recommendation, recommend
+from .model_choice import lower_rate, use_lowered_rate
+from .plans import NOISE_AWARE, KnownPlan, Recommendation, describe_actions, recommend
 from .project_files import delete_written, read_intact, write_sealed
-from .recipe import Recipe
-from .recommendation import NOISE_AWARE, KnownPlan, describe_actions
 from .result_tables import edited_labels, instance_table, label_table
-from .rows import make_rows
 from .scoring import (
     InstanceScores,
     RetrainingCheck,
@@ -34,8 +32,7 @@ from .scoring import (
     split_half_agreement,
     verify,
 )
-from .search import lower_rate, use_lowered_rate
-from .train_many import SearchResult
+from .training import Recipe, SearchResult
 
 _EXPLAINED = 400  # of the most harmful instances; half as many of the probably mislabelled
 _CHECKS = "checks.json"

@@ -12,11 +12,11 @@ from torch.func import grad, vmap
 from ..engine.autodiff import call_model
 from ..influence.run import Run
 from .modality import Frame, PreparedData, Series
-from .recipe import Recipe
 from .scoring import RetrainingCheck, RunPart
 from .tables import Column, TableEncoder
 from .task import parse_finite
 from .text import TextEncoder
+from .training import Recipe
 
 # cells ---
 

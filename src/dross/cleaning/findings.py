@@ -10,7 +10,7 @@ from ..support.option_names import name_option
 from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
-from .recommendation import (
+from .plans import (
     REMOVE,
     KnownPlan,
     describe_actions,

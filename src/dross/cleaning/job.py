@@ -14,7 +14,7 @@ from .features import NONE
 from .inputs import Request
 from .label_noise import PRIORS
 from .modality import PreparedData
-from .recipe import MODELS, Pair
+from .training import MODELS, Pair
 
 _MAX_RUNS = 1000
 _MAX_VERIFIED = 100_000

@@ -41,7 +41,7 @@ from ..support.atomic_files import staged_file, write_json
 from ..support.option_names import name_option
 from ..support.progress import progress_bar
 from . import plans
-from .edited_data import NO_EDITS, EncodedEdits
+from .checked_labels import project_rows
 from .edits import Edits, choose_edits
 from .estimators import JudgingModel, find_model
 from .label_noise import (
@@ -55,14 +55,12 @@ from .label_noise import (
 from .modality import PreparedData
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
-from .recipe import Recipe
 from .registered import judge_of
 from .reopen import reopen_inputs
 from .report import write_report
-from .rows import project_rows
 from .task import read_learnable
 from .tracking import report_verdict
-from .train_many import train_many
+from .training import NO_EDITS, EncodedEdits, Recipe, train_many
 from .verdict import (
     ABSOLUTE_ERROR,
     BRIER,

@@ -22,11 +22,10 @@ from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
 from .job import Job, Options, Say
 from .memory import file_name, is_given, keep_files, take_given
 from .modality import ENCODER_VERSION, PARTS, PreparedData, data_digest
-from .model_choice import choose_backbone
+from .model_choice import choose_backbone, count_trainings, find_recipe
 from .output_folder import check_answer, claimed_folder
 from .project import FORMAT, Project
 from .reopen import names_code
-from .search import count_trainings, find_recipe
 from .tracking import report_plan
 from .user_code import source_digest
 from .write_project import write_project

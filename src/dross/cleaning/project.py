@@ -39,6 +39,7 @@ from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
 from .findings import show_project
 from .modality import PARTS, Frame
+from .plans import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
 from .project_files import (
     ABOUT,
     MEND,
@@ -49,7 +50,6 @@ from .project_files import (
     read_table,
     read_whole,
 )
-from .recommendation import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
 from .registered import copy_cleaned
 
 FORMAT = 1

@@ -18,7 +18,7 @@ from ..support.arguments import fit_together, fits
 from ..support.atomic_files import find_stale, write_json
 from ..support.file_digests import break_seal, digest_bytes, seal
 from .modality import PARTS, Frame, import_pandas
-from .recommendation import is_recommendation
+from .plans import is_recommendation
 
 ABOUT = "project.json"
 BEGUN = "begun.json"

@@ -12,7 +12,7 @@ from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
 from .modality import PreparedData, data_digest
 from .project import Project
 from .project_files import explain_lack
-from .recipe import Recipe
+from .training import Recipe
 from .user_code import check_trusted, import_function, source_digest
 
 _MEND = "Put it back as it was, or run dross clean again."

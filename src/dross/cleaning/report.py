@@ -20,9 +20,9 @@ from .explain import format_cell, name_label, order_columns
 from .findings import describe_change, describe_checks, is_share, list_findings, name_measure
 from .label_noise import LIKELY
 from .modality import Frame
+from .plans import KEEP, draw_plans, list_measures, tabulate_plans
 from .project import Project
 from .project_files import explain_lack
-from .recommendation import KEEP, draw_plans, list_measures, tabulate_plans
 
 _CARDS = 24  # instances in each list
 _PAIRS = 12  # of classes in a table

@@ -30,7 +30,7 @@ from ..influence.verification import Verification, compare
 from ..record.train import train
 from .label_noise import Rows, assign_folds
 from .modality import PreparedData
-from .recipe import MOMENTUM, Pair, Recipe
+from .training import MOMENTUM, Pair, Recipe
 
 _FEWEST_FOLDS = 4  # that runs hold out in turn
 _MAX_ASKED = 2000  # held-out instances whose own losses are compared

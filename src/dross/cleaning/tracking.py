@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..support.progress import report
-from .recommendation import KnownPlan
+from .plans import KnownPlan
 from .verdict import IMPROVED, WORSE, Verdict
 
 _SIGNS = {IMPROVED: 1.0, WORSE: -1.0}

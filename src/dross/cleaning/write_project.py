@@ -22,7 +22,7 @@ from .modality import PARTS, Frame, PreparedData, import_pandas
 from .project import DIGESTED, LABELS, Project
 from .project_files import ABOUT, write_sealed
 from .report import write_report
-from .train_many import SearchResult
+from .training import SearchResult
 
 
 def write_project(

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cleaning.chats import is_chat_file
-from ..cleaning.recipe import MODELS
 from ..cleaning.tables import PARQUET
+from ..cleaning.training import MODELS
 from ..errors import InvalidInput
 
 _OF_CHATS = (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 
 if TYPE_CHECKING:
+    from ..cleaning.plans import KnownPlan
     from ..cleaning.project import Project
-    from ..cleaning.recommendation import KnownPlan
     from ..cleaning.verdict import Verdict
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cleaning.plans import Figure
-from ..cleaning.recommendation import KnownPlan
+from ..cleaning.plans import Figure, KnownPlan
 from ..data.seeds import mix_seeds
 from ..distributed.result_store import ResultStore
 from ..support.progress import Advance, progress_bar

@@ -12,8 +12,8 @@ from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import FILE as COPIES
 from ..cleaning.duplicates import join_content
 from ..cleaning.modality import PARTS, Frame, import_pandas
+from ..cleaning.plans import KEEP, REMOVE
 from ..cleaning.project import DIGESTED, LABELS, TOKENS, Project
-from ..cleaning.recommendation import KEEP, REMOVE
 from ..cleaning.scoring import rank, split_half_agreement
 from ..cleaning.write_project import write_tables
 from ..support.atomic_files import write_bytes, write_json

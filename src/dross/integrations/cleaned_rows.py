@@ -14,9 +14,8 @@ import numpy as np
 from ..cleaning.edits import Edits, choose_edits, find_plan
 from ..cleaning.judge import judge
 from ..cleaning.pipeline import clean
-from ..cleaning.plans import RULES
+from ..cleaning.plans import RULES, KnownPlan
 from ..cleaning.project import Project
-from ..cleaning.recommendation import KnownPlan
 from ..cleaning.verdict import Verdict
 from ..errors import InvalidInput
 from ..support.name_hints import check_name

@@ -15,7 +15,7 @@ import numpy as np
 from ..cleaning.decisions import TRAIN, VALIDATION, Decision
 from ..cleaning.explain import name_label
 from ..cleaning.modality import Frame
-from ..cleaning.recommendation import KEEP
+from ..cleaning.plans import KEEP
 from ..errors import InvalidInput
 from .listing import Filter, Listing, finite_or_none
 from .sentences import format_percent, full_content

@@ -13,8 +13,8 @@ from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
 from ..cleaning.explain import UnusualCells, format_cell, name_label
 from ..cleaning.findings import is_share
+from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
-from ..cleaning.recommendation import KEEP
 from ..cleaning.tables import infer_columns
 from ..errors import InvalidInput
 from ..support.arguments import fits

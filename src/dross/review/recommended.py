@@ -8,8 +8,8 @@ from typing import Any
 from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.findings import describe_checked, describe_recommendation, warn_of_disagreement
+from ..cleaning.plans import list_measures, tabulate_plans
 from ..cleaning.project import Project
-from ..cleaning.recommendation import list_measures, tabulate_plans
 from ..cleaning.report import draw_plans_figure, write_command
 
 PICTURE = "/picture/plans"

@@ -8,7 +8,7 @@ from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import describe_group, name_likeness
 from ..cleaning.explain import format_cell, name_label, order_columns
 from ..cleaning.findings import describe_amount, describe_change, name_measure
-from ..cleaning.recommendation import KEEP, RELABEL
+from ..cleaning.plans import KEEP, RELABEL
 from ..errors import InvalidInput
 from .listing import Listing, finite_or_none
 
