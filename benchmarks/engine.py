@@ -23,7 +23,7 @@ from torch import nn
 
 import dross
 from dross.datasets.models import cifar10_cnn, dense, mnist_cnn
-from dross.influence.reverse_steps import reverse_step
+from dross.influence.retrace import reverse_step
 
 
 def make_data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

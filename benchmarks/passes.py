@@ -26,7 +26,7 @@ import dross
 from dross.engine.cuda_graph import Graphs
 from dross.engine.state import Derivative
 from dross.engine.step import STEPS_AT_ONCE, take_steps
-from dross.influence.reverse_steps import reverse_steps
+from dross.influence.retrace import reverse_steps
 from dross.replay.recording import Recording
 from dross.replay.segment_replay import Block
 

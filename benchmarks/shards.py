@@ -26,8 +26,8 @@ from tables import make_parser, print_head, print_row
 from torch import nn
 
 import dross
-from dross.distributed.recording import prepare_shards, shard_recording
-from dross.distributed.shard_ranks import ShardReducer
+from dross.distributed.gather import prepare_shards, shard_recording
+from dross.distributed.shards import ShardReducer
 
 COUNT, BATCH, STEPS = 64, 8, 2
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from dross.distributed import job_pool
+from dross.distributed import jobs
 from dross.reproduce import cleansing
 from dross.reproduce.cleansing_settings import (
     METHODS,
@@ -67,7 +67,7 @@ def compute_draws(options: argparse.Namespace) -> None:
     torch.set_num_threads(2)
     wait_for(options.device)
     # Seldom are all workers retraining at the same time.
-    job_pool.set_local_workers((options.workers + 1) // 2)
+    jobs.set_local_workers((options.workers + 1) // 2)
     settings = Settings.of(options.data, options.quick)
     methods = check_names("method", options.methods.split(","), METHODS)
     ways = check_names("way to retrain", options.retrain.split(","), RETRAIN_WAYS)

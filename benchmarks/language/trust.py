@@ -29,8 +29,7 @@ from language_model import Experiment
 from tables import make_parser, print_head, print_row
 
 import dross
-from dross.influence.retrace import retrace
-from dross.influence.reverse_steps import reverse_steps
+from dross.influence.retrace import retrace, reverse_steps
 from language.truth import compare_with_truth
 
 PROBED = 2  # groups of 1 % whose removal is followed forwards

@@ -35,11 +35,10 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .finetune.clean import clean_chats
     from .influence import bounds
     from .influence.counterfactual import Counterfactual
-    from .influence.queries import expected_error, losses, mean_loss, outputs, query
-    from .influence.query import Query
+    from .influence.query import Query, expected_error, losses, mean_loss, outputs, query
     from .influence.run import Run
     from .influence.scores import Scores
-    from .influence.verification import Verification
+    from .influence.verify import Verification
     from .record.recorder import Recorder
     from .record.train import train
     from .support.progress import track
@@ -105,17 +104,17 @@ _HOMES = {  # the module of every other public name, except the errors
     "Recorder": "record.recorder",
     "Run": "influence.run",
     "Scores": "influence.scores",
-    "Verification": "influence.verification",
+    "Verification": "influence.verify",
     "clean": "cleaning.pipeline",
     "clean_chats": "finetune.clean",
-    "expected_error": "influence.queries",
+    "expected_error": "influence.query",
     "export": "cleaning.export",
     "indexed": "data.dataset",
     "judge": "cleaning.judge",
-    "losses": "influence.queries",
-    "mean_loss": "influence.queries",
-    "outputs": "influence.queries",
-    "query": "influence.queries",
+    "losses": "influence.query",
+    "mean_loss": "influence.query",
+    "outputs": "influence.query",
+    "query": "influence.query",
     "track": "support.progress",
     "train": "record.train",
 }

@@ -22,7 +22,7 @@ from dross.cleaning.scoring import (
 )
 from dross.cleaning.training import Recipe
 from dross.data.seeds import mix_seeds
-from dross.influence.queries import expected_error, mean_loss
+from dross.influence.query import expected_error, mean_loss
 from dross.influence.scores import Scores
 
 

@@ -17,10 +17,13 @@ from torch.utils._pytree import tree_leaves
 import dross
 from distributed.launch import die
 from distributed.rank_jobs import groups
-from dross.distributed.gathering import count_gathered
-from dross.distributed.recording import prepare_shards, shard_recording
-from dross.distributed.shard_ranks import ShardReducer
-from dross.distributed.sharded_objective import shard_objective
+from dross.distributed.gather import (
+    count_gathered,
+    prepare_shards,
+    shard_objective,
+    shard_recording,
+)
+from dross.distributed.shards import ShardReducer
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import DrossError

@@ -13,7 +13,7 @@ from sklearn.datasets import load_breast_cancer
 import dross
 from distributed import test_job_pool
 from distributed.test_job_pool import Doubling, run_sweep
-from dross.distributed.result_store import ResultStore
+from dross.distributed.jobs import ResultStore
 
 # The clusters warn about sockets and processes that they leave to the end.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import dross
-from dross.distributed import job_pool, result_store
-from dross.distributed.result_store import ResultStore
+from dross.distributed import jobs
+from dross.distributed.jobs import ResultStore
 from dross.errors import DrossError, InputChanged, InvalidInput
 from zoo import problem
 
@@ -68,7 +68,7 @@ class Doubling:
 
 
 def run_sweep(work, pieces=6, **options):
-    found = dict(job_pool.sweep(work, range(pieces), what="doubling", progress=False, **options))
+    found = dict(jobs.sweep(work, range(pieces), what="doubling", progress=False, **options))
     return [float(found[k]["value"]) for k in range(pieces)]
 
 
@@ -207,7 +207,7 @@ def test_a_worker_that_is_killed_loses_no_finished_result(tmp_path, in_folder):
 
 def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
     store, work = ResultStore(tmp_path / "kept", {}), Doubling(tmp_path)
-    sweep = job_pool.sweep(work, range(4), what="doubling", n_jobs=1, store=store)
+    sweep = jobs.sweep(work, range(4), what="doubling", n_jobs=1, store=store)
     next(sweep), next(sweep)
     sweep.close()
     assert run_sweep(work, 4, store=store, n_jobs=2) == [0, 2, 4, 6]
@@ -215,7 +215,7 @@ def test_the_caller_dies_and_the_next_call_goes_on(tmp_path):
 
 
 def test_work_that_always_kills_ends_with_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_pool, "_MAX_FAILURES_WITHOUT_PROGRESS", 1)
+    monkeypatch.setattr(jobs, "_MAX_FAILURES_WITHOUT_PROGRESS", 1)
 
     def deadly(piece):
         if piece == 1:
@@ -236,7 +236,7 @@ def test_a_result_of_a_worker_without_the_folder_is_written_by_the_caller(tmp_pa
     def elsewhere(payload, missing, n_jobs):
         yield from ((number, {"value": torch.tensor([1.0 * number])}) for number in list(missing))
 
-    monkeypatch.setattr(job_pool, "_dispatch", elsewhere)
+    monkeypatch.setattr(jobs, "_dispatch", elsewhere)
     assert run_sweep(None, 2, store=store, n_jobs=2) == [0, 1]
     assert float(store.get(1)["value"]) == 1
 
@@ -264,13 +264,13 @@ def test_a_sweep_inside_a_piece_stays_in_it():
     outer = os.getpid()
 
     def inner(piece):
-        found = dict(job_pool.sweep(lambda _: os.getpid(), range(3), what="inner"))
+        found = dict(jobs.sweep(lambda _: os.getpid(), range(3), what="inner"))
         assert set(found.values()) == {os.getpid()}
-        return os.getpid(), job_pool.local_workers()
+        return os.getpid(), jobs.local_workers()
 
-    found = dict(job_pool.sweep(inner, range(4), what="outer", n_jobs=2))
+    found = dict(jobs.sweep(inner, range(4), what="outer", n_jobs=2))
     assert outer not in {pid for pid, _ in found.values()}
-    assert {count for _, count in found.values()} == {2} and job_pool.local_workers() == 1
+    assert {count for _, count in found.values()} == {2} and jobs.local_workers() == 1
 
 
 def test_threads_take_turns():
@@ -284,7 +284,7 @@ def test_threads_take_turns():
         busy.clear()
 
     with joblib.parallel_config("threading", n_jobs=3):
-        assert len(dict(job_pool.sweep(work, range(6), what="threads"))) == 6
+        assert len(dict(jobs.sweep(work, range(6), what="threads"))) == 6
 
 
 def test_errors_of_the_work_and_of_its_payload(record):
@@ -292,41 +292,37 @@ def test_errors_of_the_work_and_of_its_payload(record):
         raise InvalidInput("this piece cannot be done")
 
     with pytest.raises(InvalidInput, match="this piece cannot be done"):
-        list(job_pool.sweep(fails, range(3), what="failing", n_jobs=2))
+        list(jobs.sweep(fails, range(3), what="failing", n_jobs=2))
     lock = threading.Lock()
     with pytest.raises(InvalidInput, match="cannot be sent to another process"):
-        list(job_pool.sweep(lambda piece: lock, range(3), what="failing", n_jobs=2))
+        list(jobs.sweep(lambda piece: lock, range(3), what="failing", n_jobs=2))
     for wrong in (0, 1.5, "two"):
         with pytest.raises(InvalidInput, match="number of workers"):
-            job_pool.uses_workers(wrong)
+            jobs.uses_workers(wrong)
     for many in (1_000_000, 10**40):
         with pytest.raises(
             InvalidInput, match=r"n_jobs must be at most .* not .*process on this machi"
         ):
-            job_pool.uses_workers(many)
+            jobs.uses_workers(many)
         with joblib.parallel_config(n_jobs=many), pytest.raises(InvalidInput, match="at most"):
-            job_pool.uses_workers(None)
-    assert (
-        not job_pool.uses_workers(None)
-        and not job_pool.uses_workers(1)
-        and job_pool.uses_workers(-1)
-    )
+            jobs.uses_workers(None)
+    assert not jobs.uses_workers(None) and not jobs.uses_workers(1) and jobs.uses_workers(-1)
 
 
 def test_kept_json_is_still_refused_and_mended(tmp_path):
     path = tmp_path / "result.json"
     path.write_text('{"settings": [1, 2], "value": 3}')
-    assert result_store.load(path, (1, 2)) == {"settings": [1, 2], "value": 3}
+    assert jobs.load(path, (1, 2)) == {"settings": [1, 2], "value": 3}
     with pytest.raises(InputChanged, match="other settings"):
-        result_store.load(path, (1, 3))
+        jobs.load(path, (1, 3))
     path.write_text("{")
-    assert result_store.load(path, (1, 2)) is None and not path.exists()
+    assert jobs.load(path, (1, 2)) is None and not path.exists()
 
 
 SWEEP_IN_A_STRANGERS_FOLDER = """
 import os, random, sys
 os.chdir(sys.argv[1])  # what was imported so far is Python's own
-from dross.distributed.job_pool import sweep
+from dross.distributed.jobs import sweep
 print(sorted(dict(sweep(lambda piece: 2 * piece, [1, 2, 3], what="", n_jobs=2)).values()))
 assert "PYTHONSAFEPATH" not in os.environ
 """

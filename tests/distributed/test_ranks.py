@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 import dross
 from distributed import rank_jobs
 from distributed.launch import free_port, launched
-from dross.distributed.rank_agreement import instances_are_independent
+from dross.distributed.ranks import instances_are_independent
 from dross.errors import DrossError, InvalidInput
 from zoo import problem
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dross.distributed.shard_layout import ShardLayout
+from dross.distributed.shards import ShardLayout
 from dross.engine.state import Layout
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), max_size=3).map(torch.Size), min_size=1, max_size=5)

@@ -8,7 +8,7 @@ from torch import nn
 import dross
 from dross import estimators
 from dross.errors import Diverged, InvalidInput, NotSupported
-from dross.estimators.autoencoder import network
+from dross.estimators.outliers import network
 from zoo import problem
 
 

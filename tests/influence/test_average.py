@@ -12,7 +12,7 @@ from torch.optim.swa_utils import (
 
 import dross
 from dross.errors import InvalidInput, NotSupported
-from dross.influence.reverse_steps import reverse_steps
+from dross.influence.retrace import reverse_steps
 from dross.replay.average import sum_weights
 from dross.tape.reader import Tape
 from dross.tape.resume import rewind
@@ -151,7 +151,7 @@ def test_a_retrace_of_the_average_that_is_resumed(tmp_path, monkeypatch):
     _, recorder = averaged_loop(p, *AVERAGES["ema"], folder=tmp_path / "mine", keep=keep)
     run = recorder.run((p.X, p.Y))
     expected = run.influence(query(p), of="average").values
-    monkeypatch.setattr("dross.influence.progress_file._SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr("dross.influence.retrace._SECONDS_BETWEEN_WRITES", 0)
     with monkeypatch.context() as context:
         seen = iter(range(100))
 

@@ -9,7 +9,7 @@ import torch
 import dross
 from dross.engine.executor import Executor
 from dross.errors import Diverged, InvalidInput, NotSupported
-from dross.influence import counterfactual_runs
+from dross.influence import counterfactual
 from oracles import literal_run, validation_loss
 from zoo import ATTENTION_DRAWS_OTHERS, problem
 
@@ -99,18 +99,18 @@ def test_the_bar_ends_at_the_end(record, monkeypatch, way):
         shown.append(total)
         yield shown.append
 
-    monkeypatch.setattr(counterfactual_runs, "progress_bar", bar)
-    monkeypatch.setattr(counterfactual_runs, "_count_fitting", lambda *_: 2)
+    monkeypatch.setattr(counterfactual, "progress_bar", bar)
+    monkeypatch.setattr(counterfactual, "_count_fitting", lambda *_: 2)
     if way == "one by one":
         one_at_a_time(monkeypatch)
     elif way != "in chunks":
-        real = counterfactual_runs.CounterfactualRuns.replay_together
+        real = counterfactual.CounterfactualRuns.replay_together
 
         def fails(self, groups, advance):
             real(self, groups, advance)
             raise RuntimeError("not with these layers")
 
-        monkeypatch.setattr(counterfactual_runs.CounterfactualRuns, "replay_together", fails)
+        monkeypatch.setattr(counterfactual.CounterfactualRuns, "replay_together", fails)
     run.counterfactual([[k] for k in range(5)])
     total, *moved = shown
     assert total == 5 * run.steps == sum(moved) and max(np.cumsum(moved)) <= total
@@ -195,7 +195,7 @@ def test_chunks_give_the_same(record, monkeypatch):
     p = problem("batchnorm", "adam")
     run = record(p)
     whole = run.leave_one_out(query(p))
-    monkeypatch.setattr("dross.influence.counterfactual_runs.MAX_MODELS_AT_ONCE", 4)
+    monkeypatch.setattr("dross.influence.counterfactual.MAX_MODELS_AT_ONCE", 4)
     np.testing.assert_allclose(run.leave_one_out(query(p)), whole, rtol=1e-9, atol=1e-15)
     assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 3
     models = run.counterfactual([[j] for j in range(10)])

@@ -12,7 +12,7 @@ import dross
 from distributed import rank_jobs
 from distributed.launch import launched
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
-from dross.influence import progress_file
+from dross.influence import retrace
 from zoo import problem, ragged_batches
 
 CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes
@@ -92,7 +92,7 @@ class Stop(Exception):
 
 def interrupted(run, asked, folder, monkeypatch, **options):
     """Retrace until the third progress file."""
-    write, count = progress_file.ProgressFile.write, []
+    write, count = retrace.ProgressFile.write, []
 
     def third(self, *args):
         write(self, *args)
@@ -101,9 +101,9 @@ def interrupted(run, asked, folder, monkeypatch, **options):
             raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
-        patch.setattr(progress_file, "_MIN_TIMES_OF_WRITING", 0)
-        patch.setattr(progress_file.ProgressFile, "write", third)
+        patch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
+        patch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
+        patch.setattr(retrace.ProgressFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)
 
@@ -164,7 +164,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
     np.testing.assert_array_equal(
         run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values
     )
-    monkeypatch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(DrossError):
         run.influence(query(p), resume=tmp_path / "file")
@@ -215,10 +215,10 @@ def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
     files = sorted(run.tape.iterdir())
-    monkeypatch.setattr(progress_file, "_SECONDS_BETWEEN_WRITES", 0)
-    monkeypatch.setattr(progress_file, "_MIN_TIMES_OF_WRITING", 0)
+    monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
     written = []
-    monkeypatch.setattr(progress_file, "write_bytes", lambda *args: written.append(args))
+    monkeypatch.setattr(retrace, "write_bytes", lambda *args: written.append(args))
     run.influence(query(p), resume=resume)
     assert not written and sorted(run.tape.iterdir()) == files
 

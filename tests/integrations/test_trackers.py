@@ -8,7 +8,7 @@ import torch
 import dross
 import zoo
 from cleaning.made_inputs import QUICK
-from dross.distributed.job_pool import sweep
+from dross.distributed.jobs import sweep
 from dross.errors import DrossWarning, InvalidInput
 from dross.integrations.trackers import MLflow, TensorBoard
 from dross.support.progress import hide_progress, progress_bar

@@ -6,7 +6,7 @@ import pytest
 
 from dross.errors import InvalidInput
 from dross.influence.scores import Scores
-from dross.influence.verification import compare
+from dross.influence.verify import compare
 from review.review_project import make_project
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.tensor_digests import digest_tensors
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from ..support.arguments import fit_together
 from ..support.option_names import name_option

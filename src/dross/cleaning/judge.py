@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
-from ..distributed.job_pool import sweep, uses_workers
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
 from ..errors import DrossError, InvalidInput, first_line
 from ..support.arguments import check_count

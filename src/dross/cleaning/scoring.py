@@ -22,11 +22,11 @@ from ..data.dataset import Instances
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, NotSupported
 from ..estimators.outliers import features
-from ..influence.queries import expected_error
-from ..influence.queries import losses as losses_of
+from ..influence.query import expected_error
+from ..influence.query import losses as losses_of
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..influence.verification import Verification, compare
+from ..influence.verify import Verification, compare
 from ..record.train import train
 from .label_noise import Rows, assign_folds
 from .modality import PreparedData

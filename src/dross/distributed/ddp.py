@@ -26,8 +26,7 @@ from ..engine.step import Step
 from ..errors import NotSupported
 from ..tape.average_record import AverageRecord
 from ..tape.retention import Keep
-from .ranks import RankReducer
-from .reducer import ALONE, Reducer
+from .ranks import ALONE, RankReducer, Reducer
 
 _LARGE_STATE = 64 << 20  # bytes from which on a state is written in shards
 

@@ -19,11 +19,16 @@ from ..engine.precision import PassNotes, use_arithmetic
 from ..engine.state import Layout, State
 from ..errors import InvalidInput, NotSupported
 from ..tape.reader import Tape
-from .gathering import GatheredParameters, saving_notes
+from .gather import (
+    GatheredParameters,
+    GatheringLayout,
+    ShardedObjective,
+    saving_notes,
+    shard_objective,
+)
 from .ranks import RankReducer
-from .shard_ranks import ShardReducer
-from .sharded_objective import GatheringLayout, ShardedObjective, shard_objective
-from .tape_reader import ShardTape
+from .shards import ShardReducer
+from .tape import ShardTape
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -1,4 +1,9 @@
-"""Several processes share one retrace: each rank takes its part of S_t, and sums are all-reduced.
+"""How the work of a step is divided among members, and how their parts are added up.
+
+A `Reducer` has one member, which does everything itself. Those of `ranks.py` have a member
+per process of a torch.distributed group.
+
+Several processes share one retrace: each rank takes its part of S_t, and sums are all-reduced.
 
     g       = sum over ranks of  sum over i in the rank's part of  c_i grad l_i
     H a_g   = sum over ranks of  sum over i in the rank's part of  c_i H_i a_g
@@ -8,19 +13,95 @@ Replaying a step sends p numbers. A reverse step sends Q (p + |S_t|) numbers: H 
 in one message. Every rank computes all the rest (states, the optimizer's table, the scores so far)
 from the same sums. So all ranks hold the same bits, and ranks wait for each other in these sums
 only.
+
+Before ranks share a retrace: do they ask the same of the same run, and what may be divided?
 """
 
+import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch
-from ..errors import DrossError, InvalidInput
-from .reducer import Piece, Reducer, Value, all_rows
+from ..engine.executor import losses_are_separate
+from ..engine.state import Derivative
+from ..engine.step import Step
+from ..errors import DrossError, DrossWarning, InputChanged, InvalidInput
+from ..support.closeness import ROUNDING_OF_LENGTH, is_close
+
+if TYPE_CHECKING:
+    from ..replay.recording import Recording
+
+Value = TypeVar("Value")
+Piece = tuple[int, slice, AnyBatch]  # the micro-batch's number, the rows, and their instances
+
+
+class Reducer:
+    """One member that does everything itself."""
+
+    rank = 0
+    size = 1
+
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
+        """This member's part of a step."""
+        return [(k, all_rows(batch), batch) for k, batch in enumerate(batches)]
+
+    def sum(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Each of them summed over the members. All members get the same bits."""
+        return parts
+
+    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """A vector over theta and others, each summed over the members.
+
+        Where the members hold shards of theta, passes have summed the vector already.
+        """
+        return self.sum(vector, *others)
+
+    def largest(self, value: int) -> int:
+        """The largest of the members' values, where they may differ."""
+        return value
+
+    def merge_terms(
+        self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+    ) -> Tensor:
+        """The terms of this member's pieces at their places in the step: [Q, |S_t|].
+
+        Arguments:
+            found: this member's pieces and the terms [Q, b] of each.
+            batches: the micro-batches of the step.
+            like: [Q, ...], for the number of queries and the type.
+
+        Returns:
+            [Q, |S_t|], with 0 at the instances of other members.
+        """
+        columns = [terms for _, terms in found]
+        return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
+
+    def from_first(self, value: Value) -> Value:
+        """The first member's value, at every member."""
+        return value
+
+    def gather(self, value: Value) -> list[Value]:
+        """Every member's value, in their order."""
+        return [value]
+
+    def on_first(self, action: Callable[[], Value]) -> Value:
+        """The result of the first member's `action()`, or its error, at every member."""
+        return action()
+
+
+ALONE = Reducer()
+
+
+def all_rows(batch: AnyBatch) -> slice:
+    """The rows of a whole batch."""
+    return slice(0, len(batch.c))
 
 
 class RankReducer(Reducer):
@@ -141,3 +222,107 @@ class RankReducer(Reducer):
                 "message, if it left one, says why. Start the job again: a retrace goes on where "
                 "it was with resume=folder, a recording with resume=True."
             ) from error
+
+
+def check_agreement(recording: "Recording", reducer: Reducer, asked: dict[str, Any]) -> None:
+    """Refuse ranks with different tapes or questions: they would add up unrelated numbers.
+
+    asked: the question, by the names that an error message uses.
+    """
+    made = recording.tape.manifest
+    digests = "".join(e["sha256"] for e in (*recording.tape.entries, made["end"]))
+    own = {
+        "tape": made["id"],
+        "steps of the tape": recording.tape.steps,
+        "digest of the tape": hashlib.sha256(digests.encode()).hexdigest(),
+        "number of instances": len(recording.instances),
+        "dtype": str(recording.instances.dtype),
+        **asked,
+    }
+    first, *others = reducer.gather(own)
+    for rank, other in enumerate(others, start=1):
+        for what, value in first.items():
+            if other[what] != value:
+                kind = InputChanged if "tape" in what else InvalidInput
+                raise kind(
+                    f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
+                    f"rank {rank}. Every rank must open the same tape, with the same data set, and "
+                    "ask the same question."
+                )
+
+
+def agree_on_derivative(own: Derivative, reducer: Reducer) -> Derivative:
+    """The first rank's seed, on every rank, so that all start from the same bits."""
+    if reducer.size == 1:
+        return own
+    device = own.theta.device
+    first = reducer.from_first(own.map(lambda t: t.cpu())).map(lambda t: t.to(device))
+    same = first.theta.shape == own.theta.shape
+    same = same and is_close(own.theta, first.theta, ROUNDING_OF_LENGTH)
+    if odd := [rank for rank, agrees in enumerate(reducer.gather(same)) if not agrees]:
+        raise InvalidInput(
+            f"The query on rank {odd[0]} has a different derivative than on rank 0: every rank "
+            "must ask the same query of the same data."
+        )
+    return first
+
+
+def divide_between_ranks(recording: "Recording", ranks: RankReducer, stop: int) -> "Recording":
+    """The same recording, with this rank doing its part of every step.
+
+    What may be divided is found out by trying. Where an instance's loss depends on the other
+    instances of the batch, or on random numbers drawn for the whole batch, batches are not cut, and
+    micro-batches are shared whole. Where the forward pass moves buffers, each micro-batch starts
+    where the last one ended; then every rank does every step.
+    """
+    objective = recording.objective
+    if ranks.size == 1 or stop == recording.tape.first:
+        return recording
+    moving = objective.layout.moving_buffers
+    cuts = not moving and not objective.stochastic and instances_are_independent(recording, stop)
+    cuts = ranks.from_first(cuts)
+    if ranks.rank == 0 and not cuts:
+        _warn_where_nothing_is_shared(recording, ranks, stop)
+    if moving:
+        return recording
+    return replace(recording, reducer=ranks if cuts else ranks.without_cutting())
+
+
+def _warn_where_nothing_is_shared(recording: "Recording", ranks: RankReducer, stop: int) -> None:
+    moving = recording.objective.layout.moving_buffers
+    if not moving and len(_some_step(recording, stop).micros) >= ranks.size:
+        return
+    warnings.warn(
+        f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances "
+        "share BatchNorm's statistics or the random numbers of dropout. The scores are right, but "
+        "take as long as on fewer ranks (docs/scale.md).",
+        DrossWarning,
+        stacklevel=5,
+    )
+
+
+def _some_step(recording: "Recording", stop: int) -> Step:
+    return next(recording.segments_backward(stop - 1, stop))[1].steps[0]
+
+
+def instances_are_independent(recording: "Recording", stop: int) -> bool:
+    """Whether each loss is the same in half of a batch as in the whole.
+
+    Tried on the first batch, going back, that can be cut.
+    """
+    executor = recording.executor
+    candidates = (
+        (segment.states[0].theta, batch)
+        for _, segment in recording.segments_backward(recording.tape.first, stop)
+        for batches in recording.batches(segment.first, segment.steps)
+        for batch in batches
+        if len(batch.c) > 1
+    )
+    if (found := next(candidates, None)) is None:
+        return True  # nothing to cut
+    theta, batch = found
+    half, count = len(batch.c) // 2, len(batch.c)
+    parts = [batch.rows(slice(0, half)), batch.rows(slice(half, count))]
+    with executor.training():
+        losses = lambda batch: executor.losses(theta, {}, batch)[0]
+        return losses_are_separate(losses, batch, parts)

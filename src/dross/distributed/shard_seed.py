@@ -10,7 +10,7 @@ from ..influence.query import Query, project, sampled_every
 from ..replay.average import check_of
 from ..replay.recording import Recording
 from ..support.closeness import ROUNDING_OF_LENGTH, is_close
-from .shard_ranks import ShardReducer
+from .shards import ShardReducer
 
 
 def check_can_be_asked(resume: Any, of: str) -> None:

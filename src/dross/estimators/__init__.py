@@ -24,11 +24,16 @@ from ..influence.query import Query
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..support.name_hints import check_name
-from .autoencoder import Autoencoder
-from .influence_function import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
-from .outliers import IsolationForest, LocalOutlierFactor, OneClassSVM
-from .retraced import Retrace, TracIn, WithoutHessian, without_hessian
-from .simple import Random, TrainingLoss
+from .inverse_hessian import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
+from .outliers import (
+    Autoencoder,
+    IsolationForest,
+    LocalOutlierFactor,
+    OneClassSVM,
+    Random,
+    TrainingLoss,
+)
+from .traced import Retrace, TracIn, WithoutHessian, without_hessian
 
 
 class Estimator(Protocol):

@@ -17,7 +17,7 @@ from ..cleaning.modality import PARTS
 from ..cleaning.output_folder import check_answer, claimed_folder
 from ..cleaning.project import FORMAT, Project
 from ..cleaning.tracking import report_plan
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth

@@ -28,7 +28,7 @@ from ..cleaning.verdict import (
     warn_of_reuse,
 )
 from ..data.seeds import mix_seeds
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore
 from ..errors import InputChanged
 from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples

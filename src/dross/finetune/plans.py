@@ -14,7 +14,7 @@ import torch
 
 from ..cleaning.plans import Figure, KnownPlan
 from ..data.seeds import mix_seeds
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore
 from ..support.progress import Advance, progress_bar
 from .score import ChatScores
 from .tuner import ERROR, Tuner

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from ..data.dataset import move_to
 from ..data.seeds import mix_seeds
-from ..distributed.result_store import ResultStore
+from ..distributed.jobs import ResultStore
 from ..engine.objective import Objective
 from ..influence.query import Buffers, Query, QueryPart
 from ..support.progress import progress_bar

@@ -9,31 +9,72 @@ reverse step (reverse_steps.py) is
     a_theta    = a_s.theta + sum_i c_i H_i a_g                     the Hessian-vector product
 
 which for plain SGD is the paper's  score_j += eta_t/|S_t| <u, g(z_j; theta_t)>,  u -= eta_t H_t u.
+
+The adjoint of a training step, and of several in a row.
+
+The sums that become scores: one place for the totals and for the progress file.
+
+How far a retrace has come: one that was killed continues from there.
+
+    folder/retrace-3f2a90c41b77d05e.safetensors     the adjoint, the totals, and their step
+
+The name is a digest of everything that the scores depend on: the tape's segments, the part of them
+that is retraced, and the query. A query is known by its derivative at the model, which is all that
+a retrace uses of it. So one folder holds the progress of many questions without mixing them up. A
+file is written whole or not at all, and removed when the scores are finished.
 """
 
+import hashlib
+import json
 import os
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from ..distributed.rank_agreement import agree_on_derivative, check_agreement, divide_between_ranks
-from ..distributed.ranks import RankReducer
-from ..distributed.recording import prepare_shards, shard_recording
-from ..distributed.reducer import ALONE, Reducer
-from ..distributed.shard_ranks import ShardReducer
+from ..data.lazy_batch import AnyBatch, LazyBatches
+from ..data.tensor_digests import digest_tensors
+from ..distributed.gather import prepare_shards, shard_recording
+from ..distributed.ranks import (
+    ALONE,
+    RankReducer,
+    Reducer,
+    agree_on_derivative,
+    check_agreement,
+    divide_between_ranks,
+)
 from ..distributed.shard_seed import check_can_be_asked, check_same_values, sketch_shards
+from ..distributed.shards import ShardReducer
+from ..engine.device import HostCopy
+from ..engine.executor import Executor
 from ..engine.state import Derivative, State
+from ..engine.step import (
+    Step,
+    group_steps,
+    needs_gradient,
+    pull,
+    sum_over_batches,
+    take_step,
+    unstack_steps,
+)
+from ..errors import CorruptFile, Diverged, DrossError, InvalidInput
 from ..replay.average import MODEL, Average, check_of
 from ..replay.recording import Recording
+from ..replay.segment_replay import Block
 from ..replay.step_range import Window, choose_window
+from ..support.arguments import check_folder
+from ..support.atomic_files import delete_stale, write_bytes
 from ..support.progress import progress_bar
-from .progress_file import ProgressFile, describe_question
+from ..tape.reader import parse
+from ..tape.storage import is_url
 from .query import Query, sketch_derivative
-from .reverse_steps import reverse_steps
-from .score_totals import ScoreTotals
 from .scores import Scores
 
 
@@ -166,7 +207,7 @@ def _progress_file(
     hessian: bool,
     name: str,
     seed: Derivative,
-) -> ProgressFile | None:
+) -> "ProgressFile | None":
     if resume is None:
         return None
     steps = (window.first, window.stop)
@@ -201,3 +242,338 @@ def _drop_vanished_buffers(adjoint: Derivative, recording: Recording) -> Derivat
     floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())
     return adjoint if alive else replace(adjoint, buffers={})
+
+
+def reverse_step(
+    recording: Recording,
+    step: Step,
+    batches: Sequence[AnyBatch],
+    state: State,
+    g: Tensor | None,
+    after: Derivative,
+    hessian: bool = True,
+) -> tuple[Derivative, Tensor]:
+    """The adjoint before a step, and d query / d w_i for the instances of the step: [Q, |S_t|].
+
+    Arguments:
+        recording: the run.
+        step: what was recorded of the step.
+        batches: its micro-batches.
+        state: s_t, before the step.
+        g: the raw gradient [p] where it is known; computed here where the update's derivative
+            depends on it.
+        after: the adjoint after the step.
+        hessian: False leaves the Hessian-vector product out.
+    """
+    executor, optimizer, reducer = recording.executor, recording.optimizer, recording.reducer
+    if g is None and needs_gradient(optimizer, step):
+        _, g, _ = take_step(executor, optimizer, state, step, batches, reducer=reducer)
+    g = torch.zeros_like(state.theta) if g is None else g  # the update's table does not look at it
+    a_g, before = pull(optimizer, state, step, g, after)
+
+    found = []
+    buffers = _buffers_before_each(executor, state, batches, bool(after.buffers))
+
+    def pull_batch(piece, a_buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        k, _, batch = piece
+        given = (state.theta, buffers[k], batch.scaled(step.scale), a_g, a_buffers, hessian)
+        terms, product, a_buffers = executor.pull(*given)
+        found.append((piece, terms))
+        return product, a_buffers
+
+    pieces = reversed(reducer.own_part(batches))
+    product, a_buffers = sum_over_batches(pieces, after.buffers, pull_batch, before.theta)
+    terms = reducer.merge_terms(found[::-1], batches, before.theta)
+    if hessian:
+        product, terms = reducer.sum_over_theta(product, terms)
+        before = replace(before, theta=before.theta + product)
+    else:
+        (terms,) = reducer.sum(terms)
+    return replace(before, buffers=a_buffers), terms
+
+
+def reverse_steps(
+    recording: Recording,
+    block: Block,
+    adjoint: Derivative,
+    hessian: bool,
+    advance: Callable[[int], None],
+    enter: Callable[[Derivative, int], Derivative] | None = None,
+) -> tuple[Derivative, list[Tensor]]:
+    """The adjoint before a block of steps, and the terms of each step, the last step's first.
+
+    On a GPU several steps may be one pass.
+
+    Arguments:
+        recording: the run.
+        block: the steps, with the state before each.
+        adjoint: after the last of them.
+        hessian: False leaves the Hessian-vector product out.
+        advance: is called with the number of steps done.
+        enter: (adjoint, t) -> the adjoint after t steps, where a query also asks the state there.
+    """
+    found: list[Tensor] = []
+    for part in reversed(_parts(recording, block, alone=enter is not None)):
+        k = part.start
+        if enter is not None:
+            adjoint = enter(adjoint, block.first + part.stop)
+        if part.stop - k == 1:
+            given = (block.steps[k], block.batches[k], block.states[k], block.gradients[k])
+            adjoint, terms = reverse_step(recording, *given, adjoint, hessian)
+            found.append(terms)
+        else:
+            alike = LazyBatches(tuple(only for (only,) in block.batches[part]))
+            given = (block.steps[k], alike, block.states[part])
+            adjoint, rows = _reverse_together(recording, *given, adjoint, hessian)
+            found += list(rows.flip(0))
+        advance(part.stop - k)
+    return adjoint, found
+
+
+def _parts(recording: Recording, block: Block, *, alone: bool) -> list[slice]:
+    if not block.steps:
+        return []
+    # ranks exchange sums in every step, and a pull in float16 checks whether it was finite
+    looks = recording.objective.precision.narrow is torch.float16
+    if alone or recording.reducer.size > 1 or looks:
+        return [slice(k, k + 1) for k in range(len(block.steps))]
+    given = (recording.executor, recording.optimizer, block.states[0], block.steps, block.batches)
+    return group_steps("reverse steps", *given)
+
+
+def _reverse_together(
+    recording: Recording,
+    step: Step,
+    batches: LazyBatches,
+    states: Sequence[State],
+    after: Derivative,
+    hessian: bool,
+) -> tuple[Derivative, Tensor]:
+    """Several steps that are alike as one pass: the adjoint before them, terms [steps, Q, B]."""
+    clock = states[0].clock
+
+    def go_back(each: Sequence[AnyBatch], theta, slots, buffers, a_theta, a_slots, a_buffers, *_):
+        adjoint, terms = Derivative(a_theta, a_slots, a_buffers), []
+        before = unstack_steps(State(theta, slots, buffers, clock), len(each))
+        for batch, state in zip(reversed(each), reversed(before)):
+            adjoint, part = reverse_step(recording, step, [batch], state, None, adjoint, hessian)
+            terms.append(part)
+        return torch.stack(terms[::-1]), adjoint.theta, adjoint.slots, adjoint.buffers
+
+    s = State.stack(states)
+    # the numbers are captured as they are: as arguments, they tell one graph from another
+    captured = (step.numbers.tobytes(), hessian)
+    given = (s.theta, s.slots, s.buffers, after.theta, after.slots, after.buffers, *captured)
+    terms, *parts = recording.executor.run("reverse steps", go_back, batches, *given)
+    return Derivative(*parts), terms
+
+
+def _buffers_before_each(
+    executor: Executor, state: State, batches: Sequence[AnyBatch], moving: bool
+) -> list[dict[str, Tensor]]:
+    """The buffers that each micro-batch started from."""
+    if not moving:
+        return [state.buffers] * len(batches)
+    buffers = [state.buffers]
+    for batch in batches[:-1]:
+        buffers.append(executor.losses(state.theta, buffers[-1], batch)[1])
+    return buffers
+
+
+class ScoreTotals:
+    """totals [E, Q, N] -= d query / d w_i of every step, in float64.
+
+    A GPU's results are read one block late, while it computes the next block. Progress is saved
+    only for blocks that were checked.
+    """
+
+    def __init__(
+        self, window: Window, queries: int, instances: int, file: "ProgressFile | None", lag: int
+    ):
+        """lag: how many blocks may wait before they are read."""
+        self.window, self.file, self.lag = window, file, lag
+        self.totals = torch.zeros(window.epochs, queries, instances, dtype=torch.float64)
+        self._waiting: list[_Terms] = []
+
+    def add(
+        self, block: Block, terms: Sequence[Tensor], adjoint: Derivative, choices: dict
+    ) -> None:
+        """Add a block's terms, the last step's first.
+
+        Arguments:
+            block: its steps.
+            terms: [Q, |S_t|] for each step.
+            adjoint: before the block's first step.
+            choices: how it was computed; another way rounds differently.
+        """
+        if terms:
+            self._waiting.append(_Terms.send(block, terms, adjoint, choices))
+        while len(self._waiting) > self.lag:
+            self._count(self._waiting.pop(0))
+
+    def wait(self) -> None:
+        """Wait until the last block is computed: its states are freed before others are made."""
+        if self._waiting:
+            self._waiting[-1].sent.wait()
+
+    def finish(self) -> np.ndarray:
+        """The scores by epoch, once all blocks are counted: float64 [Q, E, N]."""
+        while self._waiting:
+            self._count(self._waiting.pop(0))
+        if self.file is not None:
+            self.file.remove()
+        return self.totals.transpose(0, 1).numpy()
+
+    def _count(self, terms: "_Terms") -> None:
+        terms.add_to(self.totals, self.window.oldest)
+        if self.file is not None and self.file.due:
+            self.file.write(Place(terms.first, terms.adjoint, self.totals, terms.choices))
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What a block adds to the scores, on its way to the host."""
+
+    first: int  # the number of the block's first step
+    numbered: list[tuple[int, Step]]  # the last step first
+    sent: HostCopy
+    adjoint: Derivative  # before the block's first step
+    choices: dict
+
+    @staticmethod
+    def send(block: Block, terms: Sequence[Tensor], adjoint: Derivative, choices: dict) -> "_Terms":
+        numbered = list(enumerate(block.steps, start=block.first))[::-1]
+        finite = torch.isfinite(adjoint.theta).all()
+        together = torch.cat([*terms], dim=1).detach().double()
+        sent = HostCopy({"terms": together, "finite": finite})
+        return _Terms(block.first, numbered, sent, adjoint, choices)
+
+    def add_to(self, totals: Tensor, oldest: int) -> None:
+        """Add the terms at their instances; one may be in a batch several times."""
+        seen = self.sent.wait()
+        by_step = seen["terms"].split([len(step.ids) for _, step in self.numbered], dim=1)
+        if not bool(torch.isfinite(seen["terms"]).all()):
+            pairs = zip(self.numbered, by_step)
+            raise _not_finite(next(t for (t, _), x in pairs if not bool(torch.isfinite(x).all())))
+        for epoch, part in groupby(zip(self.numbered, by_step), lambda item: item[0][1].epoch):
+            numbered, terms = zip(*part)
+            ids = torch.from_numpy(np.concatenate([step.ids for _, step in numbered]))
+            totals[epoch - oldest].index_add_(1, ids, torch.cat(terms, dim=1), alpha=-1)
+        if not bool(seen["finite"]):
+            raise _not_finite(self.numbered[-1][0])
+
+
+def _not_finite(t: int) -> Diverged:
+    return Diverged(
+        f"The adjoint is no longer finite at step {t}: going back from there, the run magnifies "
+        "every change without limit. Retrace fewer epochs (epochs=1), train with a smaller rate, "
+        "or use float64.",
+        step=t,
+    )
+
+
+_SECONDS_BETWEEN_WRITES = 30.0  # the work that a kill may cost
+_MIN_TIMES_OF_WRITING = 20  # at most 1/20 of the time goes into writing, however large the file
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a retrace is."""
+
+    position: int  # every step from this one on has been retraced
+    adjoint: Derivative  # d query / d the state before that step
+    totals: Tensor  # [E, Q, N]: the scores so far
+    choices: dict  # how it is computed (Executor.choices); another way rounds differently
+
+
+class ProgressFile:
+    """The place of one retrace, kept in a folder."""
+
+    def __init__(self, folder: Path, question: dict):
+        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+        self.path = folder / f"retrace-{digest[:16]}.safetensors"
+        self._next = time.monotonic() + _SECONDS_BETWEEN_WRITES
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write again."""
+        return time.monotonic() >= self._next
+
+    def write(self, place: Place) -> None:
+        """Replace what was kept before."""
+        began = time.monotonic()
+        tensors = {"totals": place.totals, **place.adjoint.tensors()}
+        tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        about = {
+            "position": place.position,
+            "names": list(tensors),
+            "digest": digest_tensors(tensors),
+            "choices": place.choices,
+        }
+        write_bytes(self.path, save(tensors, {"dross": json.dumps(about)}))
+        now = time.monotonic()
+        self._next = now + max(_SECONDS_BETWEEN_WRITES, _MIN_TIMES_OF_WRITING * (now - began))
+
+    def read(self) -> Place | None:
+        """What an earlier retrace of the same question left, if one was interrupted."""
+        delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
+        try:
+            tensors, about = parse(self.path.read_bytes(), self.path)
+            # in the order they were written in, because sums round by their order, and copied to
+            # memory of torch's own alignment
+            tensors = {name: tensors[name].clone() for name in about["names"]}
+            if digest_tensors(tensors) != about["digest"]:
+                raise CorruptFile("its digest differs")
+            adjoint = Derivative.from_tensors(tensors)
+            choices = about["choices"] if "choices" in about else {"pulls": about["plans"]}
+            pulls = [[size, [forward, count]] for size, (forward, count) in choices["pulls"]]
+            cuts = [[name, size, rows] for name, size, rows in choices.get("cuts", [])]
+            choices = {"pulls": pulls, "cuts": cuts}
+            return Place(about["position"], adjoint, tensors["totals"], choices)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DrossError(f"{self.path} cannot be read: {error.strerror}.") from error
+        except (CorruptFile, KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(
+                f"{self.path} is damaged ({error}). Remove it to retrace from the beginning."
+            ) from None
+
+    def remove(self) -> None:
+        """Remove the file once the scores are finished, and temporary ones that a kill left."""
+        for path in [self.path, *self.path.parent.glob(f".{self.path.name}.*")]:
+            path.unlink(missing_ok=True)
+
+
+def progress_folder(resume: str | os.PathLike | bool | None, tape: Path | str) -> Path | None:
+    """The folder that progress is kept in, from the `resume` argument of `Run.influence`."""
+    if resume is None or resume is False:
+        return None
+    if resume is not True:
+        return Path(check_folder(resume, "resume"))
+    if is_url(tape):
+        raise InvalidInput(
+            f"resume=True keeps progress in the tape's folder, but {tape} can only be read. Give "
+            "a folder: resume='folder'."
+        )
+    return Path(tape)
+
+
+def describe_question(
+    recording: Recording, window: tuple[int, int], hessian: bool, name: str, seed: Derivative
+) -> dict:
+    """All that the bits of the scores depend on.
+
+    The number of ranks is not part of it: a job may continue with fewer.
+    """
+    first, stop = window
+    tape = recording.tape
+    digests = [entry["sha256"] for entry in tape.entries if entry["first"] < stop]
+    return {
+        "tape": [tape.manifest["id"], *digests],
+        "steps": [first, stop],
+        "hessian": hessian,
+        "query": [name, digest_tensors(seed.tensors())],
+        "torch": torch.__version__,
+        "device": recording.device.type,
+    }

@@ -23,14 +23,12 @@ from ..support.html_tables import named_values
 from ..support.progress import report
 from ..tape.describe import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
-from .forward_influence import ParameterInfluence, parameter_influence
-from .plan_measure import make_plan
-from .progress_file import progress_folder
+from .forward import ParameterInfluence, parameter_influence
+from .plan import RetracePlan, make_plan
 from .query import Query, as_query
-from .retrace import retrace
-from .retrace_plan import RetracePlan
+from .retrace import progress_folder, retrace
 from .scores import Scores
-from .verification import Verification, check_scores, choose, compare
+from .verify import Verification, check_scores, choose, compare
 
 
 @dataclass(frozen=True)

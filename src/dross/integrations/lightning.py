@@ -27,8 +27,7 @@ except ImportError as error:
 
 from ..data.collated import Collated
 from ..errors import InvalidInput, NotSupported
-from ..influence.queries import mean_loss
-from ..influence.query import Query
+from ..influence.query import Query, mean_loss
 from ..influence.run import Run
 from ..record.followed import Followed
 from ..record.recorder import Recorder

@@ -12,11 +12,10 @@ from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
 from ..distributed import ddp
 from ..distributed import fsdp as fsdp
-from ..distributed.ranks import RankReducer
-from ..distributed.reducer import Reducer
-from ..distributed.sharded_objective import GatheringLayout, ShardedExecutor
-from ..distributed.tape_shards import explain_other_ranks
-from ..distributed.tape_writer import ReplicaWriter, ShardWriter
+from ..distributed.gather import GatheringLayout, ShardedExecutor
+from ..distributed.ranks import RankReducer, Reducer
+from ..distributed.shards import explain_other_ranks
+from ..distributed.tape import ReplicaWriter, ShardWriter
 from ..engine.executor import Executor
 from ..engine.inspect import inspect_run
 from ..engine.losses import NAMED_LOSSES

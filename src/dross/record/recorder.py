@@ -23,7 +23,7 @@ from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
 from ..distributed import ddp
 from ..distributed import fsdp as fsdp
-from ..distributed.reducer import Reducer
+from ..distributed.ranks import Reducer
 from ..engine.inspect import check_optimizer, device_and_dtype, unwrap_model, unwrap_optimizer
 from ..engine.losses import find_loss
 from ..engine.objective import Penalty

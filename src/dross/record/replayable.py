@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..data.batch import Batch
 from ..data.dataset import Instances
-from ..distributed.reducer import Reducer
-from ..distributed.shard_clipping import shard_clip
-from ..distributed.shard_ranks import ShardReducer
+from ..distributed.ranks import Reducer
+from ..distributed.shards import ShardReducer, shard_clip
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
 from ..engine.precision import MATH, NARROW, AttentionCalls

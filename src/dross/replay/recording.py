@@ -16,7 +16,7 @@ from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..data.tensor_digests import to_bytes
-from ..distributed.reducer import ALONE, Reducer
+from ..distributed.ranks import ALONE, Reducer
 from ..engine import compiled
 from ..engine.device import side_stream
 from ..engine.executor import Executor

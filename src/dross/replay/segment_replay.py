@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatch
-from ..distributed.reducer import Reducer
+from ..distributed.ranks import Reducer
 from ..engine.device import try_to_fit
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer

@@ -28,10 +28,10 @@ import torch
 
 from .._version import __version__
 from ..datasets import load
-from ..distributed import result_store
-from ..distributed.job_pool import sweep
+from ..distributed import jobs
+from ..distributed.jobs import sweep
 from ..errors import CorruptFile, InputChanged
-from ..influence.queries import error_rate, mean_loss
+from ..influence.query import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..record.train import train
@@ -152,7 +152,7 @@ def compute(
         "seconds": {},
         "made_on": _describe_machine(device),
     }
-    result = result_store.load(path, asdict(settings)) or fresh
+    result = jobs.load(path, asdict(settings)) or fresh
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
     missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
     if not any(missing.values()):
@@ -282,8 +282,7 @@ def load_results(folder: Path, settings: Settings) -> list[dict]:
         InputChanged: one of them was computed with other settings.
     """
     results = [
-        result_store.load(path, asdict(settings))
-        for path in sorted(folder.glob(f"{settings.data}-*.json"))
+        jobs.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))
     ]
     return [result for result in results if result is not None and result["rows"]]
 

@@ -22,13 +22,12 @@ import torch
 from .. import estimators
 from ..datasets import paper
 from ..datasets.models import dense
-from ..distributed import result_store
-from ..distributed.job_pool import sweep
+from ..distributed import jobs
+from ..distributed.jobs import sweep
 from ..errors import Diverged
-from ..influence.queries import mean_loss
-from ..influence.query import Query
+from ..influence.query import Query, mean_loss
 from ..influence.run import Run
-from ..influence.verification import jaccard_of_extremes
+from ..influence.verify import jaccard_of_extremes
 from ..record.train import train
 from ..support import charts
 from ..support.atomic_files import write_json, write_table, write_text
@@ -221,7 +220,7 @@ def _path(folder: Path, name: str, seed: int) -> Path:
 
 
 def _load(folder: Path, name: str, seed: int) -> dict | None:
-    return result_store.load(_path(folder, name, seed), SETTINGS)
+    return jobs.load(_path(folder, name, seed), SETTINGS)
 
 
 # --- the report ---

@@ -30,7 +30,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..data.instance_hashes import MAX_ID
-from ..distributed.tape_shards import files_of, join_shards
+from ..distributed.shards import files_of, join_shards
 from ..engine.state import State
 from ..errors import CorruptFile, DrossError, InputChanged
 from ..support.counts import say_count

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
-from ..distributed.tape_shards import explain_other_ranks
+from ..distributed.shards import explain_other_ranks
 from ..errors import InputChanged, InvalidInput
 from ..support.arguments import check_folder
 from .reader import Tape, read_manifest

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.instance_hashes import HashNotes
 from ..distributed.background import run_in_background
-from ..distributed.tape_shards import files_of
+from ..distributed.shards import files_of
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import DrossError, InvalidInput

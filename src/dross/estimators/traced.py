@@ -11,7 +11,7 @@ from ..influence.run import Run
 from ..influence.scores import Scores
 from ..replay.recording import Recording
 from ..replay.step_range import choose_window, start_of_epoch
-from .instance_gradients import InstanceGradients
+from .inverse_hessian import InstanceGradients
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,567 @@
+"""Whole parameters for as long as they are used, differentiably, from the shards of all ranks.
+
+    Gather   chunks -> whole parameters: an all-gather; its adjoint is Scatter
+    Scatter  each rank's cotangents of whole parameters -> chunks of their sum: a reduce-scatter;
+             its adjoint is Gather
+
+A pass keeps no whole parameter for its backward pass: where autograd would save one, a `Saved`
+note is saved instead, and the parameter is gathered again when it is needed. Both work when they
+are differentiated once more.
+
+Run a model with parameters that are gathered where its code reads them.
+
+The objective of a run whose ranks hold shards: `step/objective.py` over gathered parameters.
+
+A recording of which each rank holds a shard of every state.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..data.batch import Batch
+from ..data.lazy_batch import AnyBatch
+from ..engine.autodiff import apply_model
+from ..engine.conv import WIDE, convolutions
+from ..engine.executor import Executor
+from ..engine.objective import Buffers, Objective, Pulled
+from ..engine.state import Layout
+from ..errors import InvalidInput, NotSupported
+from ..replay.recording import Recording
+from .shards import ShardReducer
+from .tape import ShardTape
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that are gathered in one message: a module's own."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    chunks: tuple[int, ...]  # the length of a chunk of each, padding included
+    sizes: tuple[int, ...]  # how many numbers of each this rank holds
+    ranks: ShardReducer
+
+    def gather(self, chunks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """[n] of each parameter -> the whole parameters, each with a memory of its own."""
+        message = chunks[0].new_zeros(sum(self.chunks))
+        for part, chunk in zip(message.split(self.chunks), chunks):
+            part[: len(chunk)] = chunk
+        found = self.ranks.all_gather(message)  # [R, sum of chunks]
+        whole = []
+        for part, shape in zip(found.split(self.chunks, -1), self.shapes):
+            flat = part.reshape(-1)[: shape.numel()]
+            own = len(self.names) == 1 or flat.data_ptr() != part.data_ptr()
+            whole.append((flat if own else flat.clone()).view(shape))
+        return tuple(whole)
+
+    def scatter(self, whole: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+        """What each rank has of the whole parameters -> [n] each of the sum over the ranks.
+
+        like: gives the type and the device.
+        """
+        size = self.ranks.size
+        message = like.new_zeros(size, sum(self.chunks))
+        for part, chunk, t in zip(message.split(self.chunks, -1), self.chunks, whole):
+            if t is not None and chunk:
+                padding = size * chunk - t.numel()
+                part.copy_(torch.nn.functional.pad(t.reshape(-1), (0, padding)).view(size, chunk))
+        parts = self.ranks.reduce_scatter(message).split(self.chunks)
+        return tuple(part[:n].contiguous() for part, n in zip(parts, self.sizes))
+
+
+class Gather(torch.autograd.Function):
+    """(unit, factor, *chunks) -> whole parameters. Cotangents are multiplied by `factor`."""
+
+    @staticmethod
+    def forward(unit: Unit, factor: float, *chunks: Tensor) -> tuple[Tensor, ...]:
+        """All-gather."""
+        return unit.gather(chunks)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Nothing of the tensors is kept."""
+        ctx.unit, ctx.factor, ctx.dtype = inputs[0], inputs[1], output[0].dtype
+        ctx.device = output[0].device
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *whole: Tensor | None) -> tuple:
+        """Reduce-scatter."""
+        _refuse_rows(whole)
+        given = [None if t is None else t * ctx.factor for t in whole]
+        like = torch.empty(0, dtype=ctx.dtype, device=ctx.device)
+        return None, None, *Scatter.apply(ctx.unit, like, *given)
+
+
+class Scatter(torch.autograd.Function):
+    """(unit, like, *cotangents of whole parameters) -> chunks of their sum over the ranks."""
+
+    @staticmethod
+    def forward(unit: Unit, like: Tensor, *whole: Tensor | None) -> tuple[Tensor, ...]:
+        """Reduce-scatter."""
+        return unit.scatter(whole, like)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Nothing of the tensors is kept."""
+        ctx.unit, ctx.present = inputs[0], [t is not None for t in inputs[2:]]
+        ctx.like = inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *chunks: Tensor | None) -> tuple:
+        """All-gather."""
+        _refuse_rows(chunks)
+        if all(chunk is None for chunk in chunks):
+            return (None,) * (2 + len(chunks))
+        sizes = ctx.unit.sizes
+        filled = [ctx.like.new_zeros(n) if c is None else c for c, n in zip(chunks, sizes)]
+        whole = Gather.apply(ctx.unit, 1.0, *filled)
+        return None, None, *(t if here else None for t, here in zip(whole, ctx.present))
+
+
+def _refuse_rows(cotangents: Sequence[Tensor | None]) -> None:
+    """Let engine/vjp.py take many cotangents one by one: a message has no rule for vmap."""
+    if any(t is not None and is_legacy_batchedtensor(t) for t in cotangents):
+        raise RuntimeError("messages between ranks are not batched")
+
+
+class GatheredParameters(Mapping[str, Tensor]):
+    """The parameters of one pass by name: each is gathered when it is read.
+
+    The unit that was read last is kept until another is, so that a weight and its bias are one
+    message.
+    """
+
+    def __init__(self, units: Mapping[str, Unit], chunks: Mapping[str, Tensor], factor: float):
+        """What a pass reads.
+
+        Arguments:
+            units: for each parameter a unit of its own.
+            chunks: this rank's chunk of each parameter, as functions of its shard of theta.
+            factor: of cotangents. 1/R where every rank computes the same and none is to count
+                more than once.
+        """
+        self.units, self.chunks, self.factor = units, chunks, factor
+        self.order: list[tuple[str, ...]] = []  # the units in the order of their gathering
+        self.used: set[str] = set()  # the parameters that were read
+        self._last: tuple[Unit, tuple[Tensor, ...], bool] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(self.units[name], name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.chunks)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def read(self, unit: Unit, name: str) -> Tensor:
+        """A parameter of a unit, as a differentiable function of theta."""
+        self.used.add(name)
+        return self._gather(unit, True)[unit.names.index(name)]
+
+    def values_of(self, unit: Unit) -> tuple[Tensor, ...]:
+        """The parameters of a unit once more, as numbers."""
+        with torch.no_grad():
+            return self._gather(unit, False)
+
+    def forget(self) -> None:
+        """Let go of the unit that was read last."""
+        self._last = None
+
+    def _gather(self, unit: Unit, connected: bool) -> tuple[Tensor, ...]:
+        if self._last is not None and self._last[0] is unit and self._last[2] >= connected:
+            found = self._last[1]
+            return found if connected else tuple(t.detach() for t in found)
+        self._last = None  # before the next one is made
+        chunks = [self.chunks[name] for name in unit.names]
+        if connected:
+            self.order.append(unit.names)
+            found = Gather.apply(unit, self.factor, *chunks)
+        else:
+            found = unit.gather([chunk.detach() for chunk in chunks])
+        for k, t in enumerate(found):
+            _WHOLE.add(t, self, unit, k)
+        self._last = (unit, found, connected)
+        return found
+
+
+# --- what autograd saves --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is saved instead of a view of a whole parameter."""
+
+    parameters: GatheredParameters
+    unit: Unit
+    place: int  # in the unit
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _WholeParameters:
+    """Which memory holds a whole parameter at the moment."""
+
+    def __init__(self):
+        self._known: dict[int, tuple[StorageWeakRef, ReferenceType, Unit, int]] = {}
+
+    def add(self, t: Tensor, owner: GatheredParameters, unit: Unit, place: int) -> None:
+        """Note a parameter that has just been gathered."""
+        self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+        storage = StorageWeakRef(t.untyped_storage())
+        self._known[storage.cdata] = (storage, ref(owner), unit, place)
+
+    def find(self, t: Tensor) -> tuple[GatheredParameters, Unit, int] | None:
+        """Whose memory this tensor looks at."""
+        found = self._known.get(t.untyped_storage()._cdata)
+        # an address cannot be used again while the weak reference is kept
+        if found is None or found[0].expired() or (owner := found[1]()) is None:
+            return None
+        return owner, found[2], found[3]
+
+    def count_alive(self) -> int:
+        """How many numbers they have."""
+        alive = (known for known in self._known.values() if not known[0].expired())
+        return sum(unit.shapes[place].numel() for _, _, unit, place in alive)
+
+
+_WHOLE = _WholeParameters()
+
+
+def count_gathered() -> int:
+    """How many numbers of gathered parameters are in memory at the moment."""
+    return _WHOLE.count_alive()
+
+
+def saving_notes() -> saved_tensors_hooks:
+    """Inside, passes save a `Saved` note where they would save a whole parameter."""
+
+    def pack(t: Tensor) -> Tensor | Saved:
+        if (found := _WHOLE.find(t)) is None:
+            return t.detach()  # an operation's own output would keep the operation alive
+        return Saved(*found, t.size(), t.stride(), int(t.storage_offset()))
+
+    def unpack(kept: Tensor | Saved) -> Tensor:
+        if not isinstance(kept, Saved):
+            return kept
+        whole = kept.parameters.values_of(kept.unit)[kept.place]
+        return whole.as_strided(kept.size, kept.stride, kept.offset)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+Reader = Callable[[Unit, str], Tensor]
+
+
+class _ReadThrough(dict):
+    """The `_parameters` of a module while it runs: those in training are read from elsewhere.
+
+    A module reads a parameter by its name, and gets what `read` gives for it. Code that iterates
+    over all of its parameters sees the module's own, which have the right shapes and types.
+    """
+
+    def __init__(self, own: Mapping, unit: Unit, names: Mapping[str, str], read: Reader):
+        super().__init__(own)
+        self.unit, self.names, self.read = unit, names, read
+
+    def __getitem__(self, key: str):
+        name = self.names.get(key)
+        return super().__getitem__(key) if name is None else self.read(self.unit, name)
+
+
+class Units:
+    """Which of a model's parameters are gathered together: those of the same module."""
+
+    def __init__(self, model: nn.Module, ranks: ShardReducer):
+        """Look through the modules.
+
+        Raises:
+            NotSupported: a module keeps its parameters somewhere else as well.
+        """
+        whole = ranks.layout.layout
+        known = list(zip(whole.names, whole.shapes, ranks.layout.chunks))
+        parts = zip(known, ranks.layout.sizes(ranks.rank))
+        self._facts = {name: (shape, chunk, n) for (name, shape, chunk), n in parts}
+        self._ranks = ranks
+        self.single = {name: self._unit((name,)) for name in whole.names}
+        name_of = {id(p): name for name, p in model.named_parameters()}
+        self._wrapped = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+        self._modules: list[tuple[nn.Module, Unit, dict[str, str]]] = []
+        for place, module in model.named_modules():
+            held = {
+                key: name_of[id(p)]
+                for key, p in module._parameters.items()
+                if p is not None and name_of.get(id(p)) in self._facts
+            }
+            if not held:
+                continue
+            if isinstance(module, nn.RNNBase):
+                raise NotSupported(
+                    f"'{place}' is a {type(module).__name__}, which keeps a list of its weights "
+                    "that cannot be gathered piece by piece. Retrace with group= and without "
+                    "sharded=True."
+                )
+            self._modules.append((module, self._unit(tuple(dict.fromkeys(held.values()))), held))
+
+    def _unit(self, names: tuple[str, ...]) -> Unit:
+        shapes, chunks, sizes = zip(*(self._facts[name] for name in names))
+        return Unit(names, shapes, chunks, sizes, self._ranks)
+
+    @contextmanager
+    def reading(self, read: Reader) -> Iterator[None]:
+        """Inside, modules read their parameters in training by `read`, and are not wrapped."""
+        with ExitStack() as stack:
+            for module, unit, held in self._modules:
+                own = module._parameters
+                module.__dict__["_parameters"] = _ReadThrough(own, unit, held, read)
+                stack.callback(module.__dict__.__setitem__, "_parameters", own)
+            for module in self._wrapped:
+                _leave_out_hooks(module, stack)
+            yield
+
+
+def _leave_out_hooks(module: nn.Module, stack: ExitStack) -> None:
+    """Remove the hooks that `fully_shard` put on a module: they would gather by themselves."""
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        hooks = getattr(module, kind)
+        own = {key: hook for key, hook in hooks.items() if not _is_of_fsdp(hook)}
+        if len(own) < len(hooks):
+            module.__dict__[kind] = type(hooks)(own)
+            stack.callback(module.__dict__.__setitem__, kind, hooks)
+
+
+def _is_of_fsdp(hook: Callable) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
+
+
+@dataclass(frozen=True)
+class GatheringLayout(Layout):
+    """A layout whose vectors over theta are this rank's shards."""
+
+    units: Units | None = None
+    ranks: ShardReducer | None = None
+    #: whether every rank computes the same, so that the sum over ranks counts it R times
+    alike: list[bool] = field(default_factory=lambda: [False])
+
+    def unflatten(self, theta: Tensor) -> Mapping[str, Tensor]:  # type: ignore[override]
+        """The parameters by name, each gathered when it is read."""
+        assert self.units is not None and self.ranks is not None
+        sizes = self.ranks.layout.sizes(self.ranks.rank)
+        chunks = dict(zip(self.names, theta.split(sizes, -1)))
+        factor = 1 / self.ranks.size if self.alike[0] else 1.0
+        return GatheredParameters(self.units.single, chunks, factor)
+
+
+@dataclass(frozen=True)
+class ShardedObjective(Objective):
+    """Losses and their derivatives as functions of this rank's shard of theta, [p_r].
+
+    Each rank has its own instances. Gradients and Hessian-vector products are its shard of the
+    sums over all ranks; losses and terms are those of its own instances.
+    """
+
+    #: the units that the first training pass gathered, in their order
+    order: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def gathering(self) -> GatheringLayout:
+        """The layout, which gathers."""
+        assert isinstance(self.layout, GatheringLayout)
+        return self.layout
+
+    def call(self, parameters: Mapping[str, Tensor], buffers: Buffers, x: Any) -> Any:
+        """The model's outputs; each module's parameters are gathered when it reads them."""
+        assert isinstance(parameters, GatheredParameters) and self.gathering.units is not None
+        before = len(parameters.order)
+        with self.gathering.units.reading(self._check_order(parameters)):
+            outputs = apply_model(self.model, x)
+        parameters.forget()
+        if not self.gathering.alike[0]:
+            found = parameters.order[before:]
+            if not self.order:
+                self._check_all_read(parameters.used)
+                self.order.extend(found)
+            elif len(found) != len(self.order):
+                raise _other_order(self.order[len(found)], None)
+        return outputs
+
+    def _check_order(self, parameters: GatheredParameters):
+        """Read parameters in the order of the first pass: messages of ranks must not cross."""
+        begin = len(parameters.order)
+
+        def read(unit, name: str) -> Tensor:
+            place = len(parameters.order) - begin
+            known = self.order if not self.gathering.alike[0] else []
+            repeated = place > 0 and parameters.order[-1] == unit.names
+            if known and not repeated and known[place : place + 1] != [unit.names]:
+                raise _other_order(known[place] if place < len(known) else None, unit.names)
+            return parameters.read(unit, name)
+
+        return read
+
+    def _check_all_read(self, read: set[str]) -> None:
+        if missing := [name for name in self.layout.names if name not in read]:
+            raise NotSupported(
+                f"The model computes with '{missing[0]}' without reading it from its module, so it "
+                "cannot be gathered from the ranks. Retrace with group= and without sharded=True."
+            )
+
+    def gradient(
+        self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """This rank's shard of the gradient over all ranks [p_r], its own losses, no buffers."""
+        theta = theta.detach().requires_grad_()
+        with torch.enable_grad(), saving_notes():
+            losses, moved = self.losses(theta, buffers, batch)
+            weights = (batch.c if w is None else batch.c * w).to(losses.dtype)
+            with self.precision.cast("backward"):
+                (g,) = torch.autograd.grad(losses, theta, weights)
+        return g, losses.detach(), moved
+
+    def pull_reverse(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ) -> Pulled:
+        """`Objective.pull_reverse`: the terms of this rank's instances, its shard of H a_g."""
+        with saving_notes():
+            return super().pull_reverse(theta, buffers, batch, a_g, a_buffers, hessian)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, every rank computes the same: a query is evaluated whole by all of them."""
+        alike = self.gathering.alike
+        before, alike[0] = alike[0], True
+        try:
+            with super().evaluating(), saving_notes():
+                yield
+        finally:
+            alike[0] = before
+
+
+class ShardedExecutor(Executor):
+    """Runs the passes of a sharded objective as they stand.
+
+    What an executor chooses by looking at a batch (programs, plans, how many queries at once) might
+    be chosen differently on another rank, whose messages would then not match.
+    """
+
+    @property
+    def cannot_reuse_passes(self) -> bool:
+        """True: a pass contains messages."""
+        return True
+
+    def gradient(
+        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """`ShardedObjective.gradient`."""
+        return self.plain_gradient(batch.load(), theta, buffers, w)
+
+    def pull(
+        self,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: AnyBatch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool = True,
+    ) -> Pulled:
+        """`ShardedObjective.pull_reverse`."""
+        given = (theta, buffers, batch.load(), a_g, a_buffers, hessian)
+        with convolutions(batch.c.device, wide=WIDE):
+            return self.objective.pull_reverse(*given)
+
+
+def shard_objective(objective: Objective, ranks: ShardReducer) -> ShardedObjective:
+    """The same losses as functions of this rank's shard."""
+    whole = objective.layout
+    given = (whole.names, whole.shapes, whole.group_sizes, whole.moving_buffers)
+    layout = GatheringLayout(*given, Units(objective.model, ranks), ranks)
+    fields = {**vars(objective), "layout": layout}
+    known = ShardedObjective.__dataclass_fields__
+    return ShardedObjective(**{name: value for name, value in fields.items() if name in known})
+
+
+def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None) -> NotSupported:
+    show = lambda names: "nothing more" if names is None else f"'{names[0]}'"
+    return NotSupported(
+        f"The model read {show(found)} where its first batch read {show(expected)}: which "
+        "parameters it uses depends on the data. Ranks that hold shards must read the same ones in "
+        "the same order. Retrace with group= and without sharded=True."
+    )
+
+
+def shard_recording(recording: Recording, group: Any) -> Recording:
+    """The same recording, with states, slots and gradients as this rank's shards.
+
+    Arguments:
+        recording: of any tape, of one process or of many.
+        group: a torch.distributed group; all of its ranks call this.
+
+    Raises:
+        InvalidInput: where there is no group.
+        NotSupported: where a run cannot be divided this way.
+    """
+    if group is None:
+        raise InvalidInput(
+            "sharded=True divides states between ranks: pass their group, such as "
+            "group=torch.distributed.group.WORLD."
+        )
+    _check_shardable(recording)
+    ranks = ShardReducer(group, recording.device, recording.objective.layout)
+    optimizer = replace(
+        recording.optimizer, group_sizes=ranks.layout.group_sizes(ranks.rank), shapes=()
+    )
+    executor = ShardedExecutor(shard_objective(recording.objective, ranks))
+    tape = ShardTape(recording.tape, ranks)
+    return replace(recording, tape=tape, executor=executor, optimizer=optimizer, reducer=ranks)
+
+
+def prepare_shards(recording: Recording, first: int, stop: int, *, show: bool) -> None:
+    """Check the files of steps first..stop-1, and learn in which order parameters are gathered.
+
+    All ranks run the same batch for that. From then on a pass that would gather in another order is
+    refused, before its messages meet those of other ranks.
+    """
+    tape, objective = recording.tape, recording.objective
+    assert isinstance(tape, ShardTape) and isinstance(objective, ShardedObjective)
+    tape.check_steps(first, stop, show=show)
+    if stop == tape.first or objective.order:
+        return
+    _, segment = next(recording.segments_backward(stop - 1, stop))
+    batches = recording.batches(segment.first, segment.steps[:1])[0]
+    with recording.executor.training():
+        for batch in batches[:1]:
+            recording.executor.losses(segment.states[0].theta, {}, batch)
+
+
+def _check_shardable(recording: Recording) -> None:
+    objective, optimizer = recording.objective, recording.optimizer
+    reason = None
+    if moving := objective.layout.moving_buffers:
+        reason = f"its forward pass moves '{moving[0]}', and the ranks' batches differ"
+    elif optimizer.blocks is not None:
+        reason = f"{optimizer.name} takes every parameter as a whole"
+    elif objective.precision.narrow is torch.float16:
+        reason = "in float16 each rank would scale its adjoint by itself"
+    if reason is not None:
+        raise NotSupported(
+            f"The states of this run cannot be held in shards: {reason}. Retrace with group= and "
+            "without sharded=True."
+        )

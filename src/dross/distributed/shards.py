@@ -1,0 +1,321 @@
+"""Which numbers of theta each rank holds, and how they come together again.
+
+Every parameter is cut into as many chunks as there are ranks, all of one length but the last ones,
+which may be shorter or empty. A rank's shard is a flat vector: its chunk of each parameter, in the
+order of theta. So updates, clips and adjoints, which treat every number alike, work on a shard as
+they do on theta, and slots are cut as theta is.
+
+Tapes whose states lie in one file per rank, and reading no more of them than a rank needs.
+
+    "shards": 4                          in the manifest: four ranks wrote their shards, by rows
+    "shards": [{file, bytes, sha256}]    in an entry: the files of the ranks after the first, whose
+                                         part is in the entry's own file
+
+A tape of one process is one whole shard. Whoever opens a tape puts the shards together, or takes
+the numbers of its own shard out of them, whatever the number of ranks is then.
+
+The ranks of a sharded retrace: what each computes, and what they send each other.
+
+Each rank runs its own instances through the whole model. A parameter is gathered from the shards
+where the model reads it, and its cotangent is added up and scattered back:
+
+    W   = all-gather of the shards                     every rank has the whole of it for a moment
+    g_r = reduce-scatter of each rank's d loss / d W   rank r has its shard of the sum over ranks
+
+Each is the adjoint of the other, so gradients and Hessian-vector products come out as shards of
+the sums over all ranks, and no sum over theta is left to do. The order of these messages must be
+the same on every rank. So all ranks make the same number of passes: one without instances of its
+own computes a batch of weight 0.
+
+Clipping by the norm of a gradient whose shards are on several ranks.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data.lazy_batch import AnyBatch
+from ..engine.state import Layout
+from ..engine.step import Clip, ClipNorm
+from ..errors import InputChanged
+from ..support.counts import say_count
+from .ranks import Piece, RankReducer, all_rows
+
+
+@dataclass(frozen=True)
+class Span:
+    """Numbers that lie one after the other in a whole vector, in one shard and in another."""
+
+    whole: int  # where they begin in theta
+    own: int  # where they begin in the shard
+    length: int
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """The shards of a layout. p = len(theta), p_r = the length of rank r's shard.
+
+    by_rows: chunks are whole rows, as torch's `fully_shard` cuts them (Shard(0)). Otherwise a
+    parameter is cut between any two numbers, so that ranks have the same, up to one number each.
+    """
+
+    layout: Layout
+    ranks: int
+    by_rows: bool = False
+
+    @cached_property
+    def chunks(self) -> list[int]:
+        """The length of each parameter's chunks, padding included."""
+        lengths = []
+        for shape, size in zip(self.layout.shapes, self.layout.sizes):
+            rows = shape[0] if self.by_rows and shape else size
+            of_row = size // rows if rows else 0
+            lengths.append(-(-rows // self.ranks) * of_row)
+        return lengths
+
+    def bounds(self, rank: int) -> list[tuple[int, int]]:
+        """Where this rank's chunk of each parameter begins and ends in the flat parameter."""
+        cut = lambda chunk, size, at: min(chunk * at, size)
+        pairs = list(zip(self.chunks, self.layout.sizes))
+        return [(cut(c, n, rank), cut(c, n, rank + 1)) for c, n in pairs]
+
+    def sizes(self, rank: int) -> list[int]:
+        """How many numbers of each parameter this rank holds."""
+        return [stop - start for start, stop in self.bounds(rank)]
+
+    def length(self, rank: int) -> int:
+        """p_r."""
+        return sum(self.sizes(rank))
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest shard: the first rank has a chunk of everything."""
+        return self.length(0)
+
+    def group_sizes(self, rank: int) -> tuple[int, ...]:
+        """How many numbers of each parameter group this rank holds."""
+        totals = [0] * len(self.layout.group_sizes)
+        for group, size in zip(self.layout.group_of, self.sizes(rank)):
+            totals[group] += size
+        return tuple(totals)
+
+    # --- whole vectors and shards -----------------------------------------------------------------
+
+    def spans(self, rank: int) -> Iterator[Span]:
+        """The parts of theta that make up a shard, in order."""
+        whole = own = 0
+        for size, (start, stop) in zip(self.layout.sizes, self.bounds(rank)):
+            if stop > start:
+                yield Span(whole + start, own, stop - start)
+            whole, own = whole + size, own + stop - start
+
+    def cut(self, whole: Tensor, rank: int) -> Tensor:
+        """The shard of a vector over theta: [..., p] -> [..., p_r]."""
+        parts = [whole.narrow(-1, span.whole, span.length) for span in self.spans(rank)]
+        return torch.cat(parts, -1) if parts else whole[..., :0].clone()
+
+    def join(self, shards: Sequence[Tensor]) -> Tensor:
+        """The vector over theta of which these are the shards: [..., p_r] each -> [..., p]."""
+        total = sum(self.layout.sizes)
+        whole = shards[0].new_empty(*shards[0].shape[:-1], total)
+        for rank, shard in enumerate(shards):
+            for span in self.spans(rank):
+                whole[..., span.whole : span.whole + span.length] = shard.narrow(
+                    -1, span.own, span.length
+                )
+        return whole
+
+    def overlaps(self, rank: int, held: "ShardLayout") -> Iterator[tuple[int, Span]]:
+        """Where this rank's numbers lie in shards that were cut for another number of ranks.
+
+        Yields:
+            The rank of `held`, and a span: `whole` is the place in that rank's shard, `own` the
+            place in this one.
+        """
+        at = [self._starts(rank), *(held._starts(other) for other in range(held.ranks))]
+        for k, (start, stop) in enumerate(self.bounds(rank)):
+            chunk = max(1, held.chunks[k])
+            for other in range(start // chunk, -(-stop // chunk) if stop > start else 0):
+                first, last = max(start, chunk * other), min(stop, chunk * (other + 1))
+                there = at[1 + other][k] + first - chunk * other
+                yield other, Span(there, at[0][k] + first - start, last - first)
+
+    def _starts(self, rank: int) -> list[int]:
+        """Where each parameter begins in a rank's shard."""
+        return [0, *accumulate(self.sizes(rank))]
+
+
+_STATE = "state."  # in a segment; the end of a tape has the bare names
+
+
+def files_of(entry: dict) -> list[dict]:
+    """The entry's own file and those of other ranks."""
+    return [entry, *entry.get("shards", [])]
+
+
+def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
+    """The error where other ranks would go on with a tape than those that began it."""
+    return InputChanged(
+        f"The tape at {folder} has shards of {say_count(shards, 'rank')}, and {ranks} would go on "
+        f"with it. Start {shards}, or record the run again in another folder. Retracing takes any "
+        "number of ranks."
+    )
+
+
+def written_layout(manifest: dict) -> ShardLayout:
+    """How the states of a tape were cut when it was written."""
+    whole = Layout.from_json(manifest["layout"], manifest["model"])
+    return ShardLayout(whole, manifest.get("shards", 1), by_rows=True)
+
+
+def is_cut(name: str) -> bool:
+    """Whether a tensor of a tape's file is a vector over theta."""
+    name = name.removeprefix(_STATE)
+    return name == "theta" or name.startswith("slot.")
+
+
+def join_shards(shards: Sequence[dict[str, Tensor]], manifest: dict) -> dict[str, Tensor]:
+    """The tensors of an entry, put together from the files of all ranks, the first one's first.
+
+    Raises:
+        ValueError: where the files do not fit together.
+    """
+    layout = written_layout(manifest)
+    if len(shards) != layout.ranks:
+        raise ValueError(f"it has {len(shards)} shards, and the tape has {layout.ranks}")
+    whole = dict(shards[0])
+    for name in filter(is_cut, shards[0]):
+        parts = [shard[name] for shard in shards]
+        for rank, part in enumerate(parts):
+            if part.shape != (*parts[0].shape[:-1], layout.length(rank)):
+                raise ValueError(f"{name} of shard {rank} has shape {tuple(part.shape)}")
+        whole[name] = layout.join(parts)
+    return whole
+
+
+class ShardReducer(RankReducer):
+    """One rank of a group whose ranks each hold a shard of every state."""
+
+    def __init__(
+        self,
+        group: Any,
+        device: torch.device,
+        whole: Layout,
+        *,
+        by_rows: bool = False,
+        cuts_batches: bool = True,
+    ):
+        """Join the group.
+
+        Arguments:
+            group, device, cuts_batches: as for RankReducer.
+            whole: the layout of theta.
+            by_rows: cut parameters between rows, as `fully_shard` does.
+        """
+        super().__init__(group, device, cuts_batches=cuts_batches)
+        self.layout = ShardLayout(whole, self.size, by_rows)
+        self.received = {"gathered": 0, "scattered": 0}  # bytes from other ranks so far
+
+    def without_cutting(self) -> "ShardReducer":
+        """The same ranks, sharing whole micro-batches only."""
+        other = copy(self)
+        other.cuts_batches = False
+        return other
+
+    # --- sharing the work -------------------------------------------------------------------------
+
+    def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
+        """This rank's part of a step: as many pieces as every other rank has."""
+        count = len(batches)
+        if not self.cuts_batches or count % self.size == 0:
+            turns = range(self.rank, -(-count // self.size) * self.size, self.size)
+            whole = [(min(k, count - 1), k < count) for k in turns]
+            return [
+                (k, all_rows(batches[k]), batches[k]) if real else _idle(k, batches[k])
+                for k, real in whole
+            ]
+        pieces = []
+        for k, batch in enumerate(batches):
+            rows = self._rows(k, len(batch.c))
+            own = rows.start < rows.stop
+            pieces.append((k, rows, batch.rows(rows)) if own else _idle(k, batch.rows(slice(0, 1))))
+        return pieces
+
+    def merge_terms(
+        self, found: Sequence[tuple[Piece, Tensor]], batches: Sequence[AnyBatch], like: Tensor
+    ) -> Tensor:
+        """The terms of this rank's pieces at their places in the step, 0 elsewhere."""
+        columns = [like.new_zeros(len(like), len(batch.c)) for batch in batches]
+        for (k, rows, _), terms in found:
+            columns[k][:, rows] = terms[:, : rows.stop - rows.start]
+        return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """The vector as it is, because it is this rank's shard of the sum; the others summed."""
+        return (vector, *self.sum(*others)) if others else (vector,)
+
+    def largest(self, value: int) -> int:
+        """The largest of the ranks' values: shards differ in length, and plans must not."""
+        return max(self.gather(value))
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """Every rank's tensor of this shape: [...] -> [R, ...]."""
+        own = own.contiguous()
+        found = own.new_empty(self.size, *own.shape)
+        with self._name_lost_ranks():
+            gather = _named("all_gather_single", "all_gather_into_tensor")
+            gather(found.view(-1), own.view(-1), group=self.group)
+        self.received["gathered"] += found.nbytes - own.nbytes
+        return found
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        """The sum over the ranks of what each has for this one: [R, ...] -> [...]."""
+        parts = parts.contiguous()
+        found = parts.new_empty(parts.shape[1:])
+        with self._name_lost_ranks():
+            scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
+            scatter(found.view(-1), parts.view(-1), group=self.group)
+        self.received["scattered"] += parts.nbytes - found.nbytes
+        return found
+
+
+def _named(name: str, until_2_12: str) -> Callable[..., Any]:
+    """A function of torch.distributed, which torch 2.13 has renamed."""
+    return getattr(dist, name, None) or getattr(dist, until_2_12)
+
+
+def _idle(k: int, batch: AnyBatch) -> Piece:
+    """A batch that counts for nothing, so that a rank takes part in the others' messages."""
+    return k, slice(0, 0), batch.scaled(0.0)
+
+
+@dataclass(frozen=True)
+class ShardedClipNorm(ClipNorm):
+    """`ClipNorm` of the whole gradient, applied to this rank's shard of it."""
+
+    ranks: ShardReducer = field(kw_only=True)
+
+    def norms(self, g: Tensor, slices: Sequence[slice] = ()) -> Tensor:
+        """|g| over all shards: [..., p_r] -> [..., 1]."""
+        (squares,) = self.ranks.sum(g.square().sum(-1, keepdim=True))
+        return squares.sqrt()
+
+    def norm_and_products(self, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """|g| and <v, g> over all shards, in one message."""
+        square, products = self.ranks.sum(g @ g, v @ g)
+        return square.sqrt(), products
+
+
+def shard_clip(clip: Clip | None, ranks: ShardReducer) -> Clip | None:
+    """The same clip for shards. Clamping treats every number alike, and stays as it is."""
+    return ShardedClipNorm(clip.max_norm, ranks=ranks) if isinstance(clip, ClipNorm) else clip
