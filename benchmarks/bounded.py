@@ -95,7 +95,7 @@ def record(folder: str, steps: int, count: int, keep: str, **form) -> dict:
             data,
             "cross_entropy",
             torch.optim.SGD(model.parameters(), lr=0.1),
-            tape=folder,
+            path=folder,
             batches=batches,
             keep=eval(keep, dict(vars(dross))),
             progress=False,
@@ -111,7 +111,7 @@ def record(folder: str, steps: int, count: int, keep: str, **form) -> dict:
 def retrace(folder: str, steps: int, count: int, keep: str, **form) -> dict:
     """Retrace the run in the folder; seconds, memory, and the sum of the scores' sizes."""
     model, data, _ = problem(count, **form)
-    run = dross.Run.open(folder, model, data, "cross_entropy")
+    run = dross.load(folder, model, data, "cross_entropy")
     query = dross.mean_loss((torch.from_numpy(data[0][:200].copy()), data[1][:200]))
     with watch_memory() as seen:
         start = time.perf_counter()

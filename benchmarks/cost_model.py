@@ -72,7 +72,7 @@ class Case:
             (self.x, y),
             "cross_entropy",
             kind(self.model.parameters(), lr=0.001),
-            tape=folder,
+            path=folder,
             batches=batches,
             keep=keep,
             progress=False,

@@ -60,7 +60,7 @@ def train(model, pair, optimizer, batches, folder: Path, **options) -> dross.Run
     """Record a run over the given batches."""
     options = {"progress": False, "overwrite": True} | options
     loss = options.pop("loss", "cross_entropy")
-    return dross.train(model, pair, loss, optimizer, tape=folder, batches=batches, **options)
+    return dross.train(model, pair, loss, optimizer, path=folder, batches=batches, **options)
 
 
 def record(model, pair, folder: Path, *, steps: int, batch: int = 64, **options) -> dross.Run:

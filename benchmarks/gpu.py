@@ -51,7 +51,7 @@ def record(name: str, data, epochs: int, folder: Path, keep) -> dross.Run:
         data,
         "cross_entropy",
         torch.optim.SGD(model.parameters(), lr=0.01),
-        tape=folder,
+        path=folder,
         epochs=epochs,
         batch_size=64,
         augment=task.augment,

@@ -47,10 +47,10 @@ def record(data: MapStyle, model: nn.Module, folder: str, hashed: bool) -> tuple
     nothing = mock.patch("dross.record.train.begin_notes", lambda *_: None)
     start = time.process_time()
     if hashed:
-        run = dross.train(model, data, "cross_entropy", optimizer, tape=folder, **options)
+        run = dross.train(model, data, "cross_entropy", optimizer, path=folder, **options)
     else:
         with nothing:
-            run = dross.train(model, data, "cross_entropy", optimizer, tape=folder, **options)
+            run = dross.train(model, data, "cross_entropy", optimizer, path=folder, **options)
     return time.process_time() - start, run
 
 

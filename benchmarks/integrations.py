@@ -81,7 +81,7 @@ def make_transformers(keep: object, epochs: int) -> Train:
         given = {"train_dataset": sentences, "data_collator": pad}
         if tape is None:
             return Trainer(model, args, **given).train()
-        return RecordingTrainer(model, args, **given, tape=tape, keep=keep).train()
+        return RecordingTrainer(model, args, **given, path=tape, keep=keep).train()
 
     return train
 
@@ -108,7 +108,7 @@ def make_lightning(keep: object, epochs: int) -> Train:
 
     def train(tape: Path | None) -> object:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        callbacks = [] if tape is None else [DrossCallback(tape, keep=keep)]
+        callbacks = [] if tape is None else [DrossCallback(path=tape, keep=keep)]
         trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
@@ -137,14 +137,14 @@ def make_accelerate(keep: object, epochs: int) -> Train:
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         recorder = None
         if tape is not None:
-            given = {"train_set": (x, y), "keep": keep, "expected_steps": 16 * epochs}
-            recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, **given)
+            given = {"data": (x, y), "keep": keep, "expected_steps": 16 * epochs}
+            recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tape, **given)
         for _ in range(epochs):
             for ids, pictures, labels in loader:
                 if recorder is None:
                     accelerator.backward(F.cross_entropy(model(pictures), labels))
                 else:
-                    with recorder.follow(ids, pictures, labels) as watch:
+                    with recorder.observe(ids, pictures, labels) as watch:
                         loss = F.cross_entropy(model(pictures), labels)
                         watch(loss)
                         accelerator.backward(loss)
@@ -164,7 +164,7 @@ def make_skorch(keep: object, epochs: int) -> Train:
     x, y = pictures()
 
     def train(tape: Path | None) -> object:
-        callbacks = [] if tape is None else [("dross", DrossCallback(tape, keep=keep))]
+        callbacks = [] if tape is None else [("dross", DrossCallback(path=tape, keep=keep))]
         options = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.AdamW, "lr": 1e-3}
         shown = {"batch_size": 64, "max_epochs": epochs, "train_split": None, "verbose": 0}
         return NeuralNetClassifier(network(), callbacks=callbacks, **options, **shown).fit(x, y)

@@ -102,7 +102,7 @@ class Experiment:
             return Trainer(*given, **sets, data_collator=self.pad)
         disk, memory = int(options.disk * 1e9), int(options.memory * 1e9)
         keep = dross.Budget(disk, in_memory=memory) if options.disk else None
-        tape = {"tape": self.out / "tape", "keep": keep, "overwrite": True}
+        tape = {"path": self.out / "tape", "keep": keep, "overwrite": True}
         return RecordingTrainer(*given, **sets, data_collator=self.pad, **tape)
 
     def ask(self) -> tuple[Any, dross.Run]:
@@ -217,7 +217,7 @@ def run_exact(experiment: Experiment) -> dict:
     batches = [np.array(ids) for ids in ([0, 1], [2, 3], [1, 4])]
     given = (model, data, InstanceLosses("next token"), optimizer)
     folder = experiment.out / "exact"
-    run = dross.train(*given, tape=folder, batches=batches, progress=False, overwrite=True)
+    run = dross.train(*given, path=folder, batches=batches, progress=False, overwrite=True)
     trainer = experiment.trainer(recorded=True)
     query = trainer.loss_of(experiment.held_out[:2])
     scores, recording = run.influence(query).values, run.recording

@@ -27,7 +27,7 @@ def compute(p, device: str, folder: Path) -> dict[str, np.ndarray]:
         (p.X, p.Y),
         p.loss,
         optimizer,
-        tape=folder,
+        path=folder,
         batches=p.batches,
         epochs=p.epochs,
         device=device,

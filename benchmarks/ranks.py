@@ -45,7 +45,7 @@ def record(options: argparse.Namespace, folder: Path) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.choice(COUNT, BATCH, replace=False) for _ in range(STEPS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    tape = {"tape": folder / "tape", "keep": dross.Checkpoints()}
+    tape = {"path": folder / "tape", "keep": dross.Checkpoints()}
     run = dross.train(
         model, data, "cross_entropy", optimizer, batches=batches, progress=False, **tape
     )
@@ -60,7 +60,7 @@ def retrace(rank: int, size: int, port: int, options: argparse.Namespace, folder
     if options.backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(options.backend, rank=rank, world_size=size)
-    run = dross.Run.open(folder / "tape", model, data, "cross_entropy")
+    run = dross.load(folder / "tape", model, data, "cross_entropy")
     # What is decided once is not counted.
     run.influence(query, epochs=None, at=8, group=dist.group.WORLD)
     dist.barrier()

@@ -54,7 +54,7 @@ def record(options: argparse.Namespace, folder: Path) -> None:
     model, data = make_model(options, "cpu"), make_data()
     batches = [np.arange(t * BATCH, (t + 1) * BATCH) for t in range(STEPS)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    kept = {"tape": folder / "tape", "keep": dross.EveryStep(), "progress": False}
+    kept = {"path": folder / "tape", "keep": dross.EveryStep(), "progress": False}
     dross.train(model, data, "cross_entropy", optimizer, batches=batches, **kept)
 
 
@@ -90,7 +90,7 @@ def retrace(rank: int, size: int, port: int, options: argparse.Namespace, folder
     data, model = make_data(), make_model(options, "meta")
     query = dross.mean_loss((data[0][:8], data[1][:8]))
     with OwnMemory() as memory:
-        run = dross.Run.open(folder / "tape", model, data, "cross_entropy", progress=False)
+        run = dross.load(folder / "tape", model, data, "cross_entropy", progress=False)
         start = time.perf_counter()
         scores = run.influence(query, group=dist.group.WORLD, sharded=size > 1)
         seconds = time.perf_counter() - start

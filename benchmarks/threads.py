@@ -64,7 +64,7 @@ def prepare_reverse_step(
         (x, y),
         "cross_entropy",
         optimizer,
-        tape=folder,
+        path=folder,
         epochs=1,
         batch_size=batch_size,
         progress=False,

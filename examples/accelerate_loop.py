@@ -49,10 +49,10 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     tape = tempfile.mkdtemp() + "/run"
-    recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, train_set=train_set)  # 2
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tape, data=train_set)  # 2
     for epoch in range(6):
         for ids, x, y in loader:
-            with accelerator.accumulate(model), recorder.follow(ids, x, y, epoch=epoch) as watch:
+            with accelerator.accumulate(model), recorder.observe(ids, x, y, epoch=epoch) as watch:
                 loss = F.cross_entropy(model(x), y)
                 watch(loss)  # 3
                 accelerator.backward(loss)

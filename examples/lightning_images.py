@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(1)  # a model as small as this one is quicker so
     train, validation, flipped = load()
     torch.manual_seed(0)
-    callback = DrossCallback(tape=tempfile.mkdtemp() + "/run")
+    callback = DrossCallback(path=tempfile.mkdtemp() + "/run")
     trainer = lightning.Trainer(
         max_epochs=10,
         accelerator="cpu",

@@ -3,7 +3,7 @@
     pip install 'dross[transformers]'
     python examples/transformers_trainer.py
 
-The one changed line is RecordingTrainer(..., tape=...) where Trainer(...) was. Nothing is
+The one changed line is RecordingTrainer(..., path=...) where Trainer(...) was. Nothing is
 downloaded: the sentences are made up of pleasant, unpleasant and other words, and one label in ten
 is wrong. It takes less than half a minute on two cores and prints
 
@@ -57,7 +57,7 @@ def pad(examples: list[dict]) -> dict:
 
 
 # %% Train, record and ask
-# `RecordingTrainer(..., tape=...)` is the one changed line. `loss_of` asks for the loss that
+# `RecordingTrainer(..., path=...)` is the one changed line. `loss_of` asks for the loss that
 # `evaluate` computes.
 def main() -> None:
     """Train, record and ask."""
@@ -88,7 +88,7 @@ def main() -> None:
         train_dataset=train,
         eval_dataset=validation,
         data_collator=pad,
-        tape=folder + "/tape",
+        path=folder + "/tape",
     )
     trainer.train()
 

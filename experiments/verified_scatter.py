@@ -37,7 +37,7 @@ def verify(digits, activation: type[nn.Module]) -> dross.Verification:
             digits.train,
             "cross_entropy",
             torch.optim.SGD(model.parameters(), lr=0.1),
-            tape=folder + "/tape",
+            path=folder + "/tape",
             epochs=30,
             batch_size=32,
         )

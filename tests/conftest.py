@@ -39,16 +39,16 @@ def record(tmp_path):
     def recorded(problem: Problem, **options) -> dross.Run:
         model, optimizer = problem.start()
         options = {
-            "tape": tmp_path / f"tape-{next(counter)}",
+            "path": tmp_path / f"tape-{next(counter)}",
             "batches": problem.batches,
             "epochs": problem.epochs,
             "penalty": problem.penalty,
             "seed": problem.seed,
-            "eta": problem.rate,
+            "lr": problem.rate,
             "progress": False,
         } | options
         if problem.clip_norm is not None:
-            options["clip"] = dross.ClipNorm(problem.clip_norm)
+            options["clip_norm"] = problem.clip_norm
         return dross.train(model, (problem.X, problem.Y), problem.loss, optimizer, **options)
 
     return recorded

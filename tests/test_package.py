@@ -19,8 +19,6 @@ from dross import cli, errors
 PUBLIC = [
     "Budget",
     "Checkpoints",
-    "ClipNorm",
-    "ClipValue",
     "Collated",
     "CorruptFile",
     "Counterfactual",
@@ -47,6 +45,7 @@ PUBLIC = [
     "export",
     "indexed",
     "judge",
+    "load",
     "losses",
     "mean_loss",
     "optimizers",

@@ -109,7 +109,7 @@ class Problem:
         model = self.fresh_model()
         given = (model, self.pair, "cross_entropy", self.optimizer(model))
         options = {"batches": self.batches(), "keep": keep, "progress": False}
-        return dross.train(*given, tape=folder, **options)
+        return dross.train(*given, path=folder, **options)
 
 
 def compare(problem: Problem, most: int) -> None:

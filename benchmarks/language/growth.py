@@ -74,7 +74,7 @@ def main() -> None:
             options = {"epochs": epochs, "batch_size": BATCH, "progress": False}
             with tempfile.TemporaryDirectory() as folder:
                 chosen = make_optimizer(optimizer, model, rate)
-                run = dross.train(*given, chosen, tape=f"{folder}/tape", **options)
+                run = dross.train(*given, chosen, path=f"{folder}/tape", **options)
                 scores = run.influence(query)
                 found = compare_with_truth(run, query, scores, seed=0, folder=None)
                 _, way = measure_bend(run, query, 0)

@@ -217,10 +217,10 @@ def record(case: Damaged, seed: int) -> tuple[np.ndarray, np.ndarray]:
             (x[train], y[train]),
             "cross_entropy",
             torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM),
-            tape=Path(folder) / "run",
+            path=Path(folder) / "run",
             epochs=EPOCHS,
             batch_size=BATCH_SIZE,
-            eta=lambda step: RATE * 0.5 * (1 + np.cos(np.pi * step / steps)),
+            lr=lambda step: RATE * 0.5 * (1 + np.cos(np.pi * step / steps)),
             seed=seed,
             progress=False,
         )

@@ -73,7 +73,7 @@ def equality(problem: Problem) -> dict:
             (wide(x), y),
             "cross_entropy",
             problem.optimizer(model),
-            tape=f"{folder}/tape",
+            path=f"{folder}/tape",
             batches=problem.batches(),
             epochs=problem.setting.epochs,
             progress=False,

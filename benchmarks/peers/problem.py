@@ -84,7 +84,7 @@ class Problem:
             self.pair,
             "cross_entropy",
             self.optimizer(model),
-            tape=tape,
+            path=tape,
             batches=self.batches(seed),
             epochs=self.setting.epochs,
             progress=False,
@@ -96,7 +96,7 @@ class Problem:
     def run(self) -> dross.Run:
         """The recorded run."""
         tape, model = self.folder / "tape", self.fresh_model()
-        return dross.Run.open(tape, model, self.pair, "cross_entropy", progress=False)
+        return dross.load(tape, model, self.pair, "cross_entropy", progress=False)
 
     @cached_property
     def checkpoints(self) -> list[Path]:

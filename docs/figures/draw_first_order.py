@@ -37,7 +37,7 @@ def compare(activation: type[nn.Module], rate: float, epochs: int) -> dross.Veri
             optimizer,
             epochs=epochs,
             batch_size=BATCH,
-            tape=f"{folder}/tape",
+            path=f"{folder}/tape",
             progress=False,
         )
         query = dross.mean_loss(digits.validation)

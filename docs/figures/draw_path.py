@@ -108,7 +108,7 @@ def main() -> None:
             torch.optim.SGD(model.parameters(), lr=RATE),
             epochs=EPOCHS,
             batches=batches,
-            tape=f"{folder}/tape",
+            path=f"{folder}/tape",
             progress=False,
         )
         query = dross.mean_loss(validation)

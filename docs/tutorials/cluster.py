@@ -26,7 +26,7 @@ def record() -> dross.Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"epochs": 6, "batch_size": 32, "tape": "runs/mine", "progress": False}
+    options = {"epochs": 6, "batch_size": 32, "path": "runs/mine", "progress": False}
     return dross.train(model, train, "cross_entropy", optimizer, **options)
 
 

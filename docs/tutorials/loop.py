@@ -32,7 +32,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * 19)
 loader = DataLoader(dross.indexed(train_set), batch_size=32, shuffle=True)
 
-recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
+recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
 for epoch in range(8):
     for ids, inputs, targets in loader:
         with recorder.step(ids, inputs, targets, epoch=epoch) as losses:
@@ -63,6 +63,6 @@ print(f"validation loss without these 30: {without.evaluate(query)[0]:.3f}")
 
 # %% Later
 # The tape stays. Open it again with a model of the same shape; scores can be saved, too.
-again = dross.Run.open("runs/mine", model, train_set, "cross_entropy")
+again = dross.load("runs/mine", model, train_set, "cross_entropy")
 assert np.array_equal(again.influence(query).values, scores.values)
 print(scores.save("scores.csv"))

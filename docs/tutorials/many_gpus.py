@@ -39,7 +39,7 @@ model = DistributedDataParallel(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = DistributedSampler(train_set)
 loader = DataLoader(dross.indexed(train_set), batch_size=16, sampler=sampler)
-recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
+recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
 for epoch in range(5):
     sampler.set_epoch(epoch)
     for ids, inputs, targets in loader:
@@ -64,7 +64,7 @@ dist.destroy_process_group()
 # %% One process can read it as well
 # How a run was recorded does not matter afterwards.
 if first:
-    alone = dross.Run.open("runs/mine", network, train_set, "cross_entropy")
+    alone = dross.load("runs/mine", network, train_set, "cross_entropy")
     difference = np.abs(alone.influence(dross.mean_loss(validation)).values - scores.values).max()
     print(
         f"largest difference to one process alone: {difference / np.abs(scores.values).max():.0e}"

@@ -27,7 +27,7 @@ run = dross.train(
     optimizer,
     epochs=4,
     batch_size=25,
-    tape="runs/mine",
+    path="runs/mine",
     progress=False,
 )
 print(run)
@@ -42,7 +42,7 @@ print(sorted(name.split("/")[-1] for name in system.ls(path, detail=False)))
 # %% Ask from anywhere
 # Opening reads the manifest and nothing else. A segment is fetched when the retrace comes to it,
 # and compared with its SHA-256. Up to 1 GiB is kept in a temporary folder.
-far = dross.Run.open("memory://bucket/mine", model, train, "cross_entropy")
+far = dross.load("memory://bucket/mine", model, train, "cross_entropy")
 query = dross.mean_loss(validation)
 same = np.array_equal(far.influence(query).values, run.influence(query).values)
 print("the same scores as from the folder:", same)
@@ -52,6 +52,6 @@ print("the same scores as from the folder:", same)
 segment = next(name for name in system.ls(path, detail=False) if "segment" in name)
 system.pipe(segment, system.cat(segment)[:100])
 try:
-    dross.Run.open("memory://bucket/mine", model, train, "cross_entropy").influence(query)
+    dross.load("memory://bucket/mine", model, train, "cross_entropy").influence(query)
 except dross.CorruptFile as error:
     print(error)

@@ -31,12 +31,11 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .data.collated import Collated, Keywords
     from .data.dataset import indexed
     from .engine import optim_custom as optimizers
-    from .engine.step import ClipNorm, ClipValue
     from .finetune.clean import clean_chats
     from .influence import bounds
     from .influence.counterfactual import Counterfactual
     from .influence.query import Query, expected_error, losses, mean_loss, outputs, query
-    from .influence.run import Run
+    from .influence.run import Run, load
     from .influence.scores import Scores
     from .influence.verify import Verification
     from .record.recorder import Recorder
@@ -47,8 +46,6 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
 __all__ = [
     "Budget",
     "Checkpoints",
-    "ClipNorm",
-    "ClipValue",
     "Collated",
     "CorruptFile",
     "Counterfactual",
@@ -75,6 +72,7 @@ __all__ = [
     "export",
     "indexed",
     "judge",
+    "load",
     "losses",
     "mean_loss",
     "optimizers",
@@ -92,8 +90,6 @@ _MODULES = {  # public names that are modules
 _HOMES = {  # the module of every other public name, except the errors
     "Budget": "tape.retention",
     "Checkpoints": "tape.retention",
-    "ClipNorm": "engine.step",
-    "ClipValue": "engine.step",
     "Collated": "data.collated",
     "Counterfactual": "influence.counterfactual",
     "EveryStep": "tape.retention",
@@ -111,6 +107,7 @@ _HOMES = {  # the module of every other public name, except the errors
     "export": "cleaning.export",
     "indexed": "data.dataset",
     "judge": "cleaning.judge",
+    "load": "influence.run",
     "losses": "influence.query",
     "mean_loss": "influence.query",
     "outputs": "influence.query",

@@ -74,7 +74,7 @@ def record(folder: Path) -> None:
         (x, y),
         "cross_entropy",
         optimizer,
-        tape=folder / "tape",
+        path=folder / "tape",
         epochs=40,
         batch_size=20,
         keep=dross.Checkpoints(every=7),

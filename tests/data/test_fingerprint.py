@@ -41,12 +41,12 @@ def _train(folder, data, **options):
     torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"batches": [[0, 5], [1, 7]], "progress": False} | options
-    return dross.train(model, data, "cross_entropy", optimizer, tape=folder, **given)
+    return dross.train(model, data, "cross_entropy", optimizer, path=folder, **given)
 
 
 def _open(folder, data):
     model = torch.nn.Linear(4, 3)
-    return dross.Run.open(folder, model, data, "cross_entropy", progress=False)
+    return dross.load(folder, model, data, "cross_entropy", progress=False)
 
 
 def test_one_changed_label_of_a_map_style_set_is_noticed(tmp_path):

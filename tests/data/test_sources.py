@@ -36,7 +36,7 @@ def rows_of(p, key=lambda k: k):
 def recorded(p, loader, folder, epochs=2, **options):
     model, optimizer = p.start()
     model.train()
-    recorder = dross.Recorder(model, optimizer, p.loss, folder, **options)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=folder, **options)
     for epoch in range(epochs):
         for ids, x, y in loader:
             with recorder.step(ids, x, y, epoch=epoch) as losses:
@@ -50,16 +50,16 @@ def test_an_iterable_with_numbers_is_the_same_training_set(record, tmp_path):
     p = problem("mlp", "momentum")
     expected = record(p).influence(query(p)).values
     model, optimizer = p.start()
-    options = {"tape": tmp_path / "t", "batches": p.batches, "progress": False}
+    options = {"path": tmp_path / "t", "batches": p.batches, "progress": False}
     run = dross.train(model, Stream(rows_of(p)), p.loss, optimizer, **options)
     np.testing.assert_array_equal(run.influence(query(p)).values, expected)
     assert run.keys is None
     model, _ = p.start()
-    again = dross.Run.open(run.tape, model, Stream(rows_of(p)), p.loss)
+    again = dross.load(run.path, model, Stream(rows_of(p)), p.loss)
     np.testing.assert_array_equal(again.influence(query(p)).values, expected)
     other = [(k, x + (k == 3), y) for k, x, y in rows_of(p)]
     with pytest.raises(InputChanged, match="another data set"):
-        dross.Run.open(run.tape, model, Stream(other), p.loss)
+        dross.load(run.path, model, Stream(other), p.loss)
 
 
 @pytest.mark.parametrize("texts", [False, True])
@@ -68,7 +68,7 @@ def test_an_iterable_in_a_loop(tmp_path, texts):
     name = lambda k: f"sample-{99 - k:02d}" if texts else k  # their order is not that of numbers
     stream = Stream(rows_of(p, name))
     loader = DataLoader(stream, batch_size=4)
-    run = recorded(p, loader, tmp_path / "a", train_set=stream).run()
+    run = recorded(p, loader, tmp_path / "a", data=stream).run()
     expected = recorded(p, DataLoader(Stream(rows_of(p)), batch_size=4), tmp_path / "b")
     expected = expected.run((p.X, p.Y)).influence(query(p)).values
     found = run.influence(query(p)).values
@@ -85,7 +85,7 @@ def test_an_iterable_in_a_loop(tmp_path, texts):
 def test_texts_without_the_data_set(tmp_path):
     p = problem("mlp", "sgd")
     loader = DataLoader(Stream(rows_of(p, str)), batch_size=4)
-    with pytest.raises(InvalidInput, match=r"whole numbers.*train_set="):
+    with pytest.raises(InvalidInput, match=r"whole numbers.*data="):
         recorded(p, loader, tmp_path / "a")
 
 
@@ -143,11 +143,11 @@ def test_hugging_face_datasets(record, tmp_path, form):
     made = datasets.Dataset.from_dict({"features": p.X.tolist(), "label": p.Y.tolist()})
     made = made if form is None else made.with_format(form)
     model, optimizer = p.start()
-    options = {"tape": tmp_path / "t", "batches": p.batches, "progress": False}
+    options = {"path": tmp_path / "t", "batches": p.batches, "progress": False}
     run = dross.train(model, made, p.loss, optimizer, **options)
     np.testing.assert_allclose(run.influence(query(p)).values, expected, rtol=1e-12)
     loader = DataLoader(dross.indexed(made), batch_size=4, shuffle=True)
-    again = recorded(p, loader, tmp_path / "mine", train_set=made).run()
+    again = recorded(p, loader, tmp_path / "mine", data=made).run()
     assert again.influence(query(p)).values.shape == expected.shape
 
 
@@ -178,12 +178,12 @@ def test_webdataset(tmp_path):
                 tar.addfile(entry, io.BytesIO(content))
     made = webdataset.WebDataset(str(shard), shardshuffle=False).decode()
     loader = DataLoader(made.to_tuple("__key__", "npy", "cls"), batch_size=4)
-    run = recorded(p, loader, tmp_path / "mine", train_set=made).run()
+    run = recorded(p, loader, tmp_path / "mine", data=made).run()
     assert run.keys == [f"sample{k:03d}" for k in range(len(p.X))]
     order = [np.arange(k, min(k + 4, 15)) for k in range(0, 15, 4)] * 2
     p.batches, p.epochs = order, 2
     model, optimizer = p.start()
-    options = {"tape": tmp_path / "t", "batches": order, "epochs": 2, "progress": False}
+    options = {"path": tmp_path / "t", "batches": order, "epochs": 2, "progress": False}
     expected = dross.train(model, (p.X, p.Y), p.loss, optimizer, **options)
     found = run.influence(query(p)).values
     np.testing.assert_allclose(found, expected.influence(query(p)).values, rtol=1e-9)

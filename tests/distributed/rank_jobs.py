@@ -44,7 +44,7 @@ def jitter(x, generator):
 
 
 def case(name: str) -> tuple[Problem, dict]:
-    """A problem by name, and further options of dross.train and Run.open."""
+    """A problem by name, and further options of dross.train and dross.load."""
     if name == "centred":
         return replace(problem("mlp", "sgd"), model=lambda: Centred().to(F64)), {}
     if name == "augmented":
@@ -85,7 +85,7 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
     for size, group in groups().items():
         for name, tape in tapes.items() if rank < size else ():
             p, options = case(name)
-            run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False, **options)
+            run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False, **options)
             work = counted(run.recording.executor)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -97,7 +97,7 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
 def disagreeing(rank: int, tapes: list[str]) -> list[str]:
     """Another tape, another question, another number of epochs: each refused on both ranks."""
     p = problem("mlp", "adam")
-    runs = [dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False) for tape in tapes]
+    runs = [dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False) for tape in tapes]
     (q, other), X = queries(p), p.X_val + rank
     attempts = [
         lambda: runs[rank].influence(q, group=dist.group.WORLD),
@@ -162,7 +162,7 @@ def loop(
     loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
     keep = dross.Checkpoints(every=1 if kind.startswith("shards ") else 4)
     resume = "continued" in kind and stop_at is None
-    with dross.Recorder(model, optimizer, p.loss, tape, keep=keep, resume=resume) as recorder:
+    with dross.Recorder(model, p.loss, optimizer, path=tape, keep=keep, resume=resume) as recorder:
         steps, skipped = 0, recorder.steps
         assert (skipped > 0) == resume
         averaged = AveragedModel(model.module)
@@ -211,7 +211,7 @@ def refused(rank: int, folder: str) -> list[str]:
     def attempt(kind: str) -> None:
         model, optimizer = (p if kind == "batchnorm" else problem("mlp", "sgd")).start()
         model = DistributedDataParallel(model)
-        recorder = dross.Recorder(model, optimizer, p.loss, f"{folder}/{kind}")
+        recorder = dross.Recorder(model, p.loss, optimizer, path=f"{folder}/{kind}")
         ids = torch.arange(4) + 4 * rank
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             losses.mean().backward()
@@ -231,7 +231,7 @@ def stuck(rank: int, tape: str, given_up: str) -> None:
     """Rank 1 stops answering and does not die, until rank 0 has given up on it."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
     p, _ = case("mlp adam clipped")
-    run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
+    run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
 
     def waiting(*args):
         while not Path(given_up).exists():
@@ -251,7 +251,7 @@ def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool 
     retrace._SECONDS_BETWEEN_WRITES = retrace._MIN_TIMES_OF_WRITING = 0
     segment_replay._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
-    run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
+    run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
     pull, taken = run.recording.executor.pull, []
 
     def counting(*args):

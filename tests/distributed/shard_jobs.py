@@ -86,7 +86,7 @@ def opened(name: str, tape: str, *, meta: bool = False) -> tuple[Problem, dross.
             for key, q in module._parameters.items():
                 if q is not None and q.requires_grad:
                     module._parameters[key] = nn.Parameter(q.to("meta"))
-    return p, dross.Run.open(tape, model, (p.X, p.Y), p.loss, progress=False)
+    return p, dross.load(tape, model, (p.X, p.Y), p.loss, progress=False)
 
 
 def scored(rank: int, tapes: dict[str, str]) -> dict:
@@ -258,7 +258,7 @@ def loop(
         if any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh)
     optimizer = p.optimizer(model.parameters())
-    recorder = dross.Recorder(model, optimizer, p.loss, tape, keep=keep, **options)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tape, keep=keep, **options)
     for t, ids in enumerate(fsdp_batches(p, size)):
         if t < recorder.steps:
             continue  # before a resume

@@ -65,7 +65,7 @@ def test_a_cluster_gives_what_this_process_gives(cluster, tmp_path, monkeypatch)
         data,
         "cross_entropy",
         torch.optim.Adam(model.parameters()),
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
         epochs=3,
         batch_size=8,
         penalty=lambda parameters: 1e-3 * sum(p.square().sum() for p in parameters.values()),

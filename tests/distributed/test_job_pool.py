@@ -162,7 +162,7 @@ def test_what_travels_is_lean(tmp_path):
         Drawn(),
         "cross_entropy",
         torch.optim.Adam(model.parameters()),
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
         epochs=1,
         batch_size=500,
         keep=dross.EveryStep(),
@@ -172,13 +172,13 @@ def test_what_travels_is_lean(tmp_path):
     assert run.recording.instances.stored is not None and len(raw) < 5_000
     again, asked = pickle.loads(raw), dross.mean_loss([Drawn()[k] for k in range(9)])
     np.testing.assert_array_equal(again.influence(asked).values, run.influence(asked).values)
-    assert again.tape.is_absolute()
+    assert again.path.is_absolute()
 
 
 def test_a_tape_that_is_another_at_the_worker(record, tmp_path):
     p = problem("mlp", "sgd")
-    raw = cloudpickle.dumps(record(p, tape=tmp_path / "tape"))
-    record(p, tape=tmp_path / "tape", overwrite=True)
+    raw = cloudpickle.dumps(record(p, path=tmp_path / "tape"))
+    record(p, path=tmp_path / "tape", overwrite=True)
     with pytest.raises(InputChanged, match="not the one that this work was sent for"):
         pickle.loads(raw)
     for file in (tmp_path / "tape").iterdir():

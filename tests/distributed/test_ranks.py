@@ -49,7 +49,7 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
     recorded, tmp_path
 ):
     runs = {name: recorded(name) for name in KEEPS}
-    tapes = {name: str(run.tape) for name, (_, run) in runs.items()}
+    tapes = {name: str(run.path) for name, (_, run) in runs.items()}
     found = launched(4, rank_jobs.scored, tmp_path / "jobs", tapes)
     for name, (p, run) in runs.items():
         work = rank_jobs.counted(run.recording.executor)
@@ -114,7 +114,7 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
         for kind in rank_jobs.KINDS[size]:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", clip_norm=0.7)
             folder = tmp_path / f"{kind}-{size}"
-            run = dross.Run.open(folder, p.model(), (p.X, p.Y), p.loss, progress=False)
+            run = dross.load(folder, p.model(), (p.X, p.Y), p.loss, progress=False)
             assert run.complete
             alone = run.influence(rank_jobs.queries(p)[0]).values
             steps, tape = union_batches(p, size, 3), run.recording.tape
@@ -140,7 +140,7 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
 def accumulated_alone(p, size, steps, folder):
     """rank_jobs.accumulate by one process: a loss has 1/ranks of its weight on its rank."""
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, folder)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=folder)
     per_epoch = len(steps) // p.epochs
     for t, parts in enumerate(steps):
         last = (t + 1) % per_epoch == 0
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
     p, run = recorded("mlp adam clipped")
     expected = run.influence(rank_jobs.queries(p)[0]).values
     progress = tmp_path / "progress"
-    given = ("mlp adam clipped", str(run.tape))
+    given = ("mlp adam clipped", str(run.path))
     *survivors, died = launched(3, rank_jobs.dying, tmp_path / "jobs", *given, str(progress), 5)
     assert died == -signal.SIGKILL
     for survivor in survivors:
@@ -192,7 +192,7 @@ def test_a_rank_that_dies_while_shards_are_recorded_loses_one_segment(record, tm
     assert kept == [2, 2]  # of three that were taken, in segments of one
     p = problem("mlp", "momentum", clip_norm=0.7)
     p.batches = [np.concatenate(parts) for parts in union_batches(p, 2, 3)]
-    run = dross.Run.open(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
+    run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
     query = rank_jobs.queries(p)[0]
     assert run.complete
     close(run.influence(query).values, record(p).influence(query).values)
@@ -201,7 +201,7 @@ def test_a_rank_that_dies_while_shards_are_recorded_loses_one_segment(record, tm
 def test_a_rank_that_is_stuck_is_given_up_after_the_timeout(recorded, tmp_path):
     _, run = recorded("mlp adam clipped")
     given_up = str(tmp_path / "given-up")
-    lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.tape), given_up)
+    lost, _ = launched(2, rank_jobs.stuck, tmp_path / "jobs", str(run.path), given_up)
     assert isinstance(lost, DrossError) and "timeout" in str(lost)
 
 
@@ -215,7 +215,7 @@ def test_whether_batches_can_be_cut_is_seen_where_there_is_something_to_cut(
     model, x = model(), torch.randn(20, 6)
     data, optimizer = (x, torch.arange(20) % 3), torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"batches": [range(8), range(8, 16), [16], [17]], "progress": False}
-    options |= {"tape": tmp_path, "keep": dross.Checkpoints(every=2)}
+    options |= {"path": tmp_path, "keep": dross.Checkpoints(every=2)}
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
     assert instances_are_independent(run.recording, run.steps) is independent
 
@@ -259,7 +259,7 @@ def test_the_program_of_the_documentation_under_torchrun(tmp_path, monkeypatch):
     import mine  # type: ignore[import-not-found]
 
     given = (mine.make_model(), mine.train_set, "cross_entropy")
-    run = dross.Run.open(tmp_path / "runs" / "mine", *given, progress=False)
+    run = dross.load(tmp_path / "runs" / "mine", *given, progress=False)
     assert run.steps == 9  # 21 instances per rank, one of them twice: 8 + 8 + 5
     assert not list((tmp_path / "runs").glob("progress/*"))
     scores = dross.Scores.load(tmp_path / "scores.csv")

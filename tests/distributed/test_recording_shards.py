@@ -18,7 +18,7 @@ from dross.tape.resume import rewind
 def recorded_by_one(p, size, tape):
     """The same steps by one process: the mean over ranks is one over all instances."""
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, tape)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tape)
     for batches in shard_jobs.fsdp_batches(p, size):
         for ids in batches:
             for part in ids.chunk(2):
@@ -61,7 +61,7 @@ def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):
     for size in (4, 2):
         expected = recorded_by_one(p, size, tmp_path / f"whole-{size}").influence(query)
         tape = folder / str(size)
-        run = dross.Run.open(tape, p.start()[0], (p.X, p.Y), p.loss, progress=False)
+        run = dross.load(tape, p.start()[0], (p.X, p.Y), p.loss, progress=False)
         assert run.complete and run.steps == 3
         close(run.influence(query).values, expected.values)  # put together by one process
         for rank in range(2):

@@ -25,7 +25,7 @@ def close(found, expected, relative=1e-9):
 def recorded_in_micro_batches(p, tape):
     """A loop with steps of two and of three micro-batches."""
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, tape, keep=dross.Checkpoints(every=2))
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tape, keep=dross.Checkpoints(every=2))
     for ids in p.batches:
         parts = torch.as_tensor(ids).chunk(2 + len(ids) % 2)
         for part in parts:
@@ -44,7 +44,7 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
             runs[name] = p, recorded_in_micro_batches(p, tmp_path / "accumulated")
         else:
             runs[name] = p, record(p, keep=dross.Checkpoints(every=2))
-    tapes = {name: str(run.tape) for name, (_, run) in runs.items()}
+    tapes = {name: str(run.path) for name, (_, run) in runs.items()}
     found = launched(4, shard_jobs.scored, tmp_path / "jobs", tapes)
     choosy, recurrent, hidden = found[0].pop("refused")
     assert "read 'b.weight' where its first batch read 'a.weight'" in choosy
@@ -62,7 +62,7 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
 def test_a_rank_holds_its_part_of_the_memory(record, tmp_path):
     p = shard_jobs.case("deep adamw")
     run = record(p, keep=dross.EveryStep())
-    found = launched(4, shard_jobs.measured, tmp_path / "jobs", str(run.tape))
+    found = launched(4, shard_jobs.measured, tmp_path / "jobs", str(run.path))
     whole = found[0][1]
     for size in (2, 4):
         for rank in range(size):
@@ -79,7 +79,7 @@ def test_a_rank_holds_its_part_of_the_memory(record, tmp_path):
 
 def test_a_rank_that_dies_ends_the_others(record, tmp_path):
     run = record(shard_jobs.case("mlp adamw"))
-    survivor, dead = launched(2, shard_jobs.dying, tmp_path / "jobs", str(run.tape))
+    survivor, dead = launched(2, shard_jobs.dying, tmp_path / "jobs", str(run.path))
     assert isinstance(survivor, DrossError) and dead == -signal.SIGKILL
 
 

@@ -49,7 +49,7 @@ def test_a_compiled_pass_gives_what_the_pass_gives(tmp_path):
         data,
         "cross_entropy",
         torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path,
+        path=tmp_path,
         epochs=1,
         batch_size=32,
         progress=False,

@@ -27,7 +27,7 @@ def has_programs(executor) -> bool:
 def train(model, data, folder, optimizer=None, **options):
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1) if optimizer is None else optimizer
-    options = {"tape": folder, "progress": False} | options
+    options = {"path": folder, "progress": False} | options
     return dross.train(model, data, "cross_entropy", optimizer, **options)
 
 
@@ -35,7 +35,7 @@ def results(p, folder, monkeypatch, switch: str):
     monkeypatch.setenv("DROSS_PROGRAMS", switch)
     model, optimizer = p.start()
     options = {"batches": p.batches, "epochs": p.epochs, "keep": dross.Checkpoints(every=3)}
-    options |= {"tape": folder / switch, "progress": False}
+    options |= {"path": folder / switch, "progress": False}
     run = dross.train(model, (p.X, p.Y), p.loss, optimizer, **options)
     one = dross.mean_loss((p.X_val, p.Y_val))
     found = {

@@ -31,7 +31,7 @@ def recorded(folder, model, **options):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(700, 1, 28, 28, generator=generator)
     data = (x, torch.randint(0, 10, (700,), generator=generator))
-    options |= {"tape": folder, "epochs": 2, "batch_size": 64, "device": "cuda"}
+    options |= {"path": folder, "epochs": 2, "batch_size": 64, "device": "cuda"}
     options |= {"progress": False, "overwrite": True}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
@@ -169,10 +169,10 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(
             nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
         ).double()
         options = {"epochs": 21, "batch_size": 9, "augment": ShiftAndFlip(1, flip=True)}
-        options |= {"eta": [0.05] * 150 + [0.01] * 60, "keep": keep, "progress": False}
+        options |= {"lr": [0.05] * 150 + [0.01] * 60, "keep": keep, "progress": False}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
         folder = tmp_path / str(together)
-        run = dross.train(model, data, "cross_entropy", optimizer, tape=folder, **options)
+        run = dross.train(model, data, "cross_entropy", optimizer, path=folder, **options)
         query = dross.mean_loss((data[0][:30], data[1][:30]))
         scores, last = run.influence(query).values, run.influence(query, epochs=7).values
         found.append((run.recording.state_at(run.steps).theta, scores, last))
@@ -194,7 +194,7 @@ def linear_run(folder, epochs=5, **options):
     torch.manual_seed(0)
     model = nn.Linear(5, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    options |= {"tape": folder, "epochs": epochs, "batch_size": 9, "progress": False}
+    options |= {"path": folder, "epochs": epochs, "batch_size": 9, "progress": False}
     return dross.train(model, LINEAR_DATA, "cross_entropy", optimizer, **options)
 
 

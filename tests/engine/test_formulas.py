@@ -69,7 +69,7 @@ def test_an_optimizer_of_ones_own(tmp_path, record, forget):
     registry._REGISTERED.clear()
     model, _ = p.start()
     with pytest.raises(NotSupported, match=r"TanhSGD, whose rule is not known here.*register"):
-        dross.Run.open(run.tape, model, (p.X, p.Y), p.loss)
+        dross.load(run.path, model, (p.X, p.Y), p.loss)
 
 
 def wrong_rate(theta, g, slots, numbers):
@@ -232,7 +232,7 @@ def test_adafactor_with_a_rate_that_a_scheduler_shows(tmp_path):
     model, optimizer = p.start()
     schedule = optimization.AdafactorSchedule(optimizer)
     model.train()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
     for ids in p.batches:
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             losses.mean().backward()

@@ -37,7 +37,7 @@ def trained(folder, width, seen=None, fail=False):
         data,
         loss,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=folder,
+        path=folder,
         epochs=1,
         batch_size=32,
         progress=False,

@@ -26,7 +26,7 @@ def convex(tmp_path_factory):
         torch.optim.SGD(model.parameters(), lr=0.5),
         epochs=300,
         batch_size=40,
-        tape=tmp_path_factory.mktemp("convex") / "t",
+        path=tmp_path_factory.mktemp("convex") / "t",
         progress=False,
         keep=dross.Checkpoints(),
         penalty=lambda p: 0.05 / 2 * sum((v**2).sum() for v in p.values()),
@@ -162,7 +162,7 @@ def with_strangers(tmp_path_factory):
         torch.optim.SGD(model.parameters(), lr=0.05),
         epochs=3,
         batch_size=20,
-        tape=tmp_path_factory.mktemp("strangers") / "t",
+        path=tmp_path_factory.mktemp("strangers") / "t",
         progress=False,
     )
     return run, dross.mean_loss((X_val, Y_val))

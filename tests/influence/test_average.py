@@ -43,7 +43,7 @@ def averaged_loop(p, options, when, weights=None, folder=None, **recording):
     averaged = AveragedModel(model, **options)
     recorder = None
     if folder is not None:
-        recorder = dross.Recorder(model, optimizer, p.loss, folder, **recording)
+        recorder = dross.Recorder(model, p.loss, optimizer, path=folder, **recording)
         recorder.average(averaged)
     weights = torch.ones(len(p.X), dtype=torch.float64) if weights is None else weights
     for t, ids in enumerate(map(torch.as_tensor, p.batches)):
@@ -179,7 +179,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
     model, optimizer = p.start()
     model.train()
     averaged = AveragedModel(model, **options)
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=True)
     recorder.average(averaged)
     for t in range(recorder.steps, len(everything)):
         ids = everything[t]
@@ -204,7 +204,7 @@ def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
     tape = Tape(tmp_path)
     assert tape.steps == 4 and tape.average() is None and not [*tmp_path.glob("average-*")]
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path, resume=True)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path, resume=True)
     averaged = AveragedModel(model, **options)
     averaged.update_parameters(model)
     with pytest.raises(NotSupported, match="the tape does not know these updates"):
@@ -216,7 +216,7 @@ def test_an_average_that_does_not_know_the_last_steps_is_forgotten(tmp_path):
     p = problem("mlp", "sgd")
     averaged_loop(p, *AVERAGES["ema"], folder=tmp_path)[1].close()
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path, resume=True)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path, resume=True)
     recorder.average(AveragedModel(model, **AVERAGES["ema"][0]))
     assert Tape(tmp_path).average() is not None
     ids = p.batches[0]
@@ -245,7 +245,7 @@ def test_what_is_no_average(tmp_path):
     model, optimizer = p.start()
     model.train()
     take = lambda recorder, ids: averaged_step(recorder, optimizer, p, ids)
-    with dross.Recorder(model, optimizer, p.loss, tmp_path / "a") as recorder:
+    with dross.Recorder(model, p.loss, optimizer, path=tmp_path / "a") as recorder:
         with pytest.raises(InvalidInput, match="AveragedModel, not Sequential"):
             recorder.average(model)
         late = AveragedModel(model)
@@ -259,7 +259,7 @@ def test_what_is_no_average(tmp_path):
     other, _ = problem("mlp", "sgd", X=p.X + 1).start()
     torch.nn.init.normal_(other[0].weight)
     averaged = AveragedModel(model)
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "b")
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "b")
     recorder.average(averaged)
     for ids, source in zip(p.batches, (model, other)):
         take(recorder, ids)
@@ -268,7 +268,7 @@ def test_what_is_no_average(tmp_path):
         take(recorder, p.batches[2])
 
     squares = AveragedModel(model, avg_fn=lambda old, new, n: (old**2 + new**2).sqrt())
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "c")
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "c")
     recorder.average(squares)
     for ids in p.batches[:2]:
         take(recorder, ids)
@@ -284,7 +284,7 @@ def test_an_update_before_the_step(tmp_path):
     for halfway in (True, False):
         model, optimizer = p.start()
         averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))
-        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / str(halfway))
+        recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / str(halfway))
         recorder.average(averaged)
         for ids in p.batches:
             if not halfway:

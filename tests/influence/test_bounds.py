@@ -28,7 +28,7 @@ def logistic_run(tmp_path, epochs: int, optimizer=None):
 
 
 def train(model, data, optimizer, folder, epochs=1, **options):
-    options |= {"tape": folder / "t", "epochs": epochs, "batch_size": 4}
+    options |= {"path": folder / "t", "epochs": epochs, "batch_size": 4}
     options |= {"progress": False, "overwrite": True}
     return dross.train(model, data, "binary_cross_entropy", optimizer, **options)
 
@@ -87,7 +87,7 @@ def test_several_rates_weights_or_clipping_are_refused(tmp_path):
     groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}]
     for optimizer, options in (
         (torch.optim.SGD(groups), {}),
-        (torch.optim.SGD(model.parameters(), lr=0.1), {"clip": dross.ClipNorm(0.1)}),
+        (torch.optim.SGD(model.parameters(), lr=0.1), {"clip_norm": 0.1}),
     ):
         run = train(model, (X, Y), optimizer, tmp_path, **options)
         with pytest.raises(NotSupported, match="one rate and the plain mean"):

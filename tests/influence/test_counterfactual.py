@@ -81,7 +81,7 @@ def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
     )
     data = (torch.randn(128, 4), torch.randint(0, 3, (128,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"tape": tmp_path / "tape", "epochs": 1, "batch_size": 64, "progress": False}
+    options = {"path": tmp_path / "tape", "epochs": 1, "batch_size": 64, "progress": False}
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
     with pytest.warns(dross.DrossWarning, match="see the absent instances"):
         cut = run.counterfactual([[0], [5]], absent="batch").changes(dross.mean_loss(data))
@@ -289,7 +289,7 @@ def test_a_run_that_diverges_without_an_instance(tmp_path):
 
     X, Y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    options = {"tape": tmp_path / "t", "batches": [[0, 1]] * 4, "progress": False}
+    options = {"path": tmp_path / "t", "batches": [[0, 1]] * 4, "progress": False}
     run = dross.train(model, (X, Y), loss, optimizer, **options)
     with pytest.raises(Diverged, match="diverged"):
         run.counterfactual([[1]])

@@ -53,7 +53,7 @@ def test_those_of_a_loop_of_ones_own_too(keep, tmp_path, monkeypatch):
     x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    recorder = dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t", keep=keep)
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t", keep=keep)
     for t in range(12):
         ids = torch.arange(t % 3, 12, 3)
         with recorder.step(ids, x[ids], y[ids]) as losses:
@@ -72,7 +72,7 @@ def test_the_peak_is_that_of_all_tensors_that_a_retrace_holds(tmp_path):
     x, y = torch.randn(12, 400), torch.randint(0, 400, (12,))
     model = nn.Linear(400, 400)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options = {"tape": tmp_path / "t", "epochs": 6, "batch_size": 6, "progress": False}
+    options = {"path": tmp_path / "t", "epochs": 6, "batch_size": 6, "progress": False}
     keep = dross.Checkpoints(every=6)
     run = dross.train(model, (x, y), "cross_entropy", optimizer, keep=keep, **options)
     query = dross.losses((x[:3], y[:3]))

@@ -42,7 +42,7 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
     run = record(p, keep=keep)
     expected = run.influence(query(p))
     folder = tmp_path / "progress"
-    given = (name, str(run.tape), str(folder), strike, True)
+    given = (name, str(run.path), str(folder), strike, True)
     (died,) = launched(1, rank_jobs.dying, tmp_path / "job", *given)
     assert died == -signal.SIGKILL and len(list(folder.glob("retrace-*"))) == 1
 
@@ -113,8 +113,8 @@ def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch
     p = problem("mlp", "sgd", epochs=10)
     keep = dross.Checkpoints(every=4)
     run, twin = record(p, keep=keep), record(p, keep=keep)
-    interrupted(run, query(p), run.tape, monkeypatch)  # the tape's own folder will do
-    kept = list(run.tape.glob("retrace-*"))
+    interrupted(run, query(p), run.path, monkeypatch)  # the tape's own folder will do
+    kept = list(run.path.glob("retrace-*"))
     assert len(kept) == 1
     Y_val = p.Y_val.clone()
     Y_val[0] = (Y_val[0] + 1) % 3
@@ -128,13 +128,13 @@ def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch
     for other, asked, options in others:
         expected = other.influence(asked, **options)
         np.testing.assert_array_equal(
-            other.influence(asked, resume=run.tape, **options).values, expected.values
+            other.influence(asked, resume=run.path, **options).values, expected.values
         )
-        assert list(run.tape.glob("retrace-*")) == kept
+        assert list(run.path.glob("retrace-*")) == kept
     np.testing.assert_array_equal(
-        run.influence(query(p), resume=run.tape).values, run.influence(query(p)).values
+        run.influence(query(p), resume=run.path).values, run.influence(query(p)).values
     )
-    assert list(run.tape.glob("retrace-*")) == []
+    assert list(run.path.glob("retrace-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
 def test_a_tape_that_is_replaced_takes_its_progress_along(record, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
-    interrupted(run, query(p), run.tape, monkeypatch)
-    record(p, tape=run.tape, overwrite=True)
-    assert list(run.tape.glob("retrace-*")) == []
+    interrupted(run, query(p), run.path, monkeypatch)
+    record(p, path=run.path, overwrite=True)
+    assert list(run.path.glob("retrace-*")) == []
 
 
 def test_a_short_retrace_writes_nothing(record, tmp_path):
@@ -187,22 +187,22 @@ def test_a_short_retrace_writes_nothing(record, tmp_path):
 def test_resume_true_keeps_progress_in_the_folder_of_the_tape(record, monkeypatch):
     p = problem("mlp", "momentum", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
-    expected, files = run.influence(query(p)), sorted(run.tape.iterdir())
+    expected, files = run.influence(query(p)), sorted(run.path.iterdir())
     interrupted(run, query(p), True, monkeypatch)
-    (kept,) = set(run.tape.iterdir()) - set(files)
+    (kept,) = set(run.path.iterdir()) - set(files)
     assert kept.name.startswith("retrace-")
     taken = count_pulls(run, monkeypatch)
     found = run.influence(query(p), resume=True)
     assert 0 < len(taken) < run.steps  # it went on from there
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)
-    assert sorted(run.tape.iterdir()) == files  # and left nothing behind
+    assert sorted(run.path.iterdir()) == files  # and left nothing behind
 
 
 def test_resume_true_and_the_folder_of_the_tape_mean_the_same(record, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
-    for before, after in ((True, run.tape), (str(run.tape), True)):
+    for before, after in ((True, run.path), (str(run.path), True)):
         interrupted(run, query(p), before, monkeypatch)
         with monkeypatch.context() as patch:
             taken = count_pulls(run, patch)
@@ -214,13 +214,13 @@ def test_resume_true_and_the_folder_of_the_tape_mean_the_same(record, monkeypatc
 def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=4))
-    files = sorted(run.tape.iterdir())
+    files = sorted(run.path.iterdir())
     monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
     monkeypatch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
     written = []
     monkeypatch.setattr(retrace, "write_bytes", lambda *args: written.append(args))
     run.influence(query(p), resume=resume)
-    assert not written and sorted(run.tape.iterdir()) == files
+    assert not written and sorted(run.path.iterdir()) == files
 
 
 def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
@@ -230,10 +230,10 @@ def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
     run = record(p, keep=dross.Checkpoints(every=4))
     system = fsspec.filesystem("memory")
     system.store.clear()
-    system.put(f"{run.tape}/", "/bucket/run", recursive=True)
+    system.put(f"{run.path}/", "/bucket/run", recursive=True)
     uploaded = sorted(system.find("/bucket"))
     model, _ = p.start()
-    opened = dross.Run.open("memory://bucket/run", model, (p.X, p.Y), p.loss, progress=False)
+    opened = dross.load("memory://bucket/run", model, (p.X, p.Y), p.loss, progress=False)
     with pytest.raises(
         InvalidInput, match=r"memory://bucket/run can only be read.*resume='folder'"
     ):

@@ -146,7 +146,7 @@ def test_bad_queries(case):
 def test_labels_of_a_query_out_of_range(record, tmp_path):
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
-    options = {"tape": tmp_path / "t", "batches": p.batches, "progress": False}
+    options = {"path": tmp_path / "t", "batches": p.batches, "progress": False}
     run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, **options)
     with pytest.raises(InvalidInput, match=r"Labels run from \d to 9, but the model has 3 outputs"):
         run.influence(dross.mean_loss((p.X_val, p.Y_val + 7)))

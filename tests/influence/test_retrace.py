@@ -254,7 +254,7 @@ def test_accumulating_in_float64_from_float32(tmp_path):
     torch.manual_seed(1)
     model = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"tape": tmp_path / "tape", "batches": p.batches, "progress": False}
+    options = {"path": tmp_path / "tape", "batches": p.batches, "progress": False}
     run = dross.train(model, (p.X.float(), p.Y), "cross_entropy", optimizer, **options)
     scores = run.influence(query(p))
     assert scores.values.dtype == np.float64
@@ -278,7 +278,7 @@ def test_scores_of_a_run_that_magnifies_changes_say_so(tmp_path):
         model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
         optimizer = torch.optim.SGD(model.double().parameters(), lr=rate)
         batches = [np.arange(10)] * steps
-        options = {"tape": tmp_path / f"{rate}", "batches": batches, "progress": False}
+        options = {"path": tmp_path / f"{rate}", "batches": batches, "progress": False}
         run = dross.train(model, (p.X, p.Y), "cross_entropy", optimizer, **options)
         return run.influence(query(p))
 

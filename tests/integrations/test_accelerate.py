@@ -32,7 +32,7 @@ def loop(folder=None, weights=None):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, data, scheduler = accelerator.prepare(model, optimizer, data, scheduler)
     if folder is not None:
-        recorder = dross.Recorder(model, optimizer, "cross_entropy", folder, train_set=(X, Y))
+        recorder = dross.Recorder(model, "cross_entropy", optimizer, path=folder, data=(X, Y))
     for epoch in range(3):
         for ids, x, y in data:
             with accelerator.accumulate(model):
@@ -40,7 +40,7 @@ def loop(folder=None, weights=None):
                     losses = F.cross_entropy(model(x), y, reduction="none")
                     accelerator.backward((losses * weights[ids]).mean())
                 else:
-                    with recorder.follow(ids, x, y, epoch=epoch) as watch:
+                    with recorder.observe(ids, x, y, epoch=epoch) as watch:
                         loss = F.cross_entropy(model(x), y)
                         watch(loss)
                         accelerator.backward(loss)

@@ -103,7 +103,7 @@ def test_scores_against_finite_differences_through_fit(tmp_path, case):
     returns, options = CASES[case]
     clip = 0.2 if case == "manual" else None
     given = None if returns == "losses" else "cross_entropy"
-    callback = DrossCallback(tmp_path / "tape", given)
+    callback = DrossCallback(given, path=tmp_path / "tape")
     value = fit(Classifier(returns, clip), (X, Y), [callback], **options)
     run = callback.recorded_run()
     validation = DataLoader(TensorDataset(X_VAL, Y_VAL), batch_size=4)
@@ -122,11 +122,11 @@ def test_scores_against_finite_differences_through_fit(tmp_path, case):
 
 
 def test_a_run_that_is_opened_again(tmp_path):
-    callback = DrossCallback(tmp_path / "tape", "cross_entropy")
+    callback = DrossCallback("cross_entropy", path=tmp_path / "tape")
     fit(Classifier("loss"), (X, Y), [callback])
     query = dross.mean_loss((X_VAL, Y_VAL))
     expected = callback.recorded_run().influence(query).values
-    again = dross.Run.open(
+    again = dross.load(
         tmp_path / "tape",
         Classifier("loss"),
         callback._collated(DataLoader(TensorDataset(X, Y))),
@@ -136,16 +136,16 @@ def test_a_run_that_is_opened_again(tmp_path):
 
 
 def test_a_run_goes_on_from_a_checkpoint(tmp_path):
-    callback = DrossCallback(tmp_path / "whole")
+    callback = DrossCallback(path=tmp_path / "whole")
     fit(Classifier(), (X, Y), [callback], max_epochs=4)
     validation = DataLoader(TensorDataset(X_VAL, Y_VAL), batch_size=4)
     whole = callback.recorded_run()
 
     saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", save_last=True)
-    first = DrossCallback(tmp_path / "cut")
+    first = DrossCallback(path=tmp_path / "cut")
     options = {"enable_checkpointing": True}
     fit(Classifier(), (X, Y), [first, saving], max_epochs=2, **options)
-    second = DrossCallback(tmp_path / "cut")
+    second = DrossCallback(path=tmp_path / "cut")
     last = str(tmp_path / "kept" / "last.ckpt")
     fit(Classifier(), (X, Y), [second, saving], max_epochs=4, ckpt_path=last, **options)
     run = second.recorded_run()
@@ -159,7 +159,7 @@ class TestRefusals:
 
     def test_losses_that_nobody_knows(self, tmp_path):
         with pytest.raises(InvalidInput, match="loss of each instance is not known"):
-            fit(Classifier("loss"), (X, Y), [DrossCallback(tmp_path / "tape")])
+            fit(Classifier("loss"), (X, Y), [DrossCallback(path=tmp_path / "tape")])
 
     def test_a_loss_that_is_not_the_mean(self, tmp_path):
         class Summed(Classifier):
@@ -167,7 +167,7 @@ class TestRefusals:
                 return super().training_step(batch, batch_idx) * 3
 
         with pytest.raises(NotSupported, match="the optimizer saw a gradient of length"):
-            fit(Summed("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
+            fit(Summed("loss"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])
 
     def test_two_optimizers(self, tmp_path):
         class Two(Classifier):
@@ -175,16 +175,16 @@ class TestRefusals:
                 return [torch.optim.SGD(self.parameters(), 0.1) for _ in range(2)]
 
         with pytest.raises(NotSupported, match="2 optimizers"):
-            fit(Two("manual"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
+            fit(Two("manual"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])
 
     def test_a_batch_that_is_no_pair(self, tmp_path):
-        callback = DrossCallback(tmp_path / "tape", "cross_entropy")
+        callback = DrossCallback("cross_entropy", path=tmp_path / "tape")
         with pytest.raises(InvalidInput, match="split=lambda batch"):
             fit(Classifier("loss"), (X, Y, torch.ones(11)), [callback])
 
     def test_nothing_recorded(self, tmp_path):
         with pytest.raises(InvalidInput, match=r"Call trainer\.fit first"):
-            DrossCallback(tmp_path / "tape").recorded_run()
+            DrossCallback(path=tmp_path / "tape").recorded_run()
 
     def test_a_training_step_that_skips(self, tmp_path):
         class Skips(Classifier):
@@ -192,4 +192,4 @@ class TestRefusals:
                 return None
 
         with pytest.raises(NotSupported, match="returned None"):
-            fit(Skips("loss"), (X, Y), [DrossCallback(tmp_path / "tape", "cross_entropy")])
+            fit(Skips("loss"), (X, Y), [DrossCallback("cross_entropy", path=tmp_path / "tape")])

@@ -42,7 +42,7 @@ def test_trainer(tmp_path, checkpointing):
             train_dataset=texts(),
             eval_dataset=texts()[:5],
             data_collator=pad,
-            tape=folder / "tape",
+            path=folder / "tape",
             keep=dross.Checkpoints(every=4),
         )
 
@@ -78,7 +78,7 @@ def test_trainer_replays_to_the_same_bits(tmp_path, optim):
         settings(tmp_path, num_train_epochs=6, weight_decay=0.01, **options),
         train_dataset=texts(),
         data_collator=pad,
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
         keep=dross.Checkpoints(every=1000),
     )
     trainer.train()
@@ -101,7 +101,7 @@ def test_lightning(tmp_path):
 
     scores = []
     for precision in ("32-true", "bf16-mixed"):
-        callback = DrossCallback(tmp_path / precision)
+        callback = DrossCallback(path=tmp_path / precision)
         fit(Classifier().float(), (X.float(), Y), [callback], precision=precision)
         run = callback.recorded_run()
         assert precision_of(run) == {"32-true": None, "bf16-mixed": "bfloat16"}[precision]
@@ -122,10 +122,10 @@ def test_accelerate(tmp_path):
         accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
         model, optimizer = accelerator.prepare(model, optimizer)
         tape = tmp_path / precision
-        recorder = dross.Recorder(model, optimizer, "cross_entropy", tape, train_set=(x, y))
+        recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tape, data=(x, y))
         for start in (*range(0, 40, 8), *range(0, 40, 8)):
             ids = np.arange(start, start + 8)
-            with recorder.follow(ids, x[ids], y[ids]) as watch:
+            with recorder.observe(ids, x[ids], y[ids]) as watch:
                 loss = F.cross_entropy(model(x[ids]), y[ids])
                 watch(loss)
                 accelerator.backward(loss)

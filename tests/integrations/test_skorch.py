@@ -84,7 +84,7 @@ def test_scores_against_finite_differences_through_fit(tmp_path, name, clip):
         torch.manual_seed(3)
         return build(kind, [*clips, *more], **options, **reduction).fit(X, y)
 
-    net = train(kind, [("dross", DrossCallback(tmp_path / "tape"))])
+    net = train(kind, [("dross", DrossCallback(path=tmp_path / "tape"))])
     callback = dict(net.callbacks_)["dross"]
     run, query = callback.recorded_run(), callback.loss_of(X_VAL, y_val)
     scores = run.influence(query).values
@@ -105,7 +105,7 @@ def test_weights_in_get_loss_are_seen_and_rows_are_those_of_X(tmp_path):
     """Instance 5 has no weight: its score is 0. Others are left to the net's own validation."""
     weights = np.ones(len(X))
     weights[5] = 0
-    callbacks = [("dross", DrossCallback(tmp_path / "tape"))]
+    callbacks = [("dross", DrossCallback(path=tmp_path / "tape"))]
     options = {"criterion__reduction": "none", "module": Net, "train_split": ValidSplit(4)}
     net = build(weigh(NeuralNetClassifier, weights), callbacks, **options).fit(X, Y)
     callback = dict(net.callbacks_)["dross"]
@@ -120,10 +120,10 @@ def test_weights_in_get_loss_are_seen_and_rows_are_those_of_X(tmp_path):
 def test_refusals(tmp_path):
     weighted = {"module": Net, "criterion__weight": torch.ones(3, dtype=torch.float64)}
     with pytest.raises(NotSupported, match="divides by their sum"):
-        build(NeuralNetClassifier, [DrossCallback(tmp_path / "t")], **weighted).fit(X, Y)
+        build(NeuralNetClassifier, [DrossCallback(path=tmp_path / "t")], **weighted).fit(X, Y)
     with pytest.raises(InvalidInput, match=r"call net\.fit first"):
-        DrossCallback(tmp_path / "t").recorded_run()
-    callbacks = [("dross", DrossCallback(tmp_path / "tape"))]
+        DrossCallback(path=tmp_path / "t").recorded_run()
+    callbacks = [("dross", DrossCallback(path=tmp_path / "tape"))]
     net = build(NeuralNetClassifier, callbacks, module=Net).fit(X, Y)
     callback = dict(net.callbacks_)["dross"]
     callback.source_.dataset.X[2] += 1

@@ -39,7 +39,7 @@ def trainer_for(kind, folder, weights=None, base=Exact, **options):
     given = (make(), settings(folder / "out", **options))
     sets = {"train_dataset": items, "eval_dataset": items[:5], "data_collator": pad}
     if weights is None:
-        return recording(base)(*given, **sets, tape=folder / "tape")
+        return recording(base)(*given, **sets, path=folder / "tape")
     sets["train_dataset"] = [{**item, "weight": w} for item, w in zip(items, weights)]
     return base(*given, **sets)
 
@@ -80,7 +80,7 @@ def test_recording_changes_nothing_and_is_what_a_loop_by_hand_records(tmp_path):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, eps=1e-4)
     source = Collated(items, pad, Split(["labels"], keep_labels=False))
     losses = InstanceLosses.of(model)
-    recorder = dross.Recorder(model, optimizer, losses, tmp_path / "mine", train_set=source)
+    recorder = dross.Recorder(model, losses, optimizer, path=tmp_path / "mine", data=source)
     for t, step in enumerate(run.recording.tape.read(0).steps):
         optimizer.param_groups[0]["lr"] = 0.01 * (1 - t / 6)  # Trainer's linear schedule
         batches = [source.collate(micro.ids) for micro in step.micros]
@@ -160,7 +160,7 @@ def test_the_trainers_own_loss_and_its_eval_loss(tmp_path, kind, smoothing):
         train_dataset=items,
         eval_dataset=items[:5],
         data_collator=pad,
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
     )
     trainer.train()
     run = trainer.recorded_run()

@@ -14,7 +14,7 @@ from integrations.language import Exact, classifier, language_model, pad, settin
 
 
 def trainer(folder, base=Exact, model=None, args=None, **options):
-    given = {"train_dataset": texts(), "data_collator": pad, "tape": folder / "tape", **options}
+    given = {"train_dataset": texts(), "data_collator": pad, "path": folder / "tape", **options}
     args = settings(folder / "out") if args is None else args
     return recording(base)(language_model() if model is None else model, args, **given)
 

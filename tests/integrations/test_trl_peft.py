@@ -42,7 +42,7 @@ def test_sft_trainer(tmp_path):
         train_dataset=items,
         eval_dataset=items.select(range(4)),
         processing_class=tokenizer,
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
     )
     trainer.train()
     assert "mean_token_accuracy" in trainer.state.log_history[0]  # trl's own figures are there
@@ -70,7 +70,7 @@ def test_only_the_adapter_is_on_the_tape(tmp_path):
         if weights is not None:
             items = [{**item, "weight": w} for item, w in zip(items, weights)]
         kind = Exact if weights is not None else recording(Exact)
-        tape = {} if weights is not None else {"tape": tmp_path / "tape"}
+        tape = {} if weights is not None else {"path": tmp_path / "tape"}
         args = settings(tmp_path / "out", label_names=["labels"])
         sets = {"train_dataset": items, "eval_dataset": texts()[:4], "data_collator": pad}
         return kind(adapted(), args, **sets, **tape)

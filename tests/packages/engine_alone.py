@@ -38,7 +38,7 @@ def main() -> None:
             optimizer=optimizer,
             epochs=5,
             batch_size=10,
-            tape=Path(folder) / "tape",
+            path=Path(folder) / "tape",
             progress=False,
         )
         scores = run.influence(query)
@@ -48,7 +48,7 @@ def main() -> None:
         for name in ("scores.csv", "scores.safetensors"):
             kept = dross.Scores.load(scores.save(Path(folder) / name))
             assert np.array_equal(kept.values, scores.values)
-        again = dross.Run.open(run.tape, model, (x, y), loss="cross_entropy")
+        again = dross.load(run.path, model, (x, y), loss="cross_entropy")
         assert np.array_equal(again.influence(query).values, scores.values)
         for package, ask in {
             "scipy": lambda: run.verify(scores, query, n=4),

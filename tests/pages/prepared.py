@@ -46,7 +46,7 @@ def prepare_names(folder: Path) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"epochs": 2, "batch_size": 32, "progress": False, "overwrite": True}
     run = dross.train(
-        model, (X, y), "cross_entropy", optimizer, tape=folder / "runs" / "prepared", **options
+        model, (X, y), "cross_entropy", optimizer, path=folder / "runs" / "prepared", **options
     )
     model = make()
     return {
@@ -56,7 +56,7 @@ def prepare_names(folder: Path) -> dict[str, Any]:
         "y": y,
         "X_val": X_val,
         "y_val": y_val,
-        "train_set": TensorDataset(X, y),
+        "data": TensorDataset(X, y),
         "val_set": (X_val, y_val),
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
@@ -78,7 +78,7 @@ def record_mine() -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(*pair_of_digits(0, 160))
-    options = {"epochs": 1, "batch_size": 32, "tape": "runs/mine", "progress": False}
+    options = {"epochs": 1, "batch_size": 32, "path": "runs/mine", "progress": False}
     dross.train(model, data, "cross_entropy", optimizer, **options)
     return model
 

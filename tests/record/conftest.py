@@ -19,10 +19,10 @@ def trained(tmp_path):
             optimizer = torch.optim.SGD(changes["model"].parameters(), lr=0.1)
         arguments = {
             "model": model,
-            "train_set": (p.X, p.Y),
+            "data": (p.X, p.Y),
             "loss": "cross_entropy",
             "optimizer": optimizer,
-            "tape": tmp_path / "t",
+            "path": tmp_path / "t",
             "batches": p.batches,
             "progress": False,
             "overwrite": True,

@@ -19,7 +19,7 @@ def test_loops_of_trainers_give_the_scores_of_train(record, tmp_path, how, clip)
     p = problem("dropout" if how != "closure" else "batchnorm", "adamw", clip_norm=clip)
     model, optimizer = p.start()
     model.train()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", seed=p.seed)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", seed=p.seed)
 
     def clip_own_way():
         if clip is not None:
@@ -33,7 +33,7 @@ def test_loops_of_trainers_give_the_scores_of_train(record, tmp_path, how, clip)
             with recorder.step(ids, x, y) as losses:
                 losses.mean().backward()
         else:
-            with recorder.follow(ids, x, y) as watch:
+            with recorder.observe(ids, x, y) as watch:
                 losses = p.loss(model(x), y)
                 loss = losses.mean()
                 watch(losses if how == "own losses" else loss)
@@ -107,7 +107,7 @@ def train_sentences(data, folder, weights=None):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     source = Collated(data, pad, split)
     if weights is None:
-        recorder = dross.Recorder(model, optimizer, losses_of, folder, train_set=source)
+        recorder = dross.Recorder(model, losses_of, optimizer, path=folder, data=source)
     for ids in BATCHES:
         x, y = source.collate(ids)
         if weights is None:
@@ -148,7 +148,7 @@ def test_changed_items_are_named(tmp_path):
     changed[j]["labels"] = (changed[j]["labels"] + 1) % 3
     model, source = run.recording.objective.model, Collated(changed, pad, split)
     with pytest.raises(InputChanged, match=f"Instance {j} has other inputs|another data set"):
-        again = dross.Run.open(tmp_path / "t", model, source, losses_of)
+        again = dross.load(tmp_path / "t", model, source, losses_of)
         again.influence(dross.mean_loss(Collated(data[:3], pad, split)))
 
 
@@ -163,8 +163,8 @@ def test_a_collator_that_masks_at_random(tmp_path):
     with pytest.raises(NotSupported, match="The collator \\(mask\\) makes a different batch"):
         dross.Recorder(
             model,
-            optimizer,
             losses_of,
-            tmp_path / "t",
-            train_set=Collated(sentences(), mask, split),
+            optimizer,
+            path=tmp_path / "t",
+            data=Collated(sentences(), mask, split),
         )

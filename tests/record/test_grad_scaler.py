@@ -31,8 +31,8 @@ def scaled_loop(p, folder=None, *, clip=None, fused=False, micro=1, **options):
     scaler = GradScaler("cpu", init_scale=HUGE, growth_interval=3)
     recorder = None
     if folder is not None:
-        given = (model, optimizer, p.loss, folder)
-        recorder = dross.Recorder(*given, scaler=scaler, autocast=torch.float16, **options)
+        options |= {"path": folder, "scaler": scaler, "autocast": torch.float16}
+        recorder = dross.Recorder(model, p.loss, optimizer, **options)
     scales = []
     for t, ids in enumerate(p.batches):
         if t == 4:
@@ -132,21 +132,21 @@ def test_a_scaler_that_the_recorder_does_not_know(tmp_path, optimizer):
     p = float32_problem("mlp", optimizer)
     model, optimizer = p.start()
     scaler = GradScaler("cpu", init_scale=1024.0)
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "t")
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "t")
     ids = p.batches[0]
     with pytest.raises(NotSupported, match=r"dross.Recorder\(..., scaler=scaler\)"):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             scaler.scale(losses.mean()).backward()
             scaler.step(optimizer)
     with pytest.raises(InvalidInput, match=r"scaler must be a torch.amp.GradScaler, not int"):
-        dross.Recorder(model, optimizer, p.loss, tmp_path / "u", scaler=3)
+        dross.Recorder(model, p.loss, optimizer, path=tmp_path / "u", scaler=3)
 
 
 def test_gradients_changed_before_they_are_unscaled(tmp_path):
     p = float32_problem("mlp", "sgd")
     model, optimizer = p.start()
     scaler = GradScaler("cpu", init_scale=1024.0)
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "t", scaler=scaler)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "t", scaler=scaler)
     ids = p.batches[0]
     with pytest.raises(NotSupported, match="was changed between"):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
@@ -161,7 +161,7 @@ def test_a_scaler_that_is_switched_off(tmp_path):
     p = float32_problem("mlp", "sgd")
     model, optimizer = p.start()
     scaler = GradScaler("cpu", enabled=False)
-    with dross.Recorder(model, optimizer, p.loss, tmp_path / "t", scaler=scaler) as recorder:
+    with dross.Recorder(model, p.loss, optimizer, path=tmp_path / "t", scaler=scaler) as recorder:
         for ids in p.batches:
             with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
                 scaler.scale(losses.mean()).backward()

@@ -56,10 +56,10 @@ def train(tmp_path):
         model, optimizer = _start()
         given = {
             "model": model,
-            "train_set": (X, Y),
+            "data": (X, Y),
             "loss": "cross_entropy",
             "optimizer": optimizer,
-            "tape": tmp_path / f"t{next(_NAMES)}",
+            "path": tmp_path / f"t{next(_NAMES)}",
             "epochs": 1,
             "batch_size": 5,
             "progress": False,
@@ -75,7 +75,7 @@ def record(tmp_path):
 
     def run(made, stepped):
         model, optimizer = _start()
-        given = {"optimizer": optimizer, "loss": "cross_entropy", "tape": tmp_path / "t"} | made
+        given = {"optimizer": optimizer, "loss": "cross_entropy", "path": tmp_path / "t"} | made
         recorder = dross.Recorder(model, **given)
         with recorder.step(**({"ids": [0, 1], "x": X[:2], "y": Y[:2]} | stepped)) as losses:
             losses.mean().backward()
@@ -96,19 +96,19 @@ def _describe(value) -> str:
         ({"seed": None}, "seed must be a whole number, not None"),
         ({"seed": "x"}, "seed"),
         ({"seed": 1.5}, "seed"),
-        ({"tape": None}, "tape must be the path of a folder, not None"),
-        ({"tape": 5}, "tape"),
-        ({"tape": b"x"}, "tape"),
-        ({"tape": ""}, "tape"),
-        ({"tape": "a\0b"}, "tape"),
-        ({"train_set": Given(lambda i: (X[i], "cat"))}, "'cat', a str, in its y"),
-        ({"train_set": Given(lambda i: ("text", 1))}, "in its x"),
-        ({"train_set": Given(_fail)}, "does not give instance 0"),
-        ({"train_set": {"x": X}}, "does not give instance 0"),
-        ({"train_set": (X, np.array(["a"] * 20))}, "dross computes with numbers"),
-        ({"train_set": (np.array([["a"]] * 20), Y)}, "dross computes with numbers"),
-        ({"train_set": (X.numpy().astype(object), Y)}, "dross computes with numbers"),
-        ({"train_set": None}, "map-style"),
+        ({"path": None}, "path must be the path of a folder, not None"),
+        ({"path": 5}, "path"),
+        ({"path": b"x"}, "path"),
+        ({"path": ""}, "path"),
+        ({"path": "a\0b"}, "path"),
+        ({"data": Given(lambda i: (X[i], "cat"))}, "'cat', a str, in its y"),
+        ({"data": Given(lambda i: ("text", 1))}, "in its x"),
+        ({"data": Given(_fail)}, "does not give instance 0"),
+        ({"data": {"x": X}}, "does not give instance 0"),
+        ({"data": (X, np.array(["a"] * 20))}, "dross computes with numbers"),
+        ({"data": (np.array([["a"]] * 20), Y)}, "dross computes with numbers"),
+        ({"data": (X.numpy().astype(object), Y)}, "dross computes with numbers"),
+        ({"data": None}, "map-style"),
         ({"loss": detached}, "does not depend on the model's parameters"),
         ({"loss": constant}, "does not depend on the model's parameters"),
         ({"loss": failing}, "The loss does not take"),
@@ -116,16 +116,17 @@ def _describe(value) -> str:
         ({"batches": 5}, "batches must be a list"),
         ({"batches": [[0, [1]]]}, "one list of whole numbers"),
         ({"batches": [[[0, 1], [2, 3]]]}, "one list of whole numbers"),
-        ({"eta": "quick"}, "eta must be a rate"),
-        ({"eta": {"a": 1}}, "eta must be a rate"),
-        ({"eta": 1j}, "eta must be a rate"),
-        ({"eta": lambda t: "x"}, "eta must be a rate"),
-        ({"eta": np.zeros((4, 7))}, r"eta has the shape \[4, 7\]"),
+        ({"lr": "quick"}, "lr must be a rate"),
+        ({"lr": {"a": 1}}, "lr must be a rate"),
+        ({"lr": 1j}, "lr must be a rate"),
+        ({"lr": lambda t: "x"}, "lr must be a rate"),
+        ({"lr": np.zeros((4, 7))}, r"lr has the shape \[4, 7\]"),
         ({"penalty": 5}, "penalty must be a function"),
         ({"penalty": lambda params: params["zzz"]}, "penalty"),
         ({"augment": 5}, "augment must be a function"),
         ({"augment": lambda x: x}, r"augment\(x, generator\) failed"),
-        ({"arithmetic": None}, "arithmetic"),
+        ({"clip_norm": "x"}, "clip"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "clip"),
         ({"device": 1.5}, "device"),
         ({"resume": 5}, "resume"),
         ({"keep": "all"}, "keep"),
@@ -147,8 +148,6 @@ def test_train_says_what_cannot_be_used(train, change, says):
         (lambda: dross.LastEpochs(1, "x"), "inside"),
         (lambda: dross.Budget(None), "budget"),
         (lambda: dross.Budget(10**7, "x"), "budget"),
-        (lambda: dross.ClipNorm("x"), "clip"),
-        (lambda: dross.ClipValue(None), "clip"),
         (lambda: dross.indexed(5), "map-style"),
     ],
 )
@@ -160,7 +159,7 @@ def test_what_describes_a_run_is_checked_when_it_is_made(make, says):
 @pytest.mark.parametrize(
     ("made", "stepped"),
     [
-        *[({key: value}, {}) for key in ("tape", "seed", "optimizer") for value in (None, 1.5, [])],
+        *[({key: value}, {}) for key in ("path", "seed", "optimizer") for value in (None, 1.5, [])],
         *[({key: value}, {}) for key in ("keep", "penalty", "augment") for value in (5, "x")],
         *[({"loss": loss}, {}) for loss in (None, detached, constant, failing)],
         *[({}, {"y": y}) for y in (None, 5, [0, 1], ["a", "b"], torch.tensor(1), [], {})],
@@ -179,7 +178,7 @@ def test_a_recorder_says_what_cannot_be_used(record, made, stepped):
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 def test_a_clip_of_a_recorder_needs_a_number(tmp_path, clip, wrong):
     model, optimizer = _start()
-    recorder = dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t")
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t")
     with (
         pytest.raises(InvalidInput, match="must be a number"),
         recorder.step([0], X[:1], Y[:1]) as losses,
@@ -209,7 +208,7 @@ def test_what_is_asked_of_a_run_is_checked(train):
         *[lambda v=v: run.leave_one_out(query, v) for v in ids],
         *[lambda v=v: run.verify(scores, query, v) for v in ids],
         *[lambda v=v: run.parameter_influence(v) for v in ids],
-        *[lambda v=v: dross.Run.open(v, _start()[0], (X, Y), "cross_entropy") for v in folders],
+        *[lambda v=v: dross.load(v, _start()[0], (X, Y), "cross_entropy") for v in folders],
         *[lambda v=v: run.influence(v) for v in (None, (X, Y), dross.mean_loss)],
     ]
     for ask in asked:

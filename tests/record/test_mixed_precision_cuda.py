@@ -72,7 +72,7 @@ def recorded(folder, make, dtype, *, scaler=None, steps=24, keep=None, kernel=No
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     x, y = (t.cuda() for t in data())
     options = {"autocast": dtype, "scaler": scaler, "keep": keep}
-    recorder = dross.Recorder(model, optimizer, "cross_entropy", folder, **options)
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=folder, **options)
     rng, scaler = np.random.default_rng(0), scaler or GradScaler("cuda", enabled=False)
     for _ in range(steps):
         ids = rng.choice(len(x), 32, replace=False)

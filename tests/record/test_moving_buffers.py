@@ -79,7 +79,7 @@ def test_what_cannot_be_followed_is_recorded_and_held(tmp_path, record, move):
         run = record(p)
     assert run.recording.objective.held == ("kept",)
     model, _ = p.start()
-    again = dross.Run.open(run.tape, model, (p.X, p.Y), p.loss)
+    again = dross.load(run.path, model, (p.X, p.Y), p.loss)
     scores = again.influence(query(p)).values
     assert np.isfinite(scores).all() and scores.any()
     np.testing.assert_array_equal(scores, run.influence(query(p)).values)
@@ -133,7 +133,7 @@ def test_micro_batches_one_after_the_other(tmp_path):
         model, optimizer = p.start()
         model.train()
         if recorder:
-            recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+            recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
         for t in range(3):
             parts = np.split(np.random.default_rng(t).permutation(14), [3, 9])
             for k, ids in enumerate(parts):

@@ -67,5 +67,5 @@ def test_lost_updates_are_told(tmp_path):
     model, optimizer = p.start()
     given = (model, (p.X, p.Y), "cross_entropy", optimizer)
     with pytest.warns(DrossWarning, match=match):
-        dross.train(*given, tape=tmp_path / "t", batches=p.batches, progress=False)
+        dross.train(*given, path=tmp_path / "t", batches=p.batches, progress=False)
     assert isinstance(model, nn.Module)

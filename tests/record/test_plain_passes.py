@@ -80,7 +80,7 @@ def test_compiled_modules_and_losses(record, tmp_path, make):
     recorder, _ = recorded_loop(p, tmp_path / "t")
     run = recorder.run((p.X, p.Y))
     close(run.influence(query(p)).values, record(plain).influence(query(plain)).values)
-    again = dross.Run.open(tmp_path / "t", p.model(), (p.X, p.Y), p.loss)
+    again = dross.load(tmp_path / "t", p.model(), (p.X, p.Y), p.loss)
     assert again.steps == len(p.batches)
 
 
@@ -129,8 +129,8 @@ def test_fused_attention_trains_and_the_math_kernel_differentiates(tmp_path, ker
 def test_attention_under_autocast(tmp_path):
     p = attention_problem(None, dtype=torch.float32)
     model, optimizer = p.start()
-    given = (model, optimizer, p.loss, tmp_path / "t")
-    recorder = dross.Recorder(*given, autocast=torch.bfloat16, keep=dross.Checkpoints(every=1000))
+    options = {"autocast": torch.bfloat16, "keep": dross.Checkpoints(every=1000)}
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "t", **options)
     for ids in p.batches:
         take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
     run = recorder.run((p.X, p.Y))

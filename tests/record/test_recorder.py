@@ -61,7 +61,7 @@ def test_gradient_accumulation_and_instance_weights(tmp_path):
         model, optimizer = p.start()
         model.train()
         if recorder is not None:
-            recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+            recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
         for start in range(3):
             for k, ids in enumerate(np.split(np.random.default_rng(start).permutation(14), [3, 9])):
                 if recorder is None:
@@ -114,8 +114,8 @@ def test_a_loader_with_workers_and_a_scheduler_that_moves_the_betas(tmp_path):
     options["generator"] = torch.Generator().manual_seed(3)
     loader = DataLoader(dross.indexed(train_set), **options)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)
-    given = (model, optimizer, "cross_entropy", tmp_path / "mine")
-    with dross.Recorder(*given, train_set=train_set) as recorder:
+    given = (model, "cross_entropy", optimizer)
+    with dross.Recorder(*given, path=tmp_path / "mine", data=train_set) as recorder:
         for epoch in range(3):
             for ids, x, y in loader:
                 take_step(recorder, optimizer, ids, x, y, epoch=epoch)
@@ -133,7 +133,7 @@ def test_a_compiled_model_is_unwrapped(tmp_path, record):
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
     compiled = torch.compile(model, backend="eager")
-    recorder = dross.Recorder(compiled, optimizer, p.loss, tmp_path / "mine")
+    recorder = dross.Recorder(compiled, p.loss, optimizer, path=tmp_path / "mine")
     for ids in p.batches:
         take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
     close(recorder.run((p.X, p.Y)).influence(query(p)).values, record(p).influence(query(p)).values)
@@ -152,7 +152,9 @@ def test_what_rehearsals_do_not_see_is_found_when_retraced(tmp_path):
     """A term that enters the loss after the first step of a segment, on a tape of every state."""
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", keep=dross.EveryStep())
+    recorder = dross.Recorder(
+        model, p.loss, optimizer, path=tmp_path / "mine", keep=dross.EveryStep()
+    )
     for t, ids in enumerate(p.batches):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
             (losses.mean() + (0.1 * model[0].weight.pow(2).sum() if t else 0)).backward()

@@ -17,7 +17,9 @@ class TestRefusals:
     def loop(self, tmp_path):
         self.p = problem("mlp", "sgd")
         self.model, self.optimizer = self.p.start()
-        self.recorder = dross.Recorder(self.model, self.optimizer, self.p.loss, tmp_path / "mine")
+        self.recorder = dross.Recorder(
+            self.model, self.p.loss, self.optimizer, path=tmp_path / "mine"
+        )
         ids = self.p.batches[0]
         self.batch = (ids, self.p.X[ids], self.p.Y[ids])
         yield
@@ -116,7 +118,7 @@ class TestRefusals:
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
         recorder = dross.Recorder(
-            model, optimizer, p.loss, tmp_path / "other", keep=dross.LastEpochs(1)
+            model, p.loss, optimizer, path=tmp_path / "other", keep=dross.LastEpochs(1)
         )
         ids = p.batches[0]
         with (
@@ -163,7 +165,7 @@ class TestRefusals:
     def test_a_loss_that_is_not_the_mean(self, loop):
         ids, x, y = self.batch
         with pytest.raises(NotSupported, match="the optimizer saw a gradient of length"):
-            with self.recorder.follow(ids, x, y) as watch:
+            with self.recorder.observe(ids, x, y) as watch:
                 loss = self.p.loss(self.model(x), y).sum()
                 watch(loss)
                 loss.backward()
@@ -172,7 +174,7 @@ class TestRefusals:
     def test_a_loss_of_another_shape(self, loop):
         ids, x, y = self.batch
         with pytest.raises(InvalidInput, match=r"shape \(2,\) came for a batch of 4"):
-            with self.recorder.follow(ids, x, y) as watch:
+            with self.recorder.observe(ids, x, y) as watch:
                 watch(self.p.loss(self.model(x), y)[:2])
 
     def test_no_backward(self, loop):
@@ -221,7 +223,7 @@ class TestRefusals:
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
         recorder = dross.Recorder(
-            model, optimizer, p.loss, tmp_path / "other", train_set=(p.X, p.Y)
+            model, p.loss, optimizer, path=tmp_path / "other", data=(p.X, p.Y)
         )
         ids = p.batches[0]
         with (
@@ -240,7 +242,7 @@ class TestRefusals:
         p = problem("mlp", "sgd")
         model, _ = p.start()
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
-        recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+        recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
         ids = p.batches[0]
         with (
             pytest.raises(NotSupported, match=f"{name} cannot be retraced: .*Use .*Adam"),
@@ -253,4 +255,4 @@ class TestRefusals:
         model, optimizer = p.start()
         model[0] = torch.jit.script(model[0])
         with pytest.raises(NotSupported, match="'0' is a TorchScript module"):
-            dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+            dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")

@@ -23,7 +23,7 @@ SAME_FOLDER = {
 
 
 def crash_at_step(stop, p, model, optimizer, folder):
-    with dross.Recorder(model, optimizer, p.loss, folder) as recorder:
+    with dross.Recorder(model, p.loss, optimizer, path=folder) as recorder:
         for t, ids in enumerate(p.batches):
             with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:
                 if t == stop:
@@ -36,7 +36,7 @@ def crash_at_step(stop, p, model, optimizer, folder):
 def train(p, folder, **options):
     model, optimizer = p.start()
     options |= {"batches": p.batches, "epochs": p.epochs, "progress": False}
-    return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=folder, **options), model
+    return dross.train(model, (p.X, p.Y), p.loss, optimizer, path=folder, **options), model
 
 
 def stop_training_at(stop, p, folder, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_recorder_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, ho
         crash_at_step(7, p, *p.start(), folder)
     model, optimizer = p.start()
     recorder = dross.Recorder(
-        model.train(), optimizer, p.loss, folder, resume=SAME_FOLDER[how](folder)
+        model.train(), p.loss, optimizer, path=folder, resume=SAME_FOLDER[how](folder)
     )
     assert recorder.steps == 7
     finish(p, recorder, model, optimizer, finished)
@@ -122,10 +122,10 @@ def test_a_recorder_does_not_resume_from_another_folder(tmp_path):
     for resume in (tmp_path / "other", str(tmp_path), "nowhere"):
         model, optimizer = p.start()
         with pytest.raises(InvalidInput, match=r"is not the folder of the tape.*resume=True"):
-            dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=resume)
+            dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=resume)
     model, optimizer = p.start()
     with pytest.raises(InvalidInput, match="resume=True"):
-        dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=False)
+        dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=False)
     assert Tape(tmp_path / "mine").steps == 3 and Tape(tmp_path / "other").steps == 3
 
 
@@ -138,25 +138,27 @@ def test_a_crash_in_the_middle_continues(tmp_path):
         crash_at_step(7, p, model, optimizer, tmp_path / "mine")
     assert Tape(tmp_path / "mine").steps == 7 and not Tape(tmp_path / "mine").complete
     with pytest.warns(dross.DrossWarning, match="7 steps"):
-        part = dross.Run.open(tmp_path / "mine", model, (p.X, p.Y), p.loss, progress=False)
+        part = dross.load(tmp_path / "mine", model, (p.X, p.Y), p.loss, progress=False)
     # the forward pass that had moved BatchNorm's statistics is undone
     assert part.influence(query(p)).values.any()
 
     model, optimizer = p.start()
     model.train()
-    recorder = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", resume=True)
     assert recorder.steps == 7
     run, ids = finish(p, recorder, model, optimizer, finished), p.batches[-1]
     assert run.influence(query(p)).values.any()
     with pytest.raises(InputChanged, match="seed was 0 and is 9"):
         model, optimizer = p.start()
-        other = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", resume=True, seed=9)
+        other = dross.Recorder(
+            model, p.loss, optimizer, path=tmp_path / "mine", resume=True, seed=9
+        )
         with other.step(ids, p.X[ids], p.Y[ids]):
             pass
     with pytest.raises(InputChanged, match="Continue it with the same"):
         model, _ = p.start()
         sgd = torch.optim.SGD(model.parameters(), lr=1)
-        dross.Recorder(model, sgd, p.loss, tmp_path / "mine", resume=True)
+        dross.Recorder(model, p.loss, sgd, path=tmp_path / "mine", resume=True)
     p.loss(model(p.X), p.Y).mean().backward()
     sgd.step()  # the recorder that could not be made does not listen
 
@@ -167,7 +169,7 @@ def test_epochs_go_on_after_a_resume(tmp_path):
 
     def record(epochs, **options):
         model, optimizer = p.start()
-        recorder = dross.Recorder(model.train(), optimizer, p.loss, folder, **options)
+        recorder = dross.Recorder(model.train(), p.loss, optimizer, path=folder, **options)
         for epoch in epochs:
             with recorder.step(ids, p.X[ids], p.Y[ids], epoch=epoch) as losses:
                 losses.mean().backward()
@@ -193,14 +195,14 @@ def test_an_abandoned_recorder_does_no_harm(tmp_path):
         for _ in range(count):
             take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
 
-    first = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine")
+    first = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine")
     steps(first, optimizer, 2)
     # on the same optimizer
-    second = dross.Recorder(model, optimizer, p.loss, tmp_path / "mine", overwrite=True)
+    second = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "mine", overwrite=True)
     steps(second, optimizer, 5)
     # on another, in the same folder
     other, other_optimizer = p.start()
-    third = dross.Recorder(other, other_optimizer, p.loss, tmp_path / "mine", overwrite=True)
+    third = dross.Recorder(other, p.loss, other_optimizer, path=tmp_path / "mine", overwrite=True)
     steps(third, other_optimizer, 4)
     third.close()
     with pytest.raises(InvalidInput, match="Another run"):

@@ -36,7 +36,7 @@ class Twice(nn.Linear):
         ({"batches": None, "epochs": 10**40, "batch_size": 4}, "epochs must be at most 1,000,000"),
         ({"epochs": 10**40}, "epochs must be at most 1,000,000, not a number of more than 20"),
         (
-            {"batches": None, "epochs": 10**6, "batch_size": 1, "train_set": HUGE},
+            {"batches": None, "epochs": 10**6, "batch_size": 1, "data": HUGE},
             "steps must be at most 100,000,000, not 1000000000: the rates of all",
         ),
         ({"batches": None, "epochs": 1, "batch_size": 10**40}, "batch_size must be at most"),
@@ -44,20 +44,20 @@ class Twice(nn.Linear):
         ({"batches": None, "epochs": 1.5, "batch_size": 4}, "whole, not 1.5"),
         ({"batches": [[], []]}, "nothing to train on"),
         ({"keep": "all"}, "EveryStep"),
-        ({"clip": 1.0}, "ClipNorm"),
-        ({"train_set": torch.utils.data.DataLoader([1, 2])}, "map-style"),
-        ({"train_set": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
+        ({"clip_value": -1.0}, "clip"),
+        ({"data": torch.utils.data.DataLoader([1, 2])}, "map-style"),
+        ({"data": [(torch.zeros(6), 0), (torch.zeros(5), 0)]}, "one batch"),
         ({"model": Twice(6, 3).double()}, "of the type tuple"),
-        (BINARY | {"train_set": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
-        ({"eta": [0.1, 0.1]}, "2 rates for 8 steps"),
-        ({"eta": -1.0}, "not negative"),
-        ({"eta": float("nan")}, "finite"),
-        ({"train_set": (torch.zeros(0, 6), torch.zeros(0).long())}, "empty"),
-        ({"train_set": (torch.zeros(4, 6), torch.zeros(3).long())}, "same number of instances"),
-        ({"train_set": iter([1, 2])}, "map-style"),
-        ({"train_set": [1, 2, 3]}, "pairs"),
+        (BINARY | {"data": (torch.zeros(15, 6), torch.full((15,), 2))}, "takes 0 to 1"),
+        ({"lr": [0.1, 0.1]}, "2 rates for 8 steps"),
+        ({"lr": -1.0}, "not negative"),
+        ({"lr": float("nan")}, "finite"),
+        ({"data": (torch.zeros(0, 6), torch.zeros(0).long())}, "empty"),
+        ({"data": (torch.zeros(4, 6), torch.zeros(3).long())}, "same number of instances"),
+        ({"data": iter([1, 2])}, "map-style"),
+        ({"data": [1, 2, 3]}, "pairs"),
         (
-            {"train_set": (torch.zeros(15, 9).double(), torch.zeros(15).long())},
+            {"data": (torch.zeros(15, 9).double(), torch.zeros(15).long())},
             "does not take the training inputs",
         ),
         ({"model": lambda x: x}, "torch.nn.Module"),
@@ -79,7 +79,7 @@ def test_labels_out_of_range_anywhere(trained):
     p = problem("mlp", "sgd")
     p.Y[-1] = 3  # an instance that no batch uses first
     with pytest.raises(InvalidInput, match="Labels run from 0 to 3, but the model has 3 outputs"):
-        trained(train_set=(p.X, p.Y))
+        trained(data=(p.X, p.Y))
 
 
 def test_other_refusals(trained):
@@ -91,7 +91,7 @@ def test_other_refusals(trained):
     plateau = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(NotSupported, match="ReduceLROnPlateau"):
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(plateau)
-        trained(model=model, optimizer=plateau, eta=scheduler)
+        trained(model=model, optimizer=plateau, lr=scheduler)
     with pytest.raises(NotSupported, match="LBFGS"):
         trained(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
     sparse = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Flatten()).double()
@@ -133,9 +133,7 @@ def test_operators_and_types_that_cannot_be_retraced(trained):
     p = problem("embedding", "sgd")
     bag = nn.Sequential(nn.EmbeddingBag(12, 4, mode="max"), nn.Linear(4, 3)).double()
     with pytest.raises(NotSupported, match="second derivative"):
-        trained(
-            model=bag, optimizer=torch.optim.SGD(bag.parameters(), lr=0.1), train_set=(p.X, p.Y)
-        )
+        trained(model=bag, optimizer=torch.optim.SGD(bag.parameters(), lr=0.1), data=(p.X, p.Y))
     odd = nn.Linear(6, 3, bias=False)
     odd.weight = nn.Parameter(odd.weight.to(torch.complex64))
     with pytest.raises(NotSupported, match="complex64 are not supported"):
@@ -151,7 +149,7 @@ def test_a_data_set_with_random_transforms(trained):
             return torch.randn(6, dtype=torch.float64), 0
 
     with pytest.raises(InvalidInput, match=r"augment\(x, generator\)"):
-        trained(train_set=Random())
+        trained(data=Random())
 
 
 def test_a_single_instance_and_batchnorm(trained):
@@ -170,7 +168,7 @@ def test_a_tensor_that_is_a_parameter_and_a_buffer_is_refused(tmp_path):
     data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
     with pytest.raises(InvalidInput, match=r"'0\.weight' and '1\.again' are the same tensor"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"tape": tmp_path, "epochs": 1, "batch_size": 4, "progress": False}
+        options = {"path": tmp_path, "epochs": 1, "batch_size": 4, "progress": False}
         dross.train(model, data, "cross_entropy", optimizer, **options)
 
 
@@ -181,14 +179,14 @@ def test_a_nan_names_its_step_and_its_instances(trained, tmp_path):
     first = next(t for t, ids in enumerate(p.batches) if bad in ids)
     message = f"Step {first}: the loss of instance {bad} is not finite"
     with pytest.raises(Diverged, match=message) as caught:
-        trained(train_set=(p.X, p.Y))
+        trained(data=(p.X, p.Y))
     assert caught.value.step == first
     assert dross.tape.reader.Tape(tmp_path / "t").steps == first  # what went well is kept
 
 
 def test_a_rate_that_explodes(trained):
     with pytest.raises(Diverged, match=r"Step \d+: .*lower the rate"):
-        trained(eta=1e308)
+        trained(lr=1e308)
 
 
 def test_an_adjoint_that_explodes_names_the_step(tmp_path):
@@ -198,7 +196,7 @@ def test_an_adjoint_that_explodes_names_the_step(tmp_path):
         model.weight.zero_()
     X, Y = torch.ones(2, 1) * 1e3, torch.zeros(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
-    options = {"tape": tmp_path / "t", "batches": [[0, 1]] * 8, "progress": False}
+    options = {"path": tmp_path / "t", "batches": [[0, 1]] * 8, "progress": False}
     run = dross.train(model, (X, Y), "squared_error", optimizer, **options)
     with pytest.raises(Diverged, match=r"no longer finite at step \d"):
         run.influence(dross.query(lambda params, buffers: params["weight"].sum()))

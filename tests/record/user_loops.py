@@ -19,7 +19,7 @@ def recorded_loop(p, folder, **options):
     model, optimizer = p.start()
     model.train()
     options |= {"penalty": p.penalty, "seed": p.seed}
-    recorder = dross.Recorder(model, optimizer, p.loss, folder, **options)
+    recorder = dross.Recorder(model, p.loss, optimizer, path=folder, **options)
     for t, ids in enumerate(p.batches):
         if p.rate is not None:
             for group in optimizer.param_groups:

@@ -72,8 +72,8 @@ def _train(problem: Any, folder: Path, keep: Any, **options: Any) -> dross.Run:
         "batches": problem.batches,
         "epochs": problem.epochs,
         "penalty": problem.penalty,
-        "eta": problem.rate,
-        "tape": folder / "tape",
+        "lr": problem.rate,
+        "path": folder / "tape",
         "keep": keep,
         "progress": False,
     } | options
@@ -97,9 +97,9 @@ def zoo_case(model: str, optimizer: str, keep: str, *, eager: bool = False) -> C
 
     def compute(folder: Path) -> dict[str, np.ndarray]:
         problem = zoo.problem(model, optimizer, epochs=6)
-        clip = dross.ClipNorm(0.8) if optimizer == "adam" else None
+        clip = 0.8 if optimizer == "adam" else None
         with _use_eager_executor() if eager else nullcontext():
-            run = _train(problem, folder, KEEP[keep], clip=clip)
+            run = _train(problem, folder, KEEP[keep], clip_norm=clip)
             return _everything(run, problem, forward=keep != "last")
 
     return compute
@@ -117,7 +117,7 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
         data = (torch.randn(24, 1, 14, 14), torch.randint(0, 10, (24,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         options = {"epochs": 3, "batch_size": 16, "keep": dross.Checkpoints(every=4)}
-        options |= {"tape": folder / "tape", "progress": False}
+        options |= {"path": folder / "tape", "progress": False}
         run = dross.train(model, train_set, "cross_entropy", optimizer, **options)
         query = dross.mean_loss(data) if queries == 1 else dross.losses(data)
         groups = [[0], [1, 2, 3]]
@@ -134,7 +134,7 @@ def recorder_case(optimizer_name: str, dropout: bool) -> Case:
         problem = zoo.problem("dropout" if dropout else "batchnorm", optimizer_name, epochs=4)
         model, optimizer = problem.start()
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
-        recorder = dross.Recorder(model, optimizer, "cross_entropy", folder / "tape")
+        recorder = dross.Recorder(model, "cross_entropy", optimizer, path=folder / "tape")
         weights = torch.tensor([0.5, 0.2, 0.3])
         for epoch in range(4):
             for first in range(0, 12, 3):

@@ -48,11 +48,11 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
         torch.manual_seed(0)
         model = nn.Linear(5, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"tape": tmp_path / str(k), "epochs": 2, "batch_size": 16}
+        options = {"path": tmp_path / str(k), "epochs": 2, "batch_size": 16}
         options |= {"keep": keep, "progress": False}
         run = dross.train(model, data, "cross_entropy", optimizer, **options)
         query = dross.mean_loss((torch.from_numpy(X[:50]).float(), Y[:50]))
-        opened = dross.Run.open(tmp_path / str(k), model, data, "cross_entropy")
+        opened = dross.load(tmp_path / str(k), model, data, "cross_entropy")
         scores.append(opened.influence(query).values)
         np.testing.assert_array_equal(run.influence(query).values, scores[-1])
         held = opened.recording.instances.stored[0]
@@ -89,4 +89,4 @@ def test_a_model_on_two_devices_is_refused(tmp_path):
     data = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
     with pytest.raises(NotSupported, match="is not on cpu"):
-        dross.Recorder(model, optimizer, "cross_entropy", tmp_path / "t", train_set=data)
+        dross.Recorder(model, "cross_entropy", optimizer, path=tmp_path / "t", data=data)

@@ -31,9 +31,9 @@ def test_cell(shared_oracle, tmp_path, cell):
         data[0],
         "binary_cross_entropy",
         torch.optim.SGD(model.parameters(), lr=0.1),
-        tape=tmp_path / "tape",
+        path=tmp_path / "tape",
         batches=list(known["batches"]),
-        eta=known["lr"],
+        lr=known["lr"],
         progress=False,
         penalty=lambda params: alpha / 2 * sum((value**2).sum() for value in params.values()),
     )

@@ -22,7 +22,7 @@ torch.manual_seed(0)
 x, y = torch.randn(40, 3), torch.arange(40) % 2
 model = torch.nn.Linear(3, 2)
 run = dross.train(model, (x, y), "cross_entropy", torch.optim.SGD(model.parameters(), lr=0.1),
-                  epochs=2, batch_size=10, tape="tape", progress=False)
+                  epochs=2, batch_size=10, path="tape", progress=False)
 query = dross.mean_loss((x, y))
 run
 """

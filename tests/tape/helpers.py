@@ -7,7 +7,7 @@ def train(p, folder, **options):
     """Record a problem without the options that the `record` fixture adds."""
     model, optimizer = p.start()
     options = {"batches": p.batches, "progress": False} | options
-    return dross.train(model, (p.X, p.Y), p.loss, optimizer, tape=folder, **options)
+    return dross.train(model, (p.X, p.Y), p.loss, optimizer, path=folder, **options)
 
 
 def reopen(p, tape, **changes):
@@ -15,9 +15,9 @@ def reopen(p, tape, **changes):
     model, _ = p.start()
     options = {
         "model": model,
-        "train_set": (p.X, p.Y),
+        "data": (p.X, p.Y),
         "loss": p.loss,
         "penalty": p.penalty,
         "progress": False,
     }
-    return dross.Run.open(tape, **(options | changes))
+    return dross.load(tape, **(options | changes))

@@ -65,10 +65,10 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
             MapStyle((p.X, p.Y)),
             loss,
             optimizer,
-            tape=tmp_path / folder,
+            path=tmp_path / folder,
             batches=p.batches,
             epochs=p.epochs,
-            eta=lambda t: 0.02 / (1 + t),
+            lr=lambda t: 0.02 / (1 + t),
             keep=keep,
             progress=False,
             **options,
@@ -101,7 +101,7 @@ SCRIPT = textwrap.dedent(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     print("ready", flush=True)
     run = dross.train(
-        model, (X, Y), "cross_entropy", optimizer, tape=sys.argv[1], epochs=40, batch_size=10,
+        model, (X, Y), "cross_entropy", optimizer, path=sys.argv[1], epochs=40, batch_size=10,
         progress=False, resume="resume" in sys.argv, keep=dross.Checkpoints(every=7),
     )
     print(run.recording.state_at(run.steps).theta.numpy().tobytes().hex())
@@ -203,14 +203,14 @@ def test_keyboard_interrupt_leaves_a_usable_tape(tmp_path):
             (p.X, p.Y),
             loss,
             optimizer,
-            tape=tmp_path / "t",
+            path=tmp_path / "t",
             batches=p.batches,
             progress=False,
         )
     steps = Tape(tmp_path / "t").steps
     assert 0 < steps < len(p.batches)
     with pytest.warns(dross.DrossWarning, match=f"{steps} of {len(p.batches)} planned steps"):
-        run = dross.Run.open(tmp_path / "t", model, (p.X, p.Y), loss, progress=False)
+        run = dross.load(tmp_path / "t", model, (p.X, p.Y), loss, progress=False)
     assert not run.complete
     assert run.influence(dross.mean_loss((p.X_val, p.Y_val))).values.any()
 

@@ -60,13 +60,13 @@ def test_any_manifest_that_is_not_ours_is_refused(tmp_path_factory, raw):
 def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     p = problem("mlp", "sgd")
     run = record(p)
-    path = run.tape / "manifest.json"
+    path = run.path / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text(json.dumps(good | {"format": 99}))
     with pytest.raises(InputChanged, match="format 99; this dross reads formats 1 and 2"):
-        Tape(run.tape)
+        Tape(run.path)
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
     with pytest.raises(CorruptFile, match="a file outside the tape"):
-        Tape(run.tape)
+        Tape(run.path)
     with pytest.raises(DrossError, match="no tape"):
         Tape(tmp_path / "nowhere")

@@ -55,13 +55,13 @@ def train(folder, data=None, **options):
     model, optimizer = start()
     given = {"epochs": 2, "batch_size": 50, "progress": False} | LITTLE_MEMORY | options
     data = MapStyle() if data is None else data
-    return dross.train(model, data, "cross_entropy", optimizer, tape=folder, **given)
+    return dross.train(model, data, "cross_entropy", optimizer, path=folder, **given)
 
 
 def own_loop(folder, *, stop=None, y=Y, epochs=2, **options):
     """The user's own loop, whose recorder does not know the data set."""
     model, optimizer = start()
-    recorder = dross.Recorder(model, optimizer, "cross_entropy", folder, **options)
+    recorder = dross.Recorder(model, "cross_entropy", optimizer, path=folder, **options)
     generator, batches = torch.Generator().manual_seed(1), []
     for epoch in range(epochs):
         order = torch.randperm(COUNT, generator=generator)
@@ -75,7 +75,7 @@ def own_loop(folder, *, stop=None, y=Y, epochs=2, **options):
 
 
 def reopen(folder, data, **options):
-    return dross.Run.open(folder, start()[0], data, "cross_entropy", progress=False, **options)
+    return dross.load(folder, start()[0], data, "cross_entropy", progress=False, **options)
 
 
 def ids_of_steps(tape: Tape):
@@ -150,7 +150,7 @@ def test_what_is_held_in_memory_is_digested_and_not_hashed_again(tmp_path, monke
     run = train(tmp_path / "t", keep=None)
     assert "hashes" not in run.recording.tape.manifest
     assert len(run.influence(QUERY)) == COUNT
-    run = own_loop(tmp_path / "r", train_set=(X, Y)).run()
+    run = own_loop(tmp_path / "r", data=(X, Y)).run()
     assert "hashes" not in run.recording.tape.manifest
     assert len(run.influence(QUERY)) == COUNT
 

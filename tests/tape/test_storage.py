@@ -29,13 +29,13 @@ def bucket(request, tmp_path):
 def upload(run, url):
     """As docs/scale.md says."""
     system, path = fsspec.core.url_to_fs(url)
-    system.put(f"{run.tape}/", path, recursive=True)
+    system.put(f"{run.path}/", path, recursive=True)
     return system, path
 
 
 def open_run(p, url, **options):
     model, _ = p.start()
-    return dross.Run.open(url, model, (p.X, p.Y), p.loss, p.penalty, progress=False, **options)
+    return dross.load(url, model, (p.X, p.Y), p.loss, penalty=p.penalty, progress=False, **options)
 
 
 def query(p):
@@ -61,7 +61,7 @@ def test_a_tape_in_a_bucket_says_the_same_and_is_fetched_once(record, bucket, fe
     run = record(p, keep=FINE)
     upload(run, bucket)
     again = open_run(p, bucket)
-    assert fetched == ["manifest.json"] and again.tape == bucket  # nothing before it is needed
+    assert fetched == ["manifest.json"] and again.path == bucket  # nothing before it is needed
     np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
     np.testing.assert_array_equal(
         again.leave_one_out(query(p), [0, 1]), run.leave_one_out(query(p), [0, 1])
@@ -122,7 +122,7 @@ def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
     with pytest.raises(CorruptFile, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
         again.influence(query(p))
     again.influence(query(p), epochs=1)  # does not need it
-    system.put(str(run.tape / gone), f"{path}/{gone}")
+    system.put(str(run.path / gone), f"{path}/{gone}")
     np.testing.assert_array_equal(again.influence(query(p)).values, run.influence(query(p)).values)
 
 
@@ -159,10 +159,10 @@ def test_other_faults(record, bucket, monkeypatch, tmp_path):
     with pytest.raises(InvalidInput, match="Protocol not known"):
         open_run(p, "nowhere://bucket/run")
     with pytest.raises(InvalidInput, match="copy the folder there"):
-        record(p, tape=bucket)
+        record(p, path=bucket)
     with pytest.raises(InvalidInput, match="copy the folder there"):
         model, optimizer = p.start()
-        dross.Recorder(model, optimizer, p.loss, bucket, resume=True)
+        dross.Recorder(model, p.loss, optimizer, path=bucket, resume=True)
 
 
 def test_info_and_runs_that_travel(record, tmp_path):
@@ -174,7 +174,7 @@ def test_info_and_runs_that_travel(record, tmp_path):
     result = CliRunner().invoke(cli.app, ["info", url], catch_exceptions=False)
     assert result.exit_code == 0 and "all intact" in result.output
     again = cloudpickle.loads(cloudpickle.dumps(open_run(p, url)))
-    assert again.tape == url
+    assert again.path == url
     np.testing.assert_array_equal(
         again.leave_one_out(query(p), [0, 3]), run.leave_one_out(query(p), [0, 3])
     )

@@ -19,7 +19,7 @@ def test_opened_in_another_process_it_says_the_same(record, optimizer):
     p = problem("batchnorm", optimizer, epochs=3)
     run = record(p)
     query = dross.mean_loss((p.X_val, p.Y_val))
-    again = reopen(p, run.tape)
+    again = reopen(p, run.path)
     np.testing.assert_array_equal(again.influence(query).values, run.influence(query).values)
     assert again.steps == len(p.batches) and again.complete
 
@@ -28,26 +28,26 @@ def test_an_existing_tape_is_not_overwritten_unless_asked(record, tmp_path):
     p = problem("mlp", "sgd")
     run = record(p)
     with pytest.raises(InvalidInput, match=r"resume=True.*overwrite=True"):
-        record(p, tape=run.tape)
-    assert record(p, tape=run.tape, overwrite=True).complete
+        record(p, path=run.path)
+    assert record(p, path=run.path, overwrite=True).complete
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     for asked in ({}, {"overwrite": True}):
         with pytest.raises(InvalidInput, match="not a tape"):
-            record(p, tape=tmp_path / "mine", **asked)
+            record(p, path=tmp_path / "mine", **asked)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
     with pytest.raises(InvalidInput, match="exclude"):
-        record(p, tape=run.tape, overwrite=True, resume=True)
+        record(p, path=run.path, overwrite=True, resume=True)
 
 
 def test_a_tape_is_only_continued_with_the_settings_it_was_started_with(record):
     p = problem("mlp", "sgd")
     run = record(p)
     with pytest.raises(InputChanged, match="seed was 0 and is 5"):
-        record(p, tape=run.tape, resume=True, seed=5)
+        record(p, path=run.path, resume=True, seed=5)
     with pytest.raises(InputChanged, match="optimizer"):
         p.optimizer = problem("mlp", "adam").optimizer
-        record(p, tape=run.tape, resume=True)
+        record(p, path=run.path, resume=True)
 
 
 def test_what_belongs_to_another_run_is_refused(record):
@@ -62,19 +62,19 @@ def test_what_belongs_to_another_run_is_refused(record):
     with pytest.raises(
         InputChanged, match=r"'0.weight' is \(7, 6\) float64 on the tape and \(8, 6\) float64 here"
     ):
-        reopen(p, run.tape, model=wider)
+        reopen(p, run.path, model=wider)
     with pytest.raises(InputChanged, match="float32"):
-        reopen(p, run.tape, model=MODELS["mlp"]())
+        reopen(p, run.path, model=MODELS["mlp"]())
     with pytest.raises(InputChanged, match="loss"):
-        reopen(p, run.tape, loss="cross_entropy")
+        reopen(p, run.path, loss="cross_entropy")
     with pytest.raises(InputChanged, match="penalty"):
-        reopen(p, run.tape, penalty=penalty)
+        reopen(p, run.path, penalty=penalty)
     changed = p.Y.clone()
     changed[3] = (changed[3] + 1) % 3
     with pytest.raises(InputChanged, match="data set"):
-        reopen(p, run.tape, train_set=(p.X, changed))
+        reopen(p, run.path, data=(p.X, changed))
     with pytest.raises(InputChanged, match="data set"):
-        reopen(p, run.tape, train_set=(p.X[:-1], p.Y[:-1]))
+        reopen(p, run.path, data=(p.X[:-1], p.Y[:-1]))
 
 
 def test_frozen_weights_must_be_the_recorded_ones(record):
@@ -84,7 +84,7 @@ def test_frozen_weights_must_be_the_recorded_ones(record):
     with torch.no_grad():
         other.frozen.weight.add_(1)
     with pytest.raises(InputChanged, match="frozen"):
-        reopen(p, run.tape, model=other)
+        reopen(p, run.path, model=other)
 
 
 @pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints()])
@@ -128,7 +128,7 @@ def test_a_resumed_run_needs_the_same_frozen_weights(record):
 
     p.start = other
     with pytest.raises(InputChanged, match="model was"):
-        record(p, tape=run.tape, resume=True)
+        record(p, path=run.path, resume=True)
 
 
 def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_data_set_that_changes_between_two_looks_is_found_out(tmp_path, monkey
     monkeypatch.setattr("dross.data.dataset._MAX_BYTES_HELD", 0)
     drifting = Drifting(p)
     run = dross.train(
-        model, drifting, p.loss, optimizer, tape=tmp_path / "t", batches=p.batches, progress=False
+        model, drifting, p.loss, optimizer, path=tmp_path / "t", batches=p.batches, progress=False
     )
     drifting.offset = 1.0
     with pytest.raises(InputChanged, match="must look the same every time"):

@@ -237,10 +237,10 @@ def record_run(
         data,
         recipe.loss,
         optimizer,
-        tape=folder,
+        path=folder,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
-        eta=lambda step: recipe.rate * recipe.rate_factor(step, steps),
+        lr=lambda step: recipe.rate * recipe.rate_factor(step, steps),
         seed=mix_seeds(seed, number, 2),
         device="cpu" if recipe.device.startswith("mps") else recipe.device,  # no float64 there
         progress=progress,

@@ -309,7 +309,7 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     if array.ndim > 1:
         raise InvalidInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
-        hint = " Ids that are texts need train_set=." if array.dtype.kind == "U" else ""
+        hint = " Ids that are texts need data=." if array.dtype.kind == "U" else ""
         raise InvalidInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]

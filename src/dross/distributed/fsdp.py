@@ -88,7 +88,7 @@ def refuse_to_open() -> NoReturn:
     """A model under fully_shard is trained, and not asked."""
     raise NotSupported(
         "A loop under fully_shard does not open its tape by itself. Call recorder.close() on every "
-        "rank, then dross.Run.open(tape, model, train_set, loss) with a model that is not under "
+        "rank, then dross.load(path, model, data, loss) with a model that is not under "
         "fully_shard, perhaps on the meta device; and run.influence(query, group=..., "
         "sharded=True)."
     )

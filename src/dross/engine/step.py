@@ -54,9 +54,6 @@ class ClipNorm:
 
     Raises:
         InvalidInput: max_norm is not positive.
-
-    Example:
-        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipNorm(1.0), ...)
     """
 
     max_norm: float
@@ -114,9 +111,6 @@ class ClipValue:
 
     Raises:
         InvalidInput: limit is not positive.
-
-    Example:
-        dross.train(model, data, "cross_entropy", optimizer, clip=dross.ClipValue(0.5), ...)
     """
 
     limit: float
@@ -147,6 +141,21 @@ def _check_positive(value: float) -> None:
 
 
 Clip = ClipNorm | ClipValue
+
+
+def clip_of(norm: float | None, value: float | None) -> Clip | None:
+    """The clip that the options `clip_norm=` and `clip_value=` describe.
+
+    Raises:
+        InvalidInput: both are given, or one is not a positive number.
+    """
+    if norm is not None and value is not None:
+        raise InvalidInput("Pass either clip_norm or clip_value, not both.")
+    if norm is not None:
+        return ClipNorm(norm)
+    return None if value is None else ClipValue(value)
+
+
 _KINDS: tuple[type, ...] = (ClipNorm, ClipValue)
 _NO_CLIP = -1.0
 

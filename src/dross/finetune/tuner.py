@@ -133,7 +133,7 @@ class Tuner:
             else:
                 from ..integrations.transformers import RecordingTrainer
 
-                trainer = RecordingTrainer(self.model, **given, tape=tape, overwrite=True)
+                trainer = RecordingTrainer(self.model, **given, path=tape, overwrite=True)
             trainer.remove_callback(self._callbacks.PrinterCallback)
             trainer.add_callback(_count_steps(self._callbacks.TrainerCallback, advance))
             yield trainer

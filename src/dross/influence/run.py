@@ -39,58 +39,15 @@ class Run:
         scores.most_harmful(10)
         run.verify(scores, dross.mean_loss((X_val, y_val)))
 
-    Made by `dross.train`, by a `Recorder`, or from a tape with `Run.open`. N = len(run) is its
+    Made by `dross.train`, by a `Recorder`, or from a tape with `dross.load`. N = len(run) is its
     number of training instances; an instance's id is its index.
     """
 
     recording: Recording
     progress: bool = True
 
-    @staticmethod
-    def open(
-        tape: str | os.PathLike,
-        model: torch.nn.Module,
-        train_set: Any,
-        loss: Any,
-        penalty: Penalty | None = None,
-        augment: Augment | None = None,
-        *,
-        progress: bool = True,
-    ) -> "Run":
-        """Open a run that was recorded earlier, perhaps by another process.
-
-        Arguments:
-            tape: its folder, or the URL of a copy in object storage ("s3://bucket/run"), from which
-                only what is needed is fetched.
-            model: the model as it was built. Its own weights do not matter, and may be on the meta
-                device; frozen ones must be there.
-            train_set: the data set that it was trained on.
-            loss: the loss, by name or as the same function.
-            penalty: the penalty, where there was one.
-            augment: the augmentation, where there was one.
-            progress: show progress bars for long operations.
-
-        Returns:
-            The run. Where its recording was interrupted, it ends there, with a warning.
-
-        Raises:
-            InvalidInput: for arguments that cannot be used.
-            DrossError: where there is no tape, or it is damaged, or belongs to another model, data
-                set or loss.
-        """
-        recording = Recording.open(tape, model, train_set, loss, penalty, augment)
-        opened = recording.tape
-        if not opened.complete:
-            warnings.warn(
-                f"The tape at {tape} is not complete: it holds {opened.length}. Scores are "
-                "for the model at that point; continue the run with resume=True.",
-                DrossWarning,
-                stacklevel=2,
-            )
-        return Run(recording, progress)
-
     @property
-    def tape(self) -> Path | str:
+    def path(self) -> Path | str:
         """The folder that the run was recorded in, or the URL that it is read from."""
         return self.recording.tape.storage.address
 
@@ -122,7 +79,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """In a notebook: what was trained, how far it got, and what the tape keeps."""
-        return named_values(describe_tape(self.recording.tape) | {"tape": self.tape})
+        return named_values(describe_tape(self.recording.tape) | {"path": self.path})
 
     def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
         """The query's value at the trained model.
@@ -211,7 +168,7 @@ class Run:
                 as_query(query),
                 epochs=epochs,
                 at=at,
-                resume=progress_folder(resume, self.tape),
+                resume=progress_folder(resume, self.path),
                 group=group,
                 sharded=sharded,
                 progress=self.progress,
@@ -386,3 +343,46 @@ class Run:
         if len(ids) == 0:
             raise InvalidInput("Pass at least one instance id.")
         return ids
+
+
+def load(
+    path: str | os.PathLike,
+    model: torch.nn.Module,
+    data: Any,
+    loss: Any,
+    *,
+    penalty: Penalty | None = None,
+    augment: Augment | None = None,
+    progress: bool = True,
+) -> Run:
+    """Open a run that was recorded earlier, perhaps by another process.
+
+    Arguments:
+        path: its folder, or the URL of a copy in object storage ("s3://bucket/run"), from which
+            only what is needed is fetched.
+        model: the model as it was built. Its own weights do not matter, and may be on the meta
+            device; frozen ones must be there.
+        data: the data set that it was trained on.
+        loss: the loss, by name or as the same function.
+        penalty: the penalty, where there was one.
+        augment: the augmentation, where there was one.
+        progress: show progress bars for long operations.
+
+    Returns:
+        The run. Where its recording was interrupted, it ends there, with a warning.
+
+    Raises:
+        InvalidInput: for arguments that cannot be used.
+        DrossError: where there is no tape, or it is damaged, or belongs to another model, data
+            set or loss.
+    """
+    recording = Recording.open(path, model, data, loss, penalty, augment)
+    opened = recording.tape
+    if not opened.complete:
+        warnings.warn(
+            f"The tape at {path} is not complete: it holds {opened.length}. Scores are "
+            "for the model at that point; continue the run with resume=True.",
+            DrossWarning,
+            stacklevel=2,
+        )
+    return Run(recording, progress)

@@ -2,7 +2,7 @@
 
 from dross.integrations.lightning import DrossCallback
 
-dross_callback = DrossCallback(tape="runs/x", loss="cross_entropy")
+dross_callback = DrossCallback("cross_entropy", path="runs/x")
 trainer = lightning.Trainer(callbacks=[dross_callback], ...)
 trainer.fit(module, train_loader)
 scores = dross_callback.recorded_run().influence(dross_callback.loss_of(validation_loader))
@@ -28,7 +28,7 @@ except ImportError as error:
 from ..data.collated import Collated
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
-from ..influence.run import Run
+from ..influence.run import Run, load
 from ..record.followed import Followed
 from ..record.recorder import Recorder
 from ..tape.resume import rewind
@@ -47,23 +47,23 @@ class DrossCallback(Callback):
     schedulers are recorded as they happen.
 
     Arguments:
-        tape: the folder that the run is recorded in.
         loss: as for `dross.train`; None where training_step returns losses.
+        path: the folder that the run is recorded in.
         split: takes a batch apart into (x, y), where it is not such a pair.
         keep, overwrite, seed: as for `dross.train`.
     """
 
     def __init__(
         self,
-        tape: str | os.PathLike,
         loss: Any = None,
         *,
+        path: str | os.PathLike,
         split: Callable[[Any], tuple[Any, Any]] | None = None,
         keep: Keep | None = None,
         overwrite: bool = False,
         seed: int = 0,
     ):
-        self.tape, self.loss, self.split = tape, loss, split
+        self.path, self.loss, self.split = path, loss, split
         self.keep, self.overwrite, self.seed = keep, overwrite, seed
         self.recorder: Recorder | None = None
         self._drawn: DrawnIds | None = None
@@ -101,15 +101,15 @@ class DrossCallback(Callback):
                 f"The module has {len(trainer.optimizers)} optimizers; dross follows one."
             )
         if resumes := trainer.global_step > 0:
-            rewind(self.tape, trainer.global_step)
+            rewind(self.path, trainer.global_step)
         self._module = pl_module
         self.recorder = Recorder(
             self._replayed(pl_module),
-            trainer.optimizers[0],
             self._loss,
-            self.tape,
+            trainer.optimizers[0],
+            path=self.path,
             keep=self.keep,
-            train_set=self._collated(self._loader),
+            data=self._collated(self._loader),
             seed=self.seed,
             overwrite=self.overwrite and not resumes,
             resume=resumes,
@@ -161,7 +161,7 @@ class DrossCallback(Callback):
         ids, (x, y) = drawn.take(), self._split(batch)
         self._size = len(ids)
         stack = ExitStack()
-        followed = stack.enter_context(recorder.follow(ids, x, y, epoch=trainer.current_epoch))
+        followed = stack.enter_context(recorder.observe(ids, x, y, epoch=trainer.current_epoch))
         with stack:
             self._open = (stack, followed)
             outputs = step(batch, *args, **kwargs)
@@ -236,7 +236,7 @@ class DrossCallback(Callback):
                 "Nothing was recorded by this callback yet. Call trainer.fit first, or pass the "
                 "module and the training loader: recorded_run(module, loader)."
             )
-        return Run.open(self.tape, self._replayed(module), self._collated(loader), self._loss)
+        return load(self.path, self._replayed(module), self._collated(loader), self._loss)
 
     def loss_of(self, loader: Any) -> Query:
         """The mean loss over the instances of a loader: a query of one number."""

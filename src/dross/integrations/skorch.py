@@ -2,7 +2,7 @@
 
 from dross.integrations.skorch import DrossCallback
 
-net = NeuralNetClassifier(Module, callbacks=[("dross", DrossCallback(tape="runs/x"))])
+net = NeuralNetClassifier(Module, callbacks=[("dross", DrossCallback(path="runs/x"))])
 net.fit(X, y)
 run = dict(net.callbacks_)["dross"].recorded_run()
 """
@@ -26,7 +26,7 @@ except ImportError as error:
 from ..data.collated import Collated, Keywords
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
-from ..influence.run import Run
+from ..influence.run import Run, load
 from ..record.followed import Followed
 from ..record.recorder import Recorder
 from ..tape.retention import Keep
@@ -41,18 +41,18 @@ class DrossCallback(Callback):
     weighs it. Put the callback before others that change the module at the end of training.
 
     Arguments:
-        tape: the folder that the run is recorded in.
+        path: the folder that the run is recorded in.
         keep, overwrite, seed: as for `dross.train`.
     """
 
     def __init__(
         self,
-        tape: str | os.PathLike,
+        path: str | os.PathLike,
         keep: Keep | None = None,
         overwrite: bool = False,
         seed: int = 0,
     ):
-        self.tape, self.keep, self.overwrite, self.seed = tape, keep, overwrite, seed
+        self.path, self.keep, self.overwrite, self.seed = path, keep, overwrite, seed
 
     def initialize(self) -> "DrossCallback":
         """Forget an earlier training."""
@@ -96,11 +96,11 @@ class DrossCallback(Callback):
         self.source_ = Collated(dataset, loader.collate_fn, _split)
         self.recorder_ = Recorder(
             net.module_,
-            net.optimizer_,
             InstanceLosses(net),
-            self.tape,
+            net.optimizer_,
+            path=self.path,
             keep=self.keep,
-            train_set=self.source_,
+            data=self.source_,
             seed=self.seed,
             overwrite=self.overwrite,
             expected_steps=len(loader) * net.max_epochs,
@@ -116,7 +116,7 @@ class DrossCallback(Callback):
             )
         ids, (x, y) = self._rows[self._drawn.take()], _split(batch)
         epoch = max(len(self._net.history) - 1, 0)
-        with self.recorder_.follow(ids, x, y, epoch=epoch) as self._followed:
+        with self.recorder_.observe(ids, x, y, epoch=epoch) as self._followed:
             try:
                 return step(batch)
             finally:
@@ -170,7 +170,7 @@ class DrossCallback(Callback):
         """
         if getattr(self, "recorder_", None) is None:
             raise InvalidInput("Nothing was recorded by this callback yet: call net.fit first.")
-        return Run.open(self.tape, self._net.module_, self.source_, InstanceLosses(self._net))
+        return load(self.path, self._net.module_, self.source_, InstanceLosses(self._net))
 
     def loss_of(self, X: Any, y: Any) -> Query:
         """The mean loss of the criterion over data: a query of one number."""

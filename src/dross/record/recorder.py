@@ -29,7 +29,7 @@ from ..engine.losses import find_loss
 from ..engine.objective import Penalty
 from ..engine.precision import check_autocast
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..influence.run import Run
+from ..influence.run import Run, load
 from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
 from ..tape.reader import Tape
@@ -50,7 +50,7 @@ _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDict
 class Recorder(ClipMethods):
     """Writes a tape of your own loop.
 
-        recorder = dross.Recorder(model, optimizer, "cross_entropy", "runs/mine")
+        recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
         for epoch in range(20):
             for ids, x, y in loader:                     # DataLoader(dross.indexed(train_set), ...)
                 with recorder.step(ids, x, y, epoch=epoch) as losses:
@@ -93,14 +93,14 @@ class Recorder(ClipMethods):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         loss: Any,
-        tape: str | os.PathLike,
+        optimizer: torch.optim.Optimizer,
         *,
+        path: str | os.PathLike,
         penalty: Penalty | None = None,
         augment: Augment | None = None,
         keep: Keep | None = None,
-        train_set: Any = None,
+        data: Any = None,
         seed: int = 0,
         overwrite: bool = False,
         resume: bool | str | os.PathLike = False,
@@ -112,13 +112,13 @@ class Recorder(ClipMethods):
 
         Arguments:
             model: the model that the loop trains.
-            optimizer: its torch.optim optimizer.
             loss: as for `dross.train`.
-            tape: the folder that the run is recorded in.
+            optimizer: its torch.optim optimizer.
+            path: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
-            train_set: if given, the first batch is compared with it. A `dross.Collated` is a data
-                set whose batches are put together by a collator.
-            resume: True continues what an interrupted loop left in `tape`: model and optimizer are
+            data: the training set. If given, the first batch is compared with it. A
+                `dross.Collated` is a data set whose batches are put together by a collator.
+            resume: True continues what an interrupted loop left in `path`: model and optimizer are
                 restored to where it stopped, and `steps` says how many of the loop's steps to skip.
                 Naming that folder means the same.
             autocast: torch.bfloat16 or torch.float16: the recorder computes the forward pass and
@@ -136,7 +136,7 @@ class Recorder(ClipMethods):
         optimizer = unwrap_optimizer(optimizer)
         check_optimizer(optimizer)
         check_keep(keep)
-        check_folder(tape, "tape")
+        check_folder(path, "path")
         check_function(penalty, "penalty")
         check_function(augment, "augment")
         seed = check_whole(seed, "seed")
@@ -144,7 +144,7 @@ class Recorder(ClipMethods):
             former._save_what_there_is()  # it must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
         self.called, self.model = model, unwrap_model(ddp.bare_module(model))
-        self.optimizer, self.folder = optimizer, tape
+        self.optimizer, self.folder = optimizer, path
         self.loss_name, self.loss = find_loss(loss)
         self.penalty, self.augment, self.seed = penalty, augment, seed
         self.keep = DefaultRetention() if keep is None else keep
@@ -152,18 +152,18 @@ class Recorder(ClipMethods):
         self.autocast = check_autocast(autocast, self.device, self.dtype)
         self.scaler = check_scaler(scaler)
         given = (self.device, self.dtype, self.keep.memory)
-        self.instances = None if train_set is None else Instances(train_set, *given)
+        self.instances = None if data is None else Instances(data, *given)
         self._expected_steps = expected_steps
         self._sharded = fsdp.is_sharded(self.model)
         if self._sharded:
             fsdp.check_options(penalty=penalty, scaler=scaler)
         ranks = fsdp.ranks_of(self.model) if self._sharded else ddp.ranks_of(model)
         self._loop = self._describe_loop(ranks)
-        wants_resume = check_resume(resume, tape)
+        wants_resume = check_resume(resume, path)
         earlier = self._loop.ranks.on_first(
-            lambda: prepare_folder(tape, overwrite=overwrite, resume=wants_resume)
+            lambda: prepare_folder(path, overwrite=overwrite, resume=wants_resume)
         )
-        self._tape = LoopTape(self._loop, tape, earlier)
+        self._tape = LoopTape(self._loop, path, earlier)
         self._watch, self._closed = StepWatch(self._loop, self._tape), False
         self._tape.restore()
         self._listen()  # last: a recorder that could not be made listens to nothing
@@ -250,10 +250,10 @@ class Recorder(ClipMethods):
             yield losses
 
     @contextmanager
-    def follow(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Followed]:
+    def observe(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Followed]:
         """Follow a loop that computes its own loss, as trainers do.
 
-            with recorder.follow(ids, x, y) as watch:
+            with recorder.observe(ids, x, y) as watch:
                 loss = F.cross_entropy(model(x), y)
                 watch(loss)                        # the mean over the batch
                 loss.backward()
@@ -344,11 +344,11 @@ class Recorder(ClipMethods):
         self._finish(complete=True)
         self._loop.ranks.from_first(None)  # the tape is there before anyone opens it
 
-    def run(self, train_set: Any = None) -> Run:
+    def run(self, data: Any = None) -> Run:
         """Close the tape and open it as a run.
 
         Arguments:
-            train_set: the data set, where the recorder was not given it.
+            data: the training set, where the recorder was not given it.
 
         Returns:
             The recorded run.
@@ -360,12 +360,18 @@ class Recorder(ClipMethods):
         if self._sharded:
             fsdp.refuse_to_open()
         self.close()
-        if train_set is None and self.instances is not None:
-            train_set = self.instances.source
-        if train_set is None:
-            raise InvalidInput("Pass the training set: recorder.run(train_set).")
-        given = (train_set, self._loop.given_loss, self.penalty, self.augment)
-        return Run.open(self.folder, self.model, *given)
+        if data is None and self.instances is not None:
+            data = self.instances.source
+        if data is None:
+            raise InvalidInput("Pass the training set: recorder.run(data).")
+        return load(
+            self.folder,
+            self.model,
+            data,
+            self._loop.given_loss,
+            penalty=self.penalty,
+            augment=self.augment,
+        )
 
     def __enter__(self) -> "Recorder":
         return self

@@ -16,9 +16,9 @@ from ..engine.executor import Executor
 from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
 from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
-from ..engine.precision import Precision, cast_of, check_arithmetic, check_autocast
+from ..engine.precision import Precision, check_autocast
 from ..engine.state import State
-from ..engine.step import Clip, ClipNorm, ClipValue
+from ..engine.step import clip_of
 from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
@@ -31,58 +31,59 @@ from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter
 from .torch_binding import LiveModel
 from .training_loop import TrainingLoop
-from .training_plan import BatchPlan, Eta, plan_numbers
+from .training_plan import BatchPlan, LearningRate, plan_numbers
 
 
 def train(
     model: torch.nn.Module,
-    train_set: Any,
+    data: Any,
     loss: Any,
     optimizer: torch.optim.Optimizer,
     *,
-    tape: str | os.PathLike,
+    path: str | os.PathLike,
     epochs: int | None = None,
     batch_size: int | None = None,
     batches: Sequence[Any] | None = None,
-    eta: Eta | None = None,
+    lr: LearningRate | None = None,
     penalty: Penalty | None = None,
     augment: Augment | None = None,
-    clip: Clip | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
     keep: Keep | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool = True,
     overwrite: bool = False,
     resume: bool | str | os.PathLike = False,
-    arithmetic: str = "strict",
     autocast: torch.dtype | None = None,
 ) -> Run:
     """Train a model and record the run on a tape.
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = dross.train(model, (X, y), "cross_entropy", optimizer,
-                          epochs=30, batch_size=32, tape="runs/digits")
+                          epochs=30, batch_size=32, path="runs/digits")
         scores = run.influence(dross.mean_loss((X_val, y_val)))
 
     Arguments:
         model: trained in place.
-        train_set: a map-style data set of (x, y) or of dicts with a column "label", a pair of
+        data: a map-style data set of (x, y) or of dicts with a column "label", a pair of
             tensors X [N, ...], Y [N, ...], or an iterable data set of (id, x, y), which is read
             once and held. An instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".
         optimizer: of torch.optim.
-        tape: the folder that the run is recorded in.
+        path: the folder that the run is recorded in.
         epochs, batch_size: how long to train, and on how many instances at a time.
         batches: a list with the ids of every step. By default they are drawn from `seed`, in a new
             order each epoch.
-        eta: one rate, one per step [T] (or per step and parameter group [T, G]), a function of the
+        lr: one rate, one per step [T] (or per step and parameter group [T, G]), a function of the
             step (from 0), or a torch scheduler, which is stepped once per training step. By default
             the optimizer's own rate.
         penalty: penalty(params) -> scalar, added to every instance's loss; removing an instance
             removes its penalty, too.
         augment: augment(x, generator) -> x, replayed with the same random numbers.
-        clip: ClipNorm(x) or ClipValue(x).
+        clip_norm: the gradient is scaled down to this norm.
+        clip_value: or its numbers are clamped to this absolute value.
         keep: what the tape holds: EveryStep(), Checkpoints(every=k), LastEpochs(e), Budget(bytes).
             By default every step while all states take no more than 128 MB, and about sqrt(T)
             checkpoints otherwise.
@@ -90,10 +91,8 @@ def train(
         device: where to train; by default where the model is.
         progress: show a bar.
         overwrite: replace an existing tape.
-        resume: True continues what a crash or Ctrl-C left in `tape`. Naming that folder means the
+        resume: True continues what a crash or Ctrl-C left in `path`. Naming that folder means the
             same.
-        arithmetic: "strict"; faster and less exact are "tf32" (NVIDIA GPUs) and "bf16". A run is
-            retraced as it was recorded.
         autocast: torch.bfloat16 or torch.float16: the forward pass and the loss are computed inside
             `torch.autocast`, and so are the losses and outputs that are asked of the model.
 
@@ -107,23 +106,24 @@ def train(
         InvalidInput: where there is a tape already.
         InputChanged: where the tape to be continued is of another run.
     """
-    _check_options(keep, clip, penalty, augment)
-    check_folder(tape, "tape")
+    _check_options(keep, penalty, augment)
+    clip = clip_of(clip_norm, clip_value)
+    check_folder(path, "path")
     seed = check_whole(seed, "seed")
     model = _prepare_model(model, device)
     device, dtype = device_and_dtype(model)
     keep = DefaultRetention() if keep is None else keep
-    instances = Instances(train_set, device, dtype, keep.memory)
+    instances = Instances(data, device, dtype, keep.memory)
     plan = BatchPlan.make(instances, epochs, batch_size, batches, seed)
     first = next(plan.from_step(0))[0]
     x, y = instances[first if len(first) else np.arange(1)]
     x = x if augment is None else _augment_first(augment, x, seed, device)
-    precision = _check_precision(arithmetic, autocast, device, dtype)
+    precision = Precision(autocast=check_autocast(autocast, device, dtype))
     objective, pure = inspect_run(model, optimizer, loss, penalty, x, y, precision=precision)
     _check_all_labels(objective, instances, x)
 
     live = LiveModel(model, optimizer, objective.layout, pure)
-    numbers = plan_numbers(live, eta, plan.steps)
+    numbers = plan_numbers(live, lr, plan.steps)
     settings = RunSettings(
         objective=objective,
         optimizer=pure,
@@ -137,23 +137,12 @@ def train(
         foreign=False,
         schedule=hashlib.sha256(numbers.tobytes() + repr(clip).encode()).hexdigest(),
     )
-    earlier = prepare_folder(tape, overwrite=overwrite, resume=check_resume(resume, tape))
-    writer, state = _open_tape(tape, settings, earlier, live.read(numbers[0]), len(first))
+    earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
+    writer, state = _open_tape(path, settings, earlier, live.read(numbers[0]), len(first))
     executor = Executor(objective, usual_batch=len(first))
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
-    return Run(Recording(Tape(tape), executor, pure, instances, augment, seed).watched(), progress)
-
-
-def _check_precision(
-    arithmetic: str, autocast: Any, device: torch.device, dtype: torch.dtype
-) -> Precision:
-    """The types that the passes are computed in."""
-    check_arithmetic(arithmetic, device, dtype)
-    cast = check_autocast(autocast, device, dtype)
-    if cast is not None and arithmetic == "bf16":
-        raise InvalidInput("arithmetic='bf16' is an autocast already: leave one of the two out.")
-    return Precision(arithmetic, cast or cast_of(arithmetic, device))
+    return Run(Recording(Tape(path), executor, pure, instances, augment, seed).watched(), progress)
 
 
 def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
@@ -195,12 +184,10 @@ def _open_tape(
     return writer, start
 
 
-def _check_options(keep: Any, clip: Any, penalty: Any, augment: Any) -> None:
-    clips = (ClipNorm, ClipValue, NoneType)
-    if not isinstance(keep, (Keep, NoneType)) or not isinstance(clip, clips):
+def _check_options(keep: Any, penalty: Any, augment: Any) -> None:
+    if not isinstance(keep, (Keep, NoneType)):
         raise InvalidInput(
-            "keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes); clip must be "
-            "ClipNorm(x) or ClipValue(x)."
+            "keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes)."
         )
     check_function(penalty, "penalty")
     check_function(augment, "augment")

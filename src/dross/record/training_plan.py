@@ -13,7 +13,7 @@ from ..errors import InvalidInput, NotSupported
 from ..support.arguments import check_count
 from .torch_binding import LiveModel
 
-Eta = (
+LearningRate = (
     float
     | Sequence[float]
     | np.ndarray
@@ -101,27 +101,27 @@ def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
 
 
-def plan_numbers(live: LiveModel, eta: Eta | None, steps: int) -> np.ndarray:
-    """The optimizer's numbers at every step: [T, G, H]. eta: see `dross.train`."""
+def plan_numbers(live: LiveModel, lr: LearningRate | None, steps: int) -> np.ndarray:
+    """The optimizer's numbers at every step: [T, G, H]. lr: see `dross.train`."""
     rows = np.repeat(live.numbers()[None], steps, axis=0)
-    if eta is None:
+    if lr is None:
         return rows
-    if isinstance(eta, torch.optim.lr_scheduler.ReduceLROnPlateau):
+    if isinstance(lr, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise NotSupported(
             "ReduceLROnPlateau needs a loss, which dross.train does not give it. Use "
             "dross.Recorder in your own loop."
         )
-    if isinstance(eta, torch.optim.lr_scheduler.LRScheduler):
+    if isinstance(lr, torch.optim.lr_scheduler.LRScheduler):
         # our loop is the optimizer's step; torch would warn that it was never called
         live.torch_optimizer._opt_called = True  # type: ignore[attr-defined]
         for t in range(steps):
             rows[t] = live.numbers()
-            eta.step()
+            lr.step()
         return rows
-    rates, groups = _rates(eta, steps), rows.shape[1]
+    rates, groups = _rates(lr, steps), rows.shape[1]
     if rates.ndim > 1 and rates.shape[1:] not in ((1,), (groups,)):
         raise InvalidInput(
-            f"eta has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
+            f"lr has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
             f"groups it must be [{steps}] or [{steps}, {groups}]."
         )
     rows[:, :, _rate_column(live.optimizer)] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
@@ -132,17 +132,17 @@ def _rate_column(optimizer: Optimizer) -> int:
     return optimizer.columns.index("lr")
 
 
-def _rates(eta: Any, steps: int) -> np.ndarray:
-    given = [eta(t) for t in range(steps)] if callable(eta) else eta
+def _rates(lr: Any, steps: int) -> np.ndarray:
+    given = [lr(t) for t in range(steps)] if callable(lr) else lr
     try:
         rates = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given, np.float64)
     except (TypeError, ValueError):
         raise InvalidInput(
-            "eta must be a rate, one per step, a function of the step or a torch scheduler, not "
+            "lr must be a rate, one per step, a function of the step or a torch scheduler, not "
             f"{given!r:.60}."
         ) from None
     if rates.ndim and len(rates) != steps:
-        raise InvalidInput(f"eta has {len(rates)} rates for {steps} steps: give one per step.")
+        raise InvalidInput(f"lr has {len(rates)} rates for {steps} steps: give one per step.")
     if not np.isfinite(rates).all() or (rates < 0).any():
-        raise InvalidInput("eta must be finite and not negative.")
+        raise InvalidInput("lr must be finite and not negative.")
     return rates

@@ -76,7 +76,7 @@ class Draw:
                 self.train,
                 "cross_entropy",
                 torch.optim.SGD(model.parameters(), lr=settings.rate),
-                tape=folder,
+                path=folder,
                 epochs=settings.epochs,
                 batch_size=settings.batch_size,
                 augment=task.augment,

@@ -35,7 +35,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             return manifest
         if not overwrite:
             raise InvalidInput(
-                f"There is a tape at {folder} already. Open it with dross.Run.open, continue it "
+                f"There is a tape at {folder} already. Open it with dross.load, continue it "
                 "with resume=True, replace it with overwrite=True, or choose another folder."
             )
         read_manifest(folder)  # never clear a folder that is not a tape

@@ -2,7 +2,7 @@
 
 from dross.integrations.transformers import RecordingTrainer
 
-trainer = RecordingTrainer(model, args, train_dataset=train, tape="runs/x")
+trainer = RecordingTrainer(model, args, train_dataset=train, path="runs/x")
 trainer.train()
 scores = trainer.recorded_run().influence(trainer.loss_of(validation))
 """

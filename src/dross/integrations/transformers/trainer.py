@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback
 from ...data.collated import Collated
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Query
-from ...influence.run import Run
+from ...influence.run import Run, load
 from ...record.recorder import Recorder
 from ...tape.resume import rewind
 from ...tape.retention import Keep
@@ -27,13 +27,13 @@ from .tokens import TokenRun, per_token
 class RecordingMixin:
     """What `recording` adds to a trainer.
 
-        trainer = RecordingTrainer(model, args, train_dataset=train, tape="runs/x")
+        trainer = RecordingTrainer(model, args, train_dataset=train, path="runs/x")
         trainer.train()
         run = trainer.recorded_run()
         scores = run.influence(trainer.loss_of(validation))
 
     Arguments:
-        tape: the folder that the run is recorded in.
+        path: the folder that the run is recorded in.
         keep: what is kept of it, as for `dross.train`.
         losses: losses(outputs, labels) -> [B], the loss of each example, where dross does not know
             it. The trainer's own loss must be their mean, or their sum divided by the number of
@@ -46,7 +46,7 @@ class RecordingMixin:
     def __init__(
         self: Any,
         *args: Any,
-        tape: str | os.PathLike,
+        path: str | os.PathLike,
         keep: Keep | None = None,
         losses: Callable[[Any, Any], Tensor] | None = None,
         overwrite: bool = False,
@@ -55,7 +55,7 @@ class RecordingMixin:
         settings = next((a for a in (*args, *kwargs.values()) if hasattr(a, "output_dir")), None)
         _check_settings(settings)
         self.recorder: Recorder | None = None
-        self._dross = {"tape": tape, "keep": keep, "overwrite": overwrite}
+        self._dross = {"path": path, "keep": keep, "overwrite": overwrite}
         self._shares, self._given_losses = Shares(), losses
         self._following: tuple[ExitStack, Tensor] | None = None
         super().__init__(*args, **kwargs)
@@ -135,7 +135,7 @@ class RecordingMixin:
         x, y = self.recorder.instances.source.split(inputs)
         check_rows(ids, x, y)
         epoch = int(self.state.epoch or 0)
-        followed = stack.enter_context(self.recorder.follow(ids, x, y, epoch=epoch))
+        followed = stack.enter_context(self.recorder.observe(ids, x, y, epoch=epoch))
         result = own.compute_loss(model, inputs, **options)
         loss = result[0] if return_outputs else result
         share = self._shares.find(self._losses, y, num_items_in_batch, loss, followed)
@@ -192,8 +192,8 @@ class RecordingMixin:
         if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
             # as train() does it: accelerate puts autocast into the model's forward
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        given = (self._dross["tape"], self.model, self._collated(self.train_dataset), self._losses)
-        run = Run.open(*given)
+        given = (self._dross["path"], self.model, self._collated(self.train_dataset), self._losses)
+        run = load(*given)
         return self._by_token(run) if per_token else run
 
     def _by_token(self, run: Run) -> TokenRun:
@@ -247,15 +247,15 @@ class _Listener(TrainerCallback):
         _check_settings(trainer.args)
         source = trainer._collated(trainer.train_dataset)
         if resumes := state.global_step > 0:
-            rewind(settings["tape"], state.global_step)
+            rewind(settings["path"], state.global_step)
         trainer._shares = Shares()
         trainer.recorder = Recorder(
             trainer.model,
-            trainer.optimizer,
             trainer._losses,
-            settings["tape"],
+            trainer.optimizer,
+            path=settings["path"],
             keep=settings["keep"],
-            train_set=source,
+            data=source,
             seed=trainer.args.seed,
             overwrite=settings["overwrite"] and not resumes,
             resume=resumes,
@@ -305,7 +305,7 @@ def _check_settings(args: Any) -> None:
 
 @cache
 def recording(trainer_class: type[Trainer]) -> Any:
-    """A class like this one that records its training: recording(SFTTrainer)(..., tape="runs/x").
+    """A class like this one that records its training: recording(SFTTrainer)(..., path="runs/x").
 
     Arguments:
         trainer_class: transformers' Trainer, or any class made from it.
