@@ -351,7 +351,7 @@ def add_rows(lines: list[dict], methods: list[str], path: Path) -> None:
 
 def draw(lines: list[dict], path: Path) -> None:
     """Bars: shares of the possible gain, and how often clean data became worse."""
-    from dross.support import charts
+    from dross import _figures as charts
 
     cases = by_case(lines)
     damaged = select(cases)

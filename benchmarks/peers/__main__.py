@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dross.support.atomic_files import write_json
+from dross._io import write_json
 
 from .measures import load_scores, measure_agreement
 from .methods import METHODS

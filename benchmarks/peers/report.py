@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dross.support.atomic_files import write_table
-from dross.support.charts import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
+from dross._figures import BLUE, GREEN, GREY, ORANGE, RED, as_svg, panels, save_svg
+from dross._io import write_table
 
 from ..tables import merge_rows
 from .measures import COLUMNS, load_scores, measure_agreement

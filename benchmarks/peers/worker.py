@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dross.support.atomic_files import write_json
+from dross._io import write_json
 
 from . import problem as problems
 from . import truth

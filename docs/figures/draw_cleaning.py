@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dross import _figures as charts
 from dross.demo import DemoResult, load_flipped_digits, run_demo
-from dross.support import charts
 
 HERE = Path(__file__).parent
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import dross
+from dross import _figures as charts
 from dross.demo import load_flipped_digits
-from dross.support import charts
 
 RATES, EPOCHS, BATCH = (0.03, 0.3, 0.8), (6, 30), 50
 LEFT_OUT = np.random.default_rng(0).choice(900, 64, replace=False)

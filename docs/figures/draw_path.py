@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import dross
-from dross.support import charts
+from dross import _figures as charts
 
 RATE, EPOCHS, BATCH, INSTANCE = 0.5, 6, 8, 3
 

@@ -8,6 +8,7 @@ Hara, Nitanda, Maehara, "Data Cleansing for Models Trained with SGD", NeurIPS 20
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._environment import prepare_environment
 from ._version import __version__ as __version__
 from .errors import (
     CorruptFile,
@@ -18,12 +19,12 @@ from .errors import (
     InvalidInput,
     NotSupported,
 )
-from .support.environment import prepare_environment
 
 prepare_environment()  # before torch is imported
 
 if TYPE_CHECKING:  # at run time a name is imported when it is first used: see __getattr__
     from . import estimators
+    from ._progress import track
     from .cleaning.export import export
     from .cleaning.judge import judge
     from .cleaning.pipeline import clean
@@ -40,7 +41,6 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .influence.verify import Verification
     from .record.recorder import Recorder
     from .record.train import train
-    from .support.progress import track
     from .tape.retention import Budget, Checkpoints, EveryStep, LastEpochs
 
 __all__ = [
@@ -112,7 +112,7 @@ _HOMES = {  # the module of every other public name, except the errors
     "mean_loss": "influence.query",
     "outputs": "influence.query",
     "query": "influence.query",
-    "track": "support.progress",
+    "track": "_progress",
     "train": "record.train",
 }
 

@@ -11,7 +11,7 @@ def main() -> None:
         module = (error.name or "").partition(".")[0]
         if module in ("", "dross", "torch", "numpy"):
             raise
-        from .support.installed import explain_uninstalled
+        from ._checks import explain_uninstalled
 
         print(explain_uninstalled("The command line", module), file=sys.stderr)
         sys.exit(1)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ._figures import encode_png
 from .cleaning.export import export
 from .cleaning.judge import judge
 from .cleaning.pipeline import clean
 from .cleaning.plans import KEEP
 from .cleaning.project import Project
 from .cleaning.verdict import Verdict
-from .support.png import encode_png
 
 FLIPPED_SHARE = 0.05
 TRAIN, VALIDATION = 900, 400  # the other 497 digits are the test part

@@ -11,7 +11,7 @@ import dross
 from cleaning.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
 from cleaning.made_labels import QUICK as QUICK_LABELS
 from cleaning.made_labels import make_part
-from dross.support.png import encode_png
+from dross._figures import encode_png
 from quick_cleaning import quick_cleaning
 
 _THOROUGH = ("test_label_noise", "test_plans")  # they are about what is made quick here

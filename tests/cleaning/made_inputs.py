@@ -10,11 +10,11 @@ import pandas
 import pytest
 from torch import nn
 
+from dross._io import seal
 from dross.cleaning.plans import Edits, Figure, PlanResult, Recommendation
 from dross.cleaning.project import Project
 from dross.datasets import load
 from dross.errors import InvalidInput
-from dross.support.file_digests import seal
 
 QUICK = {"runs": 2, "epochs": 8, "rate": 0.05, "verified": 4, "progress": False}
 

@@ -132,7 +132,7 @@ def test_texts_in_a_frame(tmp_path):
 
 
 def test_a_frame_of_paths_of_pictures(tmp_path, monkeypatch):
-    from dross.support.png import encode_png
+    from dross._figures import encode_png
 
     monkeypatch.chdir(tmp_path)
     for k in range(N):

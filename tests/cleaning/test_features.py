@@ -13,6 +13,7 @@ import torch
 
 import dross
 from cleaning.made_inputs import QUICK, small_table
+from dross._figures import encode_png
 from dross.cleaning import features as backbones
 from dross.cleaning import features as kept
 from dross.cleaning.explain import find_reasons
@@ -25,7 +26,6 @@ from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.training import Recipe
 from dross.errors import CorruptFile, InputChanged, InvalidInput
-from dross.support.png import encode_png
 
 FEW = QUICK | {"runs": 1, "epochs": 3, "verified": 2}
 PATIENT = FEW | {"epochs": 12}

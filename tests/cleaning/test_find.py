@@ -6,9 +6,9 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
+from dross._figures import encode_png
 from dross.cleaning.duplicates import find_copies
 from dross.cleaning.inputs import Request, prepare
-from dross.support.png import encode_png
 
 
 def find(path, label=None, **options):

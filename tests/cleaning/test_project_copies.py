@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import dross
 from cleaning.made_inputs import QUICK, edit_json, other_parts
+from dross._figures import encode_png
 from dross.cleaning.duplicates import FILE
 from dross.cleaning.findings import list_findings
 from dross.cli import app
 from dross.errors import CorruptFile
-from dross.support.png import encode_png
 
 FAST = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "linear"}
 
@@ -97,7 +97,7 @@ def test_damage_is_named(project, spoil):
         table = table.assign(**{" id": 10**6}) if spoil.startswith("an id") else table.iloc[:, :4]
         old = project.about["digests"][FILE]
         table.to_parquet(path)
-        new = dross.support.file_digests.digest_file(path)
+        new = dross._io.digest_file(path)
         edit_json(project.folder / "project.json", lambda text: text.replace(old, new))
     with pytest.raises(CorruptFile, match=FILE):
         len(dross.Project.open(project.folder).copies)

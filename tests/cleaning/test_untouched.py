@@ -75,7 +75,7 @@ def test_an_earlier_export_is_replaced_only_if_it_is_as_it_was_written(album):
 
 def test_a_list_that_names_files_elsewhere_deletes_nothing(album):
     """Somebody hands over a folder whose list names a file outside of it."""
-    from dross.support.file_digests import digest_file, seal
+    from dross._io import digest_file, seal
 
     copy, thesis = album.parent / "copy", album.parent / "thesis.tex"
     thesis.write_text("years of work")

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
+from dross._progress import progress_bar
 from dross.cli.output import PlainConsole
 from dross.errors import DrossError
 from dross.influence.scores import Scores
-from dross.support.progress import progress_bar
 from quick_cleaning import quick_cleaning
 
 

@@ -15,7 +15,7 @@ from dross.datasets.models import mnist_cnn
 from dross.engine.cuda_graph import Graphs, _Graph
 from dross.engine.executor import PullPlan
 from dross.engine.objective import Objective
-from dross.support.closeness import SAME_KERNELS
+from dross.engine.tolerance import SAME_KERNELS
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),

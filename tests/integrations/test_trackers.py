@@ -8,10 +8,10 @@ import torch
 import dross
 import zoo
 from cleaning.made_inputs import QUICK
+from dross._progress import hide_progress, progress_bar
 from dross.distributed.jobs import sweep
 from dross.errors import DrossWarning, InvalidInput
 from dross.integrations.trackers import MLflow, TensorBoard
-from dross.support.progress import hide_progress, progress_bar
 from integrations.test_sklearn import made
 
 

@@ -9,7 +9,7 @@ import dross
 from review.colour_vision import SIMULATIONS, contrast, distance, read_palette
 
 ROOT = Path(dross.__file__).parent
-SHEETS = [ROOT / "review/static/base.css", ROOT / "support/templates/document.html"]
+SHEETS = [ROOT / "review/static/base.css", ROOT / "templates/document.html"]
 TELL_APART = {  # colours that stand for different things
     "decisions": ("good", "bad", "accent"),
     "before, after and at random": ("quiet", "accent", "odd"),

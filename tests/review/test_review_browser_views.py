@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from dross._text import printable
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from dross.support.printable import printable
 from review.browser_page import (
     decisions_on_disk,
     focused_id,

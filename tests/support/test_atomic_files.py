@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dross.errors import DrossError
-from dross.support import atomic_files
-from dross.support.atomic_files import (
+from dross import _io as atomic_files
+from dross._io import (
     replace_file,
     write_bytes,
     write_json,
     write_table,
     write_text,
 )
+from dross.errors import DrossError
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ LEAVES_TEMPORARY_FILES = """
 import os, signal, sys
 from contextlib import ExitStack
 from pathlib import Path
-from dross.support.atomic_files import staged_file
+from dross._io import staged_file
 with ExitStack() as stack:
     for name in sys.argv[2:]:
         stack.enter_context(staged_file(Path(name), b"half"))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dross.support import closeness
-from dross.support.closeness import ONE_PERCENT, ROUNDING, Tolerance, is_close, size
+from dross.engine import tolerance as closeness
+from dross.engine.tolerance import ONE_PERCENT, ROUNDING, Tolerance, is_close, size
 
 TOLERANCES = {
     name: value for name, value in vars(closeness).items() if isinstance(value, Tolerance)

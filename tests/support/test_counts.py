@@ -1,6 +1,6 @@
 """One thing and many."""
 
-from dross.support.counts import say_count
+from dross._text import say_count
 
 
 def test_one_and_many():

@@ -63,7 +63,7 @@ def test_the_values_remain_set_after_the_import():
 FAULTS = """
 import ctypes, os, resource
 os.environ.pop("GOMP_SPINCOUNT", None)
-from dross.support.environment import prepare_environment
+from dross._environment import prepare_environment
 prepare_environment()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

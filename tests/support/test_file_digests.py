@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
+from dross._io import break_seal, digest_file, digest_files, seal
 from dross.errors import DrossError
-from dross.support.file_digests import break_seal, digest_file, digest_files, seal
 
 
 def test_names_and_content_count(tmp_path):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dross._io import hold_lock
 from dross.errors import DrossError, InvalidInput
-from dross.support.file_lock import hold_lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from dross.support.file_lock import hold_lock
+from dross._io import hold_lock
 with hold_lock(Path(sys.argv[1]), "it"):
     print("held", flush=True)
     sys.stdin.read()
@@ -77,7 +77,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from dross.support.file_lock import hold_lock
+from dross._io import hold_lock
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 hold_lock(Path(sys.argv[1]), "it").__enter__()
 """

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dross._checks import check_name
 from dross.errors import InvalidInput
-from dross.support.name_hints import check_name
 
 
 def test_a_known_name_is_returned():

@@ -4,13 +4,13 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from dross.support import charts
-from dross.support.html_tables import named_values, table
-from dross.support.notebook_bar import describe_progress, in_notebook
+from dross import _figures as charts
+from dross._progress import describe_progress, in_notebook
+from dross._text import named_values, table
 
 BAR = """
 import time
-from dross.support.progress import progress_bar
+from dross._progress import progress_bar
 bar = progress_bar("training <1>", 10)
 advance = bar.__enter__()
 time.sleep(0.25)
@@ -27,7 +27,7 @@ query = dross.mean_loss((x, y))
 run
 """
 DRAW = """
-from dross.support import charts
+from dross import _figures as charts
 with charts.house_style():
     svg = charts.as_svg(charts.panels(1, 1)[0])
 scores.plot();

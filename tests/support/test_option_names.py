@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
+from dross._checks import check_installed, in_shell, name_option, name_options
 from dross.errors import InvalidInput
-from dross.support.installed import check_installed
-from dross.support.option_names import in_shell, name_option, name_options
 
 
 def test_an_option_has_two_names():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from dross import _figures as charts
+from dross import _text as html
+from dross._text import check_encodable, printable
 from dross.errors import InvalidInput
-from dross.support import charts, html
-from dross.support.printable import check_encodable, printable
 
 
 def test_control_characters_are_escaped_and_letters_stay():

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import time
-from dross.support.progress import progress_bar
+from dross._progress import progress_bar
 with progress_bar('retracing', 30) as advance:
     for _ in range(30):
         time.sleep(0.02)

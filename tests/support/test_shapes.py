@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.support.arguments import fit_together, fits
+from dross._checks import fit_together, fits
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dross.support.spreadsheets import disarm_cell
+from dross._text import disarm_cell
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import check_name, name_option
 from ..errors import InvalidInput, first_line
-from ..support.name_hints import check_name
-from ..support.option_names import name_option
 from .tables import PARQUET, read_bytes
 
 # chats ---

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import fits, name_option
 from ..errors import CorruptFile, InvalidInput
-from ..support.arguments import fits
-from ..support.option_names import name_option
 from .decisions import VALIDATION, Decision, Decisions, check_belongs, check_decision
 from .duplicates import Copies
 from .label_noise import Rows

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import fits
+from .._progress import Advance, progress_bar
+from .._text import say_count
 from ..errors import CorruptFile
-from ..support.arguments import fits
-from ..support.counts import say_count
-from ..support.progress import Advance, progress_bar
 from .explain import format_cell
 from .images import load_picture
 from .modality import PARTS, Frame, PreparedData, Source, import_pandas

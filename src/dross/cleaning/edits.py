@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .._checks import name_option
 from ..errors import InvalidInput
-from ..support.option_names import name_option
 from .decisions import TRAIN, Decision, check_belongs
 from .modality import MIN_INSTANCES
 from .plans import RULES, KnownPlan

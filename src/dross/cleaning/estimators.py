@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .._checks import name_option
 from ..errors import InvalidInput, first_line
-from ..support.option_names import name_option
 from .user_code import import_function, source_digest
 
 _KINDS = {"classification": "classifier", "regression": "regressor"}

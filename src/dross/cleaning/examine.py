@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import fits
+from .._progress import Overall
 from ..errors import Diverged
 from ..influence.run import Run
-from ..support.arguments import fits
-from ..support.progress import Overall
 from .checked_labels import CheckedLabels, make_rows
 from .cost import describe_cost, estimate_cost
 from .duplicates import Copies

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._checks import name_option
+from .._io import delete_stale, hold_lock, make_folder, staged_file, sync_folder
+from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
-from ..support.atomic_files import delete_stale, make_folder, staged_file, sync_folder
-from ..support.file_lock import hold_lock
-from ..support.option_names import name_option
-from ..support.spreadsheets import disarm_cell
 from . import images
 from .chats import CHATS, check_same_format, copy_chats
 from .edits import Edits, choose_edits

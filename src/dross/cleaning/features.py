@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._checks import fit_together, name_option
+from .._progress import progress_bar
 from ..data.tensor_digests import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
-from ..support.arguments import fit_together
-from ..support.option_names import name_option
-from ..support.progress import progress_bar
 from .images import load_picture
 from .modality import PreparedData, import_pandas
 from .tables import PARQUET, read_bytes

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..support.arguments import fits
-from ..support.option_names import name_option
+from .._checks import fits, name_option
 from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
@@ -235,7 +234,7 @@ def show_project(
 
     What was found, the first suggestions, and the latest verdict.
     """
-    from ..support.html import render, safe
+    from .._text import render, safe
 
     first = instances.sort_values("harm_rank").head(_ROWS)
     return render(

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import name_option
+from .._io import break_seal, digest_bytes, digest_file, make_folder, seal, sync_folder, write_json
+from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
-from ..support.atomic_files import make_folder, sync_folder, write_json
-from ..support.counts import say_count
-from ..support.file_digests import break_seal, digest_bytes, digest_file, seal
-from ..support.option_names import name_option
-from ..support.printable import check_encodable, printable
 from .memory import is_in_array, read_picture
 from .modality import ENCODER_VERSION, Frame, Source, import_pandas
 from .tables import AS_USUAL, Reading, has_text, read_frame, row_names

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import name_option
+from .._io import digest_file, digest_files
+from .._text import check_encodable
 from ..errors import InvalidInput
-from ..support.file_digests import digest_file, digest_files
-from ..support.option_names import name_option
-from ..support.printable import check_encodable
 from .features import read_feature_file, standardize
 from .images import ImageEncoder, list_pictures, read_folder, read_listing
 from .memory import is_given_file, name_places, pixels_of

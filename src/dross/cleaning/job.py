@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
+from .._checks import check_count, check_name
 from ..errors import InvalidInput
 from ..record.training_plan import check_batch_size, check_epochs
-from ..support.arguments import check_count
-from ..support.name_hints import check_name
 from .features import NONE
 from .inputs import Request
 from .label_noise import PRIORS

@@ -31,14 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import check_count, name_option
+from .._io import staged_file, write_json
+from .._progress import progress_bar
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
 from ..errors import DrossError, InvalidInput, first_line
-from ..support.arguments import check_count
-from ..support.atomic_files import staged_file, write_json
-from ..support.option_names import name_option
-from ..support.progress import progress_bar
 from . import plans
 from .checked_labels import project_rows
 from .edits import Edits, choose_edits

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import check_name
+from .._io import digest_file, make_folder, write_bytes
 from ..errors import DrossError, InvalidInput, first_line
-from ..support.atomic_files import make_folder, write_bytes
-from ..support.file_digests import digest_file
-from ..support.name_hints import check_name
 from .modality import PARTS, Frame, Series, import_pandas
 
 # memory_files ---

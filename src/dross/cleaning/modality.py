@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import name_option
 from ..errors import InvalidInput
-from ..support.option_names import name_option
 from .task import check_size, read_number
 
 # source ---

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import name_option
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
-from ..support.option_names import name_option
 from .features import (
     AS_READ,
     BOTH,

@@ -7,11 +7,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from .._checks import name_option
+from .._io import hold_lock, make_folder, write_json
+from .._text import check_encodable
 from ..errors import DrossError, InputChanged, InvalidInput
-from ..support.atomic_files import make_folder, write_json
-from ..support.file_lock import hold_lock
-from ..support.option_names import name_option
-from ..support.printable import check_encodable
 from .inputs import Request, check_output_folder, input_paths
 from .job import Options
 from .memory import FOLDER as GIVEN

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
+from .._checks import TABLES, check_installed, name_option
+from .._progress import Overall, overall_progress
 from ..engine.device import choose_device
 from ..errors import InvalidInput
-from ..support.installed import TABLES, check_installed
-from ..support.option_names import name_option
-from ..support.progress import Overall, overall_progress
 from .checked_labels import CheckedLabels, read_checked, settle_labels
 from .duplicates import MOST_COMPARED, find_copies
 from .examine import examine

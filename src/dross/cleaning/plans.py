@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import fit_together, fits
+from .._progress import show_progress
 from ..data.seeds import mix_seeds
 from ..errors import InvalidInput
-from ..support.arguments import fit_together, fits
-from ..support.progress import show_progress
 from .label_noise import (
     LIKELY,
     PRIORS,
@@ -803,7 +803,7 @@ def draw_plans(panels: Sequence[Any], about: dict[str, Any], measures: Sequence[
         about: `Project.about`.
         measures: Names of `list_measures(about)`.
     """
-    from ..support.charts import BLUE
+    from .._figures import BLUE
 
     plans = [plan for plan in read_plans(about)[::-1] if plan.figures]
     recommended = about["recommendation"].get("recommended")

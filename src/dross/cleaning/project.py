@@ -30,10 +30,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .._checks import TABLES, check_installed, fit_together, fits
+from .._figures import open_axes
 from ..errors import CorruptFile, InputChanged
-from ..support.arguments import fit_together, fits
-from ..support.installed import TABLES, check_installed
-from ..support.plots import open_axes
 from .decisions import TRAIN, Decision, Decisions
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content

@@ -13,10 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .._checks import fit_together, fits
+from .._io import break_seal, digest_bytes, find_stale, seal, write_json
 from ..errors import CorruptFile, DrossError
-from ..support.arguments import fit_together, fits
-from ..support.atomic_files import find_stale, write_json
-from ..support.file_digests import break_seal, digest_bytes, seal
 from .modality import PARTS, Frame, import_pandas
 from .plans import is_recommendation
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .._checks import fit_together, fits, name_option
 from ..errors import InputChanged
-from ..support.arguments import fit_together, fits
-from ..support.option_names import name_option
 from .features import Encoding, encode_again
 from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
 from .modality import PreparedData, data_digest

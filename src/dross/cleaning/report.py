@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..support import charts
-from ..support.atomic_files import write_bytes
-from ..support.html import render, safe
-from ..support.plots import plot_agreement
+from .. import _figures as charts
+from .._figures import plot_agreement
+from .._io import write_bytes
+from .._text import render, safe
 from .chats import CHATS
 from .duplicates import describe_copies, describe_natural, show_groups
 from .explain import format_cell, name_label, order_columns

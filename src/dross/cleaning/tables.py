@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_name, name_option
+from .._text import say_count
 from ..errors import InvalidInput, first_line
-from ..support.counts import say_count
-from ..support.name_hints import check_name
-from ..support.option_names import name_option
 from .modality import ENCODER_VERSION, Column, Frame, Series, Source, import_pandas
 from .task import check_size, parse_finite, parse_numbers, read_number
 

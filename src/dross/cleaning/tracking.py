@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..support.progress import report
+from .._progress import report
 from .plans import KnownPlan
 from .verdict import IMPROVED, WORSE, Verdict
 

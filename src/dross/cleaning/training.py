@@ -17,15 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
+from .._checks import check_name, name_option
+from .._progress import Advance, progress_bar
 from ..data.seeds import mix_seeds
 from ..engine.autodiff import call_model
 from ..engine.device import manage_threads, set_threads_for
 from ..engine.losses import Loss, find_loss
 from ..engine.update_rules import SGD
 from ..errors import Diverged, InvalidInput
-from ..support.name_hints import check_name
-from ..support.option_names import name_option
-from ..support.progress import Advance, progress_bar
 
 MODELS = ("linear", "mlp", "cnn")
 MOMENTUM = 0.9

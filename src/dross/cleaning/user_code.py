@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import name_options
 from ..errors import InvalidInput
-from ..support.option_names import name_options
 from .modality import (
     PARTS,
     PreparedData,

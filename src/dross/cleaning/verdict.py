@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..support.option_names import name_option
+from .._checks import name_option
 from .edits import BY_DECISIONS, Edits
 from .findings import name_some
 
@@ -123,7 +123,7 @@ class Verdict:
         return f"<Verdict: {self.verdict}. {self.sentence}>"
 
     def _repr_html_(self) -> str:
-        from ..support.html import render
+        from .._text import render
 
         return render("verdict.html", verdict=self.to_json())
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .._figures import encode_png
+from .._io import digest_file, sync_folder, write_bytes, write_json
+from .._text import disarm_cell
 from .._version import __version__
-from ..support.atomic_files import sync_folder, write_bytes, write_json
-from ..support.file_digests import digest_file
-from ..support.png import encode_png
-from ..support.spreadsheets import disarm_cell
 from .checked_labels import read_earlier
 from .duplicates import FILE as COPIES
 from .duplicates import Copies, join_content

@@ -10,10 +10,10 @@ import typer
 from rich.text import Text
 from typer import Option
 
+from .._checks import in_shell
+from .._text import printable
 from .._version import __version__
 from ..errors import DrossError
-from ..support.option_names import in_shell
-from ..support.printable import printable
 from .output import PlainConsole, console
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..support.printable import printable
+from .._text import printable
 
 if TYPE_CHECKING:
     from ..cleaning.project import Project

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import check_name
 from ..errors import InvalidInput
-from ..support.name_hints import check_name
 from .sources import Remote, cache_folder, fetch, find_local
 
 Pair = tuple[Any, np.ndarray]  # inputs and integer labels

@@ -7,8 +7,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._progress import progress_bar
 from ..errors import DrossError, InvalidInput
-from ..support.progress import progress_bar
 
 _CHUNK_BYTES = 1 << 18
 

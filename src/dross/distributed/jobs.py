@@ -32,12 +32,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .._checks import check_installed, shorten
+from .._io import write_bytes
+from .._progress import hide_progress, no_bar, progress_bar
 from ..data.tensor_digests import digest_tensors
 from ..errors import DrossError, DrossWarning, InputChanged, InvalidInput, first_line
-from ..support.arguments import shorten
-from ..support.atomic_files import write_bytes
-from ..support.installed import check_installed
-from ..support.progress import hide_progress, no_bar, progress_bar
 
 _ROUNDING = 1e-5  # relative: other threads, another machine
 

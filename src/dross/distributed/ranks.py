@@ -32,8 +32,8 @@ from ..data.lazy_batch import AnyBatch
 from ..engine.executor import losses_are_separate
 from ..engine.state import Derivative
 from ..engine.step import Step
+from ..engine.tolerance import ROUNDING_OF_LENGTH, is_close
 from ..errors import DrossError, DrossWarning, InputChanged, InvalidInput
-from ..support.closeness import ROUNDING_OF_LENGTH, is_close
 
 if TYPE_CHECKING:
     from ..replay.recording import Recording

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from ..engine.state import Derivative, State
+from ..engine.tolerance import ROUNDING_OF_LENGTH, is_close
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, project, sampled_every
 from ..replay.average import check_of
 from ..replay.recording import Recording
-from ..support.closeness import ROUNDING_OF_LENGTH, is_close
 from .shards import ShardReducer
 
 

@@ -42,11 +42,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._text import say_count
 from ..data.lazy_batch import AnyBatch
 from ..engine.state import Layout
 from ..engine.step import Clip, ClipNorm
 from ..errors import InputChanged
-from ..support.counts import say_count
 from .ranks import Piece, RankReducer, all_rows
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .._io import digest_file
+from .._progress import progress_bar
 from ..engine.state import Layout, State
 from ..engine.step import Step
 from ..errors import CorruptFile, DrossError, NotSupported
-from ..support.file_digests import digest_file
-from ..support.progress import progress_bar
 from ..tape.average_record import AverageRecord
 from ..tape.reader import SHARDED_FORMAT, Tape, parse, parse_about
 from ..tape.segment import Segment, encode_segment

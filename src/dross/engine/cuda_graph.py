@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
 from ..data.pytree import flatten, unflatten
+from ..engine.tolerance import OTHER_KERNELS, SAME_KERNELS, Tolerance, is_close
 from ..errors import DrossWarning, first_line
-from ..support.closeness import OTHER_KERNELS, SAME_KERNELS, Tolerance, is_close
 from . import compiled
 
 _WARM_UPS = 2

@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.batch import Batch, cut_rows
 from ..data.lazy_batch import AnyBatch, LazyBatches
+from ..engine.tolerance import OTHER_KERNELS, ROUNDING, is_close
 from ..errors import InvalidInput
-from ..support.closeness import OTHER_KERNELS, ROUNDING, is_close
 from .autodiff import has_hooks, probe_direction
 from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
 from .cpu_program import Programs

@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
+from .._checks import check_name
 from ..errors import InvalidInput
-from ..support.name_hints import check_name
 from .autodiff import NARROW
 from .norms import ElementaryNorms
 

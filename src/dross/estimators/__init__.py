@@ -20,10 +20,10 @@ their own, which says nothing about the size of a change.
 
 from typing import Protocol
 
+from .._checks import check_name
 from ..influence.query import Query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..support.name_hints import check_name
 from .inverse_hessian import ConjugateGradients, InfluenceFunction, LiSSA, MomentumSGD
 from .outliers import (
     Autoencoder,

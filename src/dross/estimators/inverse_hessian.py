@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._progress import progress_bar
 from ..data.batch import MicroBatch
 from ..data.lazy_batch import LazyBatch
 from ..engine.executor import Executor
@@ -27,7 +28,6 @@ from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..replay.recording import Recording
-from ..support.progress import progress_bar
 
 #: (v [Q, p], batch size or None for all) -> (H + damping) v
 Product = Callable[[Tensor, int | None], Tensor]

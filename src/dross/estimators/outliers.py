@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from .._checks import check_installed
+from .._progress import progress_bar
 from ..data.dataset import Instances
 from ..data.seeds import make_generator, use_seed
 from ..datasets.models import cifar10_autoencoder, dense, mnist_autoencoder
@@ -28,8 +30,6 @@ from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, as_query
 from ..influence.run import Run
 from ..influence.scores import Scores
-from ..support.installed import check_installed
-from ..support.progress import progress_bar
 from .inverse_hessian import InstanceGradients
 
 _CHUNK = 1024

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._checks import name_option
 from ..cleaning.chats import Chat
 from ..errors import InvalidInput, first_line
-from ..support.option_names import name_option
 from .model import Loaded
 
 IGNORED = -100  # the label of a token that is not learned

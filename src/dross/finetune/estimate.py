@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .._checks import name_option
 from ..errors import InvalidInput
-from ..support.option_names import name_option
 from .plans import count_trials
 from .tuner import Tuner
 

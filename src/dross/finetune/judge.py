@@ -13,6 +13,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from .._progress import progress_bar
 from ..cleaning.chats import CHATS
 from ..cleaning.edits import Edits
 from ..cleaning.project import Project
@@ -30,7 +31,6 @@ from ..cleaning.verdict import (
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore
 from ..errors import InputChanged
-from ..support.progress import progress_bar
 from .clean import make_tuner, open_examples
 from .model import load
 from .options import ChatOptions

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._checks import name_option
 from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
-from ..support.option_names import name_option
 from .options import ChatOptions
 
 _ADAPTER = "adapter_config.json"

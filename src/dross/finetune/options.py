@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from .._checks import check_count
 from ..cleaning.chats import ChatColumns
 from ..errors import InvalidInput
-from ..support.arguments import check_count
 
 _MAX_RUNS, _MAX_EPOCHS, _MAX_BATCH_SIZE = 100, 1000, 100_000
 _MAX_TOKENS = 1 << 20

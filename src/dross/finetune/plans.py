@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._progress import Advance, progress_bar
 from ..cleaning.plans import Figure, KnownPlan
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore
-from ..support.progress import Advance, progress_bar
 from .score import ChatScores
 from .tuner import ERROR, Tuner
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from .._progress import progress_bar
 from ..data.dataset import move_to
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore
 from ..engine.objective import Objective
 from ..influence.query import Buffers, Query, QueryPart
-from ..support.progress import progress_bar
 from .tuner import LOSS, Tuner
 
 _RUNS = 11  # the stream of seeds of recorded runs

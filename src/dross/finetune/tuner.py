@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks import name_option
+from .._progress import Advance
 from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
-from ..support.option_names import name_option
-from ..support.progress import Advance
 from .encode import IGNORED
 from .model import Loaded, import_transformers
 from .options import ChatOptions

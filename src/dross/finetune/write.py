@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._io import write_bytes, write_json
 from .._version import __version__
 from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import FILE as COPIES
@@ -16,7 +17,6 @@ from ..cleaning.plans import KEEP, REMOVE
 from ..cleaning.project import DIGESTED, LABELS, TOKENS, Project
 from ..cleaning.scoring import rank, split_half_agreement
 from ..cleaning.write_project import write_tables
-from ..support.atomic_files import write_bytes, write_json
 from .parts import Examples, Found
 from .plans import ChatRecommendation
 from .score import ChatScores

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import check_folder
+from .._progress import progress_bar
 from ..data.batch import Batch
 from ..data.lazy_batch import AnyBatch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
@@ -30,13 +32,11 @@ from ..engine.norms import statistics_of
 from ..engine.state import Clock, State
 from ..engine.step import Step, sum_over_batches, take_step
 from ..engine.step import advance as advance_state
+from ..engine.tolerance import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..errors import Diverged, DrossError, DrossWarning, InvalidInput, NotSupported, first_line
 from ..replay.average import AVERAGE, MODEL, Average, check_of
 from ..replay.recording import Recording
 from ..replay.replay_check import check_same
-from ..support.arguments import check_folder
-from ..support.closeness import ONE_PERCENT, OTHER_ORDER, is_close, size
-from ..support.progress import progress_bar
 from .query import Query, as_query
 
 #: the two ways to be absent

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._progress import progress_bar
 from ..engine.state import Derivative
 from ..engine.step import push, sum_over_batches
 from ..replay.recording import Recording, TakenStep
-from ..support.progress import progress_bar
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from .._text import say_count
 from ..data.lazy_batch import LazyBatch
 from ..engine.device import measure_peak
 from ..engine.state import Derivative, State
@@ -17,7 +18,6 @@ from ..errors import InvalidInput
 from ..replay import checkpoint_schedule
 from ..replay.recording import Recording
 from ..replay.step_range import Window
-from ..support.counts import say_count
 from .retrace import reverse_step
 
 

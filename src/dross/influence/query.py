@@ -19,6 +19,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
+from .._checks import check_number
 from ..data.dataset import Instances
 from ..engine.autodiff import batched_vjp, widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
@@ -27,7 +28,6 @@ from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
 from ..errors import Diverged, InvalidInput
-from ..support.arguments import check_number
 
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]

@@ -39,6 +39,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from .._checks import check_folder
+from .._io import delete_stale, write_bytes
+from .._progress import progress_bar
 from ..data.lazy_batch import AnyBatch, LazyBatches
 from ..data.tensor_digests import digest_tensors
 from ..distributed.gather import prepare_shards, shard_recording
@@ -69,9 +72,6 @@ from ..replay.average import MODEL, Average, check_of
 from ..replay.recording import Recording
 from ..replay.segment_replay import Block
 from ..replay.step_range import Window, choose_window
-from ..support.arguments import check_folder
-from ..support.atomic_files import delete_stale, write_bytes
-from ..support.progress import progress_bar
 from ..tape.reader import parse
 from ..tape.storage import is_url
 from .query import Query, sketch_derivative

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_whole
+from .._progress import report
+from .._text import named_values, say_count
 from ..data.batch import Augment
 from ..data.sources import keys_of
 from ..engine.objective import Penalty
@@ -17,10 +20,6 @@ from ..errors import DrossWarning, InvalidInput
 from ..replay.average import MODEL, check_of
 from ..replay.recording import Recording
 from ..replay.step_range import choose_window
-from ..support.arguments import check_whole
-from ..support.counts import say_count
-from ..support.html_tables import named_values
-from ..support.progress import report
 from ..tape.describe import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward import ParameterInfluence, parameter_influence

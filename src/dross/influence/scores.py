@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from .._checks import check_installed, check_whole
+from .._figures import open_axes, plot_ranked
+from .._io import break_seal, seal, write_bytes
+from .._text import paragraph, table
 from ..data.tensor_digests import digest_tensors
 from ..errors import CorruptFile, InvalidInput
-from ..support.arguments import check_whole
-from ..support.atomic_files import write_bytes
-from ..support.file_digests import break_seal, seal
-from ..support.html_tables import paragraph, table
-from ..support.installed import check_installed
-from ..support.plots import open_axes, plot_ranked
 
 if TYPE_CHECKING:
     import pandas

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._checks import check_installed, check_whole
+from .._figures import open_axes, plot_agreement
+from .._text import named_values, paragraph, table
 from ..errors import InvalidInput
-from ..support.arguments import check_whole
-from ..support.html_tables import named_values, paragraph, table
-from ..support.installed import check_installed
-from ..support.plots import open_axes, plot_agreement
 from .query import Derivative, Query, same_question, sketch_derivative
 from .scores import Scores
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import check_name
 from ..cleaning.edits import Edits, choose_edits, find_plan
 from ..cleaning.judge import judge
 from ..cleaning.pipeline import clean
@@ -18,7 +19,6 @@ from ..cleaning.plans import RULES, KnownPlan
 from ..cleaning.project import Project
 from ..cleaning.verdict import Verdict
 from ..errors import InvalidInput
-from ..support.name_hints import check_name
 
 # what a caller says in another way, or what is meant for files
 _NO_OPTIONS = "data label out validation test task seed device progress say trusted_validation"

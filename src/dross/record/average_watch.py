@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from ..distributed.ddp import bare_module
 from ..engine.inspect import unwrap_model
+from ..engine.tolerance import OTHER_ORDER, is_close
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..support.closeness import OTHER_ORDER, is_close
 from ..tape.average_record import AverageRecord
 from .torch_binding import LiveModel
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .._checks import check_number
 from ..engine.step import ClipNorm, ClipValue
 from ..errors import InvalidInput
-from ..support.arguments import check_number
 from .step_watch import StepWatch
 
 

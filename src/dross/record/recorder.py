@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
+from .._checks import check_folder, check_function, check_whole
 from ..data.batch import Augment, Batch
 from ..data.dataset import Instances
 from ..distributed import ddp
@@ -30,7 +31,6 @@ from ..engine.objective import Penalty
 from ..engine.precision import check_autocast
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..influence.run import Run, load
-from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
 from ..tape.reader import Tape
 from ..tape.resume import check_resume

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from .._checks import check_count, check_whole
 from ..data.batch import Batch
 from ..data.dataset import Instances
 from ..distributed.ranks import Reducer
@@ -19,9 +20,8 @@ from ..engine.optim import Optimizer
 from ..engine.precision import MATH, NARROW, AttentionCalls
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
+from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..support.arguments import check_count, check_whole
-from ..support.closeness import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1

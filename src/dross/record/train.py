@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_folder, check_function, check_whole
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..engine.device import find_device
@@ -22,7 +23,6 @@ from ..engine.step import clip_of
 from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
-from ..support.arguments import check_folder, check_function, check_whole
 from ..tape.folder import prepare_folder
 from ..tape.manifest import RunSettings, check_same_run, describe
 from ..tape.reader import Tape

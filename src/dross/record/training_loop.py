@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from .._progress import progress_bar
 from ..data.batch import Augment, MicroBatch
 from ..data.dataset import Instances
 from ..data.lazy_batch import LazyBatch
@@ -18,7 +19,6 @@ from ..engine.state import State
 from ..engine.step import Clip, Step, take_step, take_steps
 from ..errors import DrossError, InvalidInput
 from ..replay.recording import checksum
-from ..support.progress import progress_bar
 from ..tape.writer import TapeWriter
 from .finite_check import check_finite
 from .replayable import warn_of_lost_updates

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_count
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
 from ..engine.optim import Optimizer
 from ..errors import InvalidInput, NotSupported
-from ..support.arguments import check_count
 from .torch_binding import LiveModel
 
 LearningRate = (

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .._checks import check_whole
 from ..data.batch import Augment
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashCheck
@@ -28,7 +29,6 @@ from ..engine.precision import Precision
 from ..engine.state import Layout, State, check_constants, check_signature
 from ..engine.step import Step, take_step
 from ..errors import InputChanged, InvalidInput, NotSupported
-from ..support.arguments import check_whole
 from ..tape.reader import Tape
 from ..tape.segment import Segment
 from .average import Average

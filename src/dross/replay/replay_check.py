@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..engine.device import HostCopy, side_stream
 from ..engine.state import State
+from ..engine.tolerance import ROUNDING, is_close, size
 from ..errors import InputChanged
-from ..support.closeness import ROUNDING, is_close, size
 from ..tape.reader import Tape
 
 

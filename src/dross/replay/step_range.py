@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from .._checks import check_whole
 from ..errors import InvalidInput
-from ..support.arguments import check_whole
 from ..tape.reader import Tape
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .._io import write_json
 from .._version import __version__
 from ..datasets import load
 from ..distributed import jobs
@@ -35,7 +36,6 @@ from ..influence.query import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..record.train import train
-from ..support.atomic_files import write_json
 from ..tape.reader import MANIFEST
 from .cleansing_settings import METHODS, TASKS, Settings, build_methods, split_positions
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import _figures as charts
+from .._figures import encode_data_url
+from .._io import write_table, write_text
+from .._text import render, safe
 from ..datasets import load
 from ..errors import InvalidInput
-from ..support import charts
-from ..support.atomic_files import write_table, write_text
-from ..support.html import render, safe
-from ..support.png import encode_data_url
 from .cleansing import PICTURES_PER_METHOD, summarize
 from .cleansing_settings import METHODS, RETRAIN_WAYS, Settings, split_positions
 

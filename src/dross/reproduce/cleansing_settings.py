@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from .. import estimators
+from .._checks import check_name
 from ..datasets.augment import ShiftAndFlip
 from ..datasets.models import cifar10_cnn, mnist_cnn
 from ..errors import InvalidInput
 from ..estimators import Estimator
-from ..support.name_hints import check_name
 
 REMOVED_COUNTS = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
 RETRAIN_WAYS = ("last", "all", "fresh")

@@ -19,7 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import _figures as charts
 from .. import estimators
+from .._checks import check_name
+from .._io import write_json, write_table, write_text
+from .._progress import progress_bar
 from ..datasets import paper
 from ..datasets.models import dense
 from ..distributed import jobs
@@ -29,10 +33,6 @@ from ..influence.query import Query, mean_loss
 from ..influence.run import Run
 from ..influence.verify import jaccard_of_extremes
 from ..record.train import train
-from ..support import charts
-from ..support.atomic_files import write_json, write_table, write_text
-from ..support.name_hints import check_name
-from ..support.progress import progress_bar
 
 METHODS = {
     "retrace": "retrace (proposed)",

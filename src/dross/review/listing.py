@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import fits
 from ..cleaning.chats import CHATS
 from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
@@ -17,7 +18,6 @@ from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
 from ..cleaning.tables import infer_columns
 from ..errors import InvalidInput
-from ..support.arguments import fits
 from .chats import ChatTokens
 
 TABS = ("plan", "harmful", "mislabelled", "validation", "copies", "all")

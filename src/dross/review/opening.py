@@ -21,7 +21,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..support.html import render
+from .._text import render
 
 
 @contextlib.contextmanager

@@ -23,12 +23,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from .._text import render
 from ..cleaning.chats import CHATS
 from ..cleaning.findings import is_share
 from ..cleaning.project import Project
 from ..cleaning.reopen import check_code_unchanged
 from ..errors import DrossError, InvalidInput
-from ..support.html import render
 from .addresses import KnownHosts, is_loopback, known_hosts, open_listener, page_addresses
 from .answers import JSONAnswer
 from .api import Api

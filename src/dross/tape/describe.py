@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ..support.counts import say_count
+from .._text import say_count
 from .reader import Tape
 
 

@@ -29,11 +29,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from .._text import say_count
 from ..data.instance_hashes import MAX_ID
 from ..distributed.shards import files_of, join_shards
 from ..engine.state import State
 from ..errors import CorruptFile, DrossError, InputChanged
-from ..support.counts import say_count
 from .average_record import AverageRecord
 from .manifest_check import check_manifest
 from .segment import Segment, decode_segment

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
+from .._checks import check_folder
 from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
 from ..distributed.shards import explain_other_ranks
 from ..errors import InputChanged, InvalidInput
-from ..support.arguments import check_folder
 from .reader import Tape, read_manifest
 from .retention import EveryStep, Keep
 from .writer import TapeWriter

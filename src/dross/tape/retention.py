@@ -15,8 +15,8 @@ import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+from .._checks import check_whole
 from ..errors import InvalidInput
-from ..support.arguments import check_whole
 
 _MAX_SEGMENT_BYTES = 32 << 20
 _MAX_SEGMENT_STEPS = 256

@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from pathlib import Path
 
+from .._checks import check_folder
+from .._io import write_bytes
 from ..errors import InvalidInput
-from ..support.arguments import check_folder
-from ..support.atomic_files import write_bytes
 
 _MAX_CACHED_BYTES = 1 << 30  # of a bucket's files
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .._io import Raw, replace_file
 from ..data.instance_hashes import HashNotes
 from ..distributed.background import run_in_background
 from ..distributed.shards import files_of
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import DrossError, InvalidInput
-from ..support.atomic_files import Raw, replace_file
 from .average_record import AverageRecord
 from .folder import storage_failed
 from .manifest_check import seal

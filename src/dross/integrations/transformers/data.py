@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..._text import say_count
 from ...data.collated import Keywords
 from ...errors import InvalidInput, NotSupported
-from ...support.counts import say_count
 
 ID = "dross_id"
 

@@ -1,7 +1,7 @@
 // Elements from data. Text is only ever set as text, so nothing that is in the data can become markup,
 // and what would hide or forge is shown escaped.
 
-// The same characters as in support/printable.py.
+// The same characters as in _text.py.
 const UNPRINTABLE = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u{d800}-\u{dfff}\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu;
 const READ = new Set(["title", "alt", "aria-label", "data-name", "placeholder"]); // attributes that are shown or said
 

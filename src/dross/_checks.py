@@ -1,0 +1,171 @@
+"""Checks of arguments that several public functions take."""
+
+import difflib
+import os
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.util import find_spec
+from numbers import Integral
+from typing import Any, Union, get_args, get_origin
+
+from .errors import InvalidInput
+
+
+def check_whole(value: Any, what: str) -> int:
+    """The value as an int, or an error that calls it `what`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidInput(f"{what} must be a whole number, not {value!r}.")
+    return int(value)
+
+
+def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: int = 1) -> int:
+    """The value as an int within limits, or an error that calls it `what`.
+
+    Arguments:
+        value: What was given.
+        what: Its name.
+        at_most: The largest that is accepted.
+        because: Why no larger one is: the end of a sentence.
+        at_least: The smallest that is accepted.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
+    count = int(value)
+    if count < at_least:
+        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {shorten(count)}.")
+    if count > at_most:
+        raise InvalidInput(f"{what} must be at most {at_most:,}, not {shorten(count)}: {because}.")
+    return count
+
+
+def shorten(number: int) -> str:
+    """A whole number for a message: one of more than 20 digits is only described."""
+    return f"{number}" if abs(number) < 10**20 else "a number of more than 20 digits"
+
+
+def check_folder(value: Any, what: str) -> str | os.PathLike:
+    """The value if it can name a folder, or an error that calls it `what`."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise InvalidInput(f"{what} must be the path of a folder, not {value!r}.")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise InvalidInput(f"{what} must be the path of a folder; {os.fspath(value)!r} is not one.")
+    return value
+
+
+def check_function(value: Any, what: str) -> None:
+    """Refuse what is neither None nor callable, with an error that calls it `what`."""
+    if value is not None and not callable(value):
+        raise InvalidInput(f"{what} must be a function, not {value!r}.")
+
+
+def check_number(value: Any, what: str) -> float:
+    """The value as a float, or an error that calls it `what`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{what} must be a number, not {value!r}.") from None
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of a type: `str | None`, `list[int]`, `dict[str, float]`."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if hint is Any:
+        return True
+    if kind in (Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if kind in (int, float):  # a bool is an int to Python, and an int is a float to JSON
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if not isinstance(value, kind):
+        return False
+    if kind is dict and inner:
+        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
+    return kind is not list or all(fits(one, inner[0]) for one in value if inner)
+
+
+def fit_together(values: Any, hints: Mapping[str, Any]) -> bool:
+    """Whether it is a JSON object whose entries, where present, are of these types."""
+    return isinstance(values, dict) and all(
+        fits(values[name], hint) for name, hint in hints.items() if name in values
+    )
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the name if it is known; otherwise raise InvalidInput with the closest known name."""
+    known = list(known)
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise InvalidInput(
+            f"There is no {kind} named '{name}'.{hint} The names are: {', '.join(known)}."
+        )
+    return name
+
+
+TABLES = ("pandas", "pyarrow", "sklearn", "scipy", "joblib")  # what cleaning needs
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # where a module has another name
+
+
+def check_installed(what: str, *modules: str) -> None:
+    """Refuse to begin what needs packages that are not installed.
+
+    Arguments:
+        what: what needs them, as the beginning of a sentence.
+        modules: their names as modules.
+
+    Raises:
+        InvalidInput: with their names as packages, and the command that installs them.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise InvalidInput(explain_uninstalled(what, *missing))
+
+
+def explain_uninstalled(what: str, *modules: str) -> str:
+    """Say that modules are not installed, and how to install their packages.
+
+    Arguments:
+        what: what needs them, as the beginning of a sentence.
+        modules: their names as modules.
+    """
+    packages = [_PACKAGES.get(name, name) for name in modules]
+    return (
+        f"{what} needs {', '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not "
+        f"installed. Install what is missing: pip install {' '.join(packages)}. `pip install "
+        "dross` installs it, except with --no-deps."
+    )
+
+
+_IN_SHELL: ContextVar[bool] = ContextVar("in shell", default=False)
+_FLAGS = {"make": "--model", "with_model": "--with", "columns": "--column", "n_jobs": "--jobs"}
+
+
+@contextmanager
+def in_shell() -> Iterator[None]:
+    """Name options as on the command line inside the block."""
+    token = _IN_SHELL.set(True)
+    try:
+        yield
+    finally:
+        _IN_SHELL.reset(token)
+
+
+def name_option(name: str, value: object = None) -> str:
+    """An option as the user writes it, perhaps with a value; True stands for a flag.
+
+    name_option("rate", 0.1)           `--rate 0.1`       `rate=0.1`
+    name_option("overwrite", True)     `--overwrite`      `overwrite=True`
+    name_option("out")                 `--out`            `out=...`
+    """
+    if not _IN_SHELL.get():
+        return f"{name}=..." if value is None else f"{name}={value!r}"
+    flag = _FLAGS.get(name) or "--" + name.replace("_", "-")
+    return flag if value is None or value is True else f"{flag} {value}"
+
+
+def name_options(name: str, values: Sequence[str]) -> str:
+    """An option that may be repeated, with all its values; from Python it takes a list."""
+    if not _IN_SHELL.get():
+        return name_option(name, list(values))
+    return " ".join(name_option(name, value) for value in values)

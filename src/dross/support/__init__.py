@@ -1,1 +1,0 @@
-"""Small tools that every other folder may use: progress, files, charts, pages."""
