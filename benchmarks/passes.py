@@ -28,7 +28,7 @@ from dross.engine.state import Derivative
 from dross.engine.step import STEPS_AT_ONCE, take_steps
 from dross.influence.retrace import reverse_steps
 from dross.replay.recording import Recording
-from dross.replay.segment_replay import Block
+from dross.replay.segments import Block
 
 REPLAYS = 100
 

@@ -29,7 +29,7 @@ PUBLIC = [
     "EveryStep",
     "InputChanged",
     "InvalidInput",
-    "Keywords",
+    "ModelKwargs",
     "LastEpochs",
     "NotSupported",
     "Project",

@@ -29,8 +29,7 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .cleaning.judge import judge
     from .cleaning.pipeline import clean
     from .cleaning.project import Project
-    from .data.collated import Collated, Keywords
-    from .data.dataset import indexed
+    from .data.dataset import Collated, ModelKwargs, indexed
     from .engine import optim_custom as optimizers
     from .finetune.clean import clean_chats
     from .influence import bounds
@@ -55,8 +54,8 @@ __all__ = [
     "EveryStep",
     "InputChanged",
     "InvalidInput",
-    "Keywords",
     "LastEpochs",
+    "ModelKwargs",
     "NotSupported",
     "Project",
     "Query",
@@ -90,10 +89,10 @@ _MODULES = {  # public names that are modules
 _HOMES = {  # the module of every other public name, except the errors
     "Budget": "tape.retention",
     "Checkpoints": "tape.retention",
-    "Collated": "data.collated",
+    "Collated": "data.dataset",
     "Counterfactual": "influence.counterfactual",
     "EveryStep": "tape.retention",
-    "Keywords": "data.collated",
+    "ModelKwargs": "data.dataset",
     "LastEpochs": "tape.retention",
     "Project": "cleaning.project",
     "Query": "influence.query",

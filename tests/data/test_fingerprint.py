@@ -9,7 +9,7 @@ import torch
 import dross
 from dross.data.dataset import EVERYTHING, SAMPLE, Instances
 from dross.errors import InputChanged
-from dross.tape.manifest_check import seal
+from dross.tape.format import seal
 
 COUNT = 1000
 X = torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dross.data.batch import SplitAugment
-from dross.data.lazy_batch import BatchSource
+from dross.data.batch import BatchSource, SplitAugment
 from dross.datasets.augment import ShiftAndFlip
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dross
+from dross.data.batch import Prefetcher
 from dross.data.dataset import Instances
-from dross.data.prefetch import Prefetcher
 from zoo import problem
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from dross.distributed import ddp
 from dross.engine.executor import Executor
 from dross.errors import DrossError
 from dross.influence import retrace
-from dross.replay import segment_replay
+from dross.replay import segments
 from dross.tape.reader import Tape
 from oracles import Problem
 from zoo import F64, problem
@@ -249,7 +249,7 @@ def stuck(rank: int, tape: str, given_up: str) -> None:
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
     """The last rank is killed in the middle, after so many passes of its own."""
     retrace._SECONDS_BETWEEN_WRITES = retrace._MIN_TIMES_OF_WRITING = 0
-    segment_replay._MAX_BYTES_OF_STATES = 1 << 14
+    segments._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)
     pull, taken = run.recording.executor.pull, []

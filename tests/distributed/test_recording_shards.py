@@ -10,9 +10,9 @@ from distributed.launch import launched
 from distributed.test_sharded_retrace import close
 from dross.distributed.fsdp import check_options
 from dross.errors import CorruptFile, InputChanged, NotSupported
-from dross.tape.manifest_check import check_manifest
+from dross.tape.format import check_manifest
 from dross.tape.reader import Tape
-from dross.tape.resume import rewind
+from dross.tape.writer import rewind
 
 
 def recorded_by_one(p, size, tape):

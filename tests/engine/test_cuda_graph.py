@@ -159,7 +159,7 @@ def test_several_steps_at_once_give_what_they_give_one_by_one(
     test_graphs_give_what_the_steps_give does it on a GPU.
     """
     data = (torch.randn(90, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (90,)))
-    monkeypatch.setattr("dross.data.lazy_batch._MAX_BYTES_AT_ONCE", looked_up_at_once)
+    monkeypatch.setattr("dross.data.batch._MAX_BYTES_AT_ONCE", looked_up_at_once)
     found = []
     for together in (False, True):
         if together:

@@ -13,9 +13,9 @@ from torch.optim.swa_utils import (
 import dross
 from dross.errors import InvalidInput, NotSupported
 from dross.influence.retrace import reverse_steps
-from dross.replay.average import sum_weights
+from dross.replay.recording import sum_weights
 from dross.tape.reader import Tape
-from dross.tape.resume import rewind
+from dross.tape.writer import rewind
 from zoo import problem
 
 # what AveragedModel is built with, and after which steps it is updated

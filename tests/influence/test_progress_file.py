@@ -35,7 +35,7 @@ def count_pulls(run, monkeypatch) -> list:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch, case):
-    monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1 << 14)
+    monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1 << 14)
     name, keep, strike = CASES[case]
     p, _ = rank_jobs.case(name)
     p.batches = ragged_batches(len(p.X), 30)
@@ -62,9 +62,9 @@ def test_a_retrace_continues_with_less_memory_than_it_had(record, tmp_path, monk
     expected = run.influence(query(p))
     limits = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
     for before, after in pairwise(limits):
-        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", before)
+        monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", before)
         interrupted(run, query(p), tmp_path / "progress", monkeypatch)
-        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", after)
+        monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", after)
         np.testing.assert_array_equal(
             run.influence(query(p), resume=tmp_path / "progress").values, expected.values
         )
@@ -76,7 +76,7 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     p = problem("mlp", "momentum", epochs=10)
     run = record(p, keep=dross.Checkpoints(every=1000))
     monkeypatch.setattr(
-        "dross.replay.segment_replay._MAX_BYTES_OF_STATES", 5 * run.recording.state_at(0).nbytes
+        "dross.replay.segments._MAX_BYTES_OF_STATES", 5 * run.recording.state_at(0).nbytes
     )
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
     penalty = lambda params: sum(value.square().sum() for value in params.values())

@@ -12,7 +12,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from transformers import Trainer
 
 import dross
-from dross.data.collated import Collated
+from dross.data.dataset import Collated
 from dross.engine.objective import Objective
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.data import Split

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from dross.data.collated import Collated, Keywords
+from dross.data.dataset import Collated, ModelKwargs
 from dross.errors import InputChanged, NotSupported
 from record.user_loops import close, query
 from zoo import problem
@@ -90,7 +90,7 @@ def pad(items):
 
 
 def split(batch):
-    return Keywords((k, v) for k, v in batch.items() if k != "labels"), batch["labels"]
+    return ModelKwargs((k, v) for k, v in batch.items() if k != "labels"), batch["labels"]
 
 
 def losses_of(outputs, labels):

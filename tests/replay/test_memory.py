@@ -9,7 +9,7 @@ from torch import nn
 
 import dross
 from dross.errors import NotSupported
-from dross.replay.segment_replay import SegmentReplay
+from dross.replay.segments import SegmentReplay
 from dross.tape.reader import Tape
 from zoo import problem
 

@@ -14,9 +14,8 @@ import torch
 
 import dross
 from dross.errors import CorruptFile, InputChanged
-from dross.tape.manifest_check import seal
+from dross.tape.format import Segment, seal
 from dross.tape.reader import Tape
-from dross.tape.segment import Segment
 
 COUNT = 5000
 X = torch.randn(COUNT, 8, generator=torch.Generator().manual_seed(0))

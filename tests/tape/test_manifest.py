@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import dross
 from dross.errors import CorruptFile, InputChanged
-from dross.tape.manifest import check_same_run
-from dross.tape.manifest_check import seal
+from dross.tape.format import check_same_run, seal
 from dross.tape.reader import Tape
 from tape.helpers import reopen, train
 from zoo import problem

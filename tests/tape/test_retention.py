@@ -8,7 +8,7 @@ import pytest
 
 import dross
 from dross.errors import InvalidInput
-from dross.replay.segment_replay import SegmentReplay
+from dross.replay.segments import SegmentReplay
 from zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
@@ -20,11 +20,11 @@ def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch
     query = dross.mean_loss((p.X_val, p.Y_val))
     run = record(p, keep=dross.Checkpoints(every=100))
     whole = run.influence(query)
-    monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1)
+    monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1)
     for options in ({}, {"epochs": 2}, {"at": 13}):
-        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1 << 30)
+        monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1 << 30)
         expected = run.influence(query, **options).values
-        monkeypatch.setattr("dross.replay.segment_replay._MAX_BYTES_OF_STATES", 1)
+        monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1)
         np.testing.assert_array_equal(run.influence(query, **options).values, expected)
     assert whole.values.any()
 

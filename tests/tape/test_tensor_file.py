@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from dross.tape.tensor_file import _TYPES, encode_tensors
+from dross.tape.format import _TYPES, encode_tensors
 
 ABOUT = {"steps": 3, "clocks": [{"step": 1.5}], "name": 'Grüße "an" \\ alle'}
 
@@ -24,7 +24,7 @@ def test_the_bytes_are_those_of_safetensors(shape):
 
 
 def test_what_does_not_lie_in_one_piece(monkeypatch):
-    monkeypatch.setattr("dross.tape.tensor_file._PIECE", 7)
+    monkeypatch.setattr("dross.tape.format._PIECE", 7)
     wide = torch.arange(12.0).reshape(3, 4)
     tensors = {"turned": wide.t(), "cut": wide[:, 1:3], "repeated": wide[:1].expand(2, 4)}
     tensors["nothing"] = torch.zeros(1).as_strided((0,), (0,))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .._checks import fit_together, name_option
 from .._progress import progress_bar
-from ..data.tensor_digests import digest_tensors
+from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import load_picture

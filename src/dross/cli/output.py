@@ -176,7 +176,7 @@ def _print_table(
 
 def print_tape(tape: "Tape") -> None:
     """Describe a recorded run that was found intact."""
-    from ..tape.describe import describe_tape
+    from ..tape.reader import describe_tape
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in {**describe_tape(tape), "files": "all intact"}.items():

@@ -22,8 +22,8 @@ def info(
 
     Every file is read and compared with its digest, so damage is found.
     """
-    from ..tape.describe import summarize_tape
-    from ..tape.reader import MANIFEST, Tape
+    from ..tape.format import MANIFEST
+    from ..tape.reader import Tape, summarize_tape
     from ..tape.storage import is_url
 
     folder = Path(tape)

@@ -2,25 +2,29 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset, default_collate
+from torch.utils._pytree import MappingKey, register_pytree_node, tree_leaves, tree_map
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from ..errors import InvalidInput
-from .batch import AUGMENT_STREAM, MODEL_STREAM, Augment, MicroBatch
-from .collated import Collated, hash_items
-from .lazy_batch import BatchSource, LazyBatch
-from .prefetch import Prefetcher
+from ..errors import InvalidInput, NotSupported, first_line
+from .batch import (
+    AUGMENT_STREAM,
+    MODEL_STREAM,
+    Augment,
+    BatchSource,
+    LazyBatch,
+    MicroBatch,
+    Prefetcher,
+)
+from .fingerprint import to_bytes
 from .pytree import map_pair
 from .seeds import mix_seeds
-from .sources import as_map_style, number_keys
-from .tensor_digests import to_bytes
 
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
@@ -390,3 +394,310 @@ class indexed(Dataset):  # lower case, as it is used like a function: dross.inde
     def __getitem__(self, index: int) -> tuple:
         """(index, x, y)."""
         return (index, *self.dataset[index])
+
+
+Pair = tuple[Any, Any]
+
+
+class ModelKwargs(dict):
+    """A batch that a model takes as keyword arguments: model(**x)."""
+
+
+def _name_values(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    return [(MappingKey(name), value) for name, value in x.items()], list(x)
+
+
+register_pytree_node(
+    ModelKwargs,
+    lambda x: (list(x.values()), list(x)),
+    lambda values, names: ModelKwargs(zip(names, values)),
+    flatten_with_keys_fn=_name_values,
+    serialized_type_name="dross.data.dataset.ModelKwargs",
+)
+
+
+class Collated:
+    """A map-style data set with the function that makes batches of its items.
+
+    Arguments:
+        dataset: anything with a length that is indexed by id.
+        collate: makes a batch from a list of items, like a DataLoader's collate_fn.
+        split: takes a batch apart into what the model is called with and what the loss gets
+            besides the model's outputs. By default a batch is a pair (x, y).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list], Any],
+        split: Callable[[Any], Pair] | None = None,
+    ):
+        self.dataset, self.collate_fn = dataset, collate
+        self.split = _split_pair if split is None else split
+
+    def __len__(self) -> int:
+        """How many instances there are."""
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        """The item, as the data set has it; a dict is a copy, because collators change theirs."""
+        item = self.dataset[int(i)]
+        return dict(item) if isinstance(item, Mapping) else item
+
+    def items(self, ids: Iterable[int]) -> list[Any]:
+        """These items."""
+        return [self[i] for i in ids]
+
+    def collate(self, ids: Sequence[int]) -> Pair:
+        """x and y of these instances, as one batch.
+
+        Raises:
+            InvalidInput: where an item does not exist, or the collator fails.
+        """
+        return self.collate_items(self.fetch(ids))
+
+    def fetch(self, ids: Sequence[int]) -> list[Any]:
+        """These items, or an error that says which one is missing."""
+        try:
+            return self.items(ids)
+        except (LookupError, TypeError) as error:
+            raise InvalidInput(
+                f"The data set of {len(self)} instances does not give all of {list(ids)!r:.60} "
+                f"({type(error).__name__}: {error}). An instance's id is its index, starting at 0."
+            ) from error
+
+    def collate_items(self, items: list[Any]) -> Pair:
+        """x and y of these items, as one batch."""
+        try:
+            batch = self.collate_fn(items)
+        except Exception as error:  # the collator is the user's code
+            raise InvalidInput(
+                f"The collator failed on a batch of {len(items)} instances: {first_line(error)}"
+            ) from error
+        return self.split(batch)
+
+    def check_repeatable(self, ids: Sequence[int]) -> None:
+        """Refuse data that look different the second time.
+
+        Raises:
+            NotSupported: it says whether the data set or the collator draws random numbers.
+        """
+        one, other = self.items(ids), self.items(ids)
+        if not np.array_equal(hash_items(one), hash_items(other)):
+            raise NotSupported(
+                "An instance of the data set looks different each time it is read, so the run "
+                "could not be replayed. Take random transforms out of the data set, or draw them "
+                "once and store the result."
+            )
+        pairs = zip(*(tree_leaves(self.collate_items(items)) for items in (one, other)))
+        if not all(_same(a, b) for a, b in pairs):
+            raise NotSupported(
+                f"The collator ({_name(self.collate_fn)}) makes a different batch from the same "
+                "instances the second time (random masking?), so the run could not be replayed. "
+                "Mask the data once, before training, and use a collator that only pads."
+            )
+
+
+def _split_pair(batch: Any) -> Pair:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise InvalidInput(
+            f"A batch must be a pair (x, y); the collator gives the type {type(batch).__name__}. "
+            "Say how to take it apart: split=lambda batch: (x, y)."
+        )
+    return batch[0], batch[1]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return bool(one == other)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def hash_items(items: list[Any]) -> np.ndarray:
+    """A 64-bit hash of each item, whatever it is made of, without padding: int64 [B]."""
+    digests = []
+    for item in items:
+        digest = hashlib.blake2b(digest_size=8)
+        _update(digest, item)
+        digests.append(digest.digest())
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+def _update(digest: Any, value: Any) -> None:
+    """Feed a value to a digest. Dicts go by sorted key: the order of columns does not count."""
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(f"{{{key}:".encode())
+            _update(digest, value[key])
+    elif isinstance(value, Tensor):
+        digest.update(str((value.dtype, tuple(value.shape))).encode())
+        _update(digest, value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray):
+        digest.update(str((value.dtype, value.shape)).encode() + value.tobytes())
+    elif isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, Mapping)) for v in value):
+        for part in value:
+            digest.update(b",")
+            _update(digest, part)
+    else:
+        raw = getattr(value, "tobytes", None)  # of a picture
+        digest.update(raw() if callable(raw) else repr(value).encode())
+
+
+_LABELS = ("label", "labels", "target", "targets", "y", "cls")
+_KEYS = ("__key__", "id")
+
+
+class DictPairs:
+    """A map-style data set of dicts, such as one of Hugging Face `datasets`, as pairs (x, y)."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """How many instances there are."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """(x, y)."""
+        return split_columns(self.dataset[index])
+
+
+class KeyedPairs:
+    """An iterable data set of (id, x, y), read once.
+
+    Whole numbers as ids must be 0..N-1, in any order. Texts are sorted alphabetically and kept in
+    `keys`.
+    """
+
+    def __init__(self, dataset: Iterable, most_bytes: int):
+        found: dict[Any, tuple[Any, Any]] = {}
+        size = 0
+        for key, x, y in _read(dataset):
+            if key in found:
+                raise InvalidInput(
+                    f"The iterable data set gives the id {key!r} twice. Every instance needs its "
+                    "own id, and one pass must give each instance once."
+                )
+            found[key] = (x, y)
+            size += sum(
+                t.nbytes for t in tree_leaves((x, y)) if isinstance(t, (Tensor, np.ndarray))
+            )
+            if size > most_bytes:
+                raise InvalidInput(
+                    f"The iterable data set holds more than {most_bytes:,} bytes (after "
+                    f"{len(found)} instances), and a retrace needs each of them again by its id. "
+                    "Pass a map-style data set, which reads them one by one; or allow more: "
+                    "keep=dross.Budget(bytes, in_memory=bytes)."
+                )
+        if not found:
+            raise InvalidInput("The data set is empty.")
+        texts = any(isinstance(key, str) for key in found)
+        if not texts and set(found) != set(range(len(found))):
+            raise InvalidInput(
+                f"The ids of the iterable data set must be 0 to {len(found) - 1}, each once, or "
+                f"texts; found {sorted(found)[-1]} among {len(found)} instances."
+            )
+        self.keys: list[str] | None = sorted(map(str, found)) if texts else None
+        order = self.keys if self.keys is not None else range(len(found))
+        self.pairs = [found[key] for key in order]
+        self._numbers = {key: k for k, key in enumerate(order)}
+
+    def __len__(self) -> int:
+        """How many instances there are."""
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """(x, y)."""
+        return self.pairs[index]
+
+    def number(self, keys: Any) -> Any:
+        """The numbers of instances that are known by texts; numbers as they are."""
+        names = [keys] if isinstance(keys, str) else keys
+        if self.keys is None or not all(isinstance(name, str) for name in names):
+            return keys
+        unknown = [name for name in names if name not in self._numbers]
+        if unknown:
+            raise InvalidInput(f"The data set has no instance with the id {unknown[0]!r}.")
+        return np.array([self._numbers[name] for name in names], dtype=np.int64)
+
+
+def as_map_style(source: Any, most_bytes: int) -> Any:
+    """A data set of dicts or an iterable one as pairs by number; any other as it is.
+
+    Raises:
+        InvalidInput: where ids or labels are missing; it says what to write.
+    """
+    if isinstance(source, IterableDataset):
+        return KeyedPairs(source, most_bytes)
+    if isinstance(source, (tuple, list, DictPairs, KeyedPairs)) or not hasattr(source, "__len__"):
+        return source
+    return DictPairs(source) if _gives_dicts(source) else source
+
+
+def number_keys(source: Any, ids: Any) -> Any:
+    """Ids that are texts as the numbers of instances of this data set; any others as they are."""
+    return source.number(ids) if isinstance(source, KeyedPairs) else ids
+
+
+def keys_of(source: Any) -> list[str] | None:
+    """The texts by which a data set knows its instances, where it does."""
+    return source.keys if isinstance(source, KeyedPairs) else None
+
+
+def _gives_dicts(source: Any) -> bool:
+    if not hasattr(source, "__getitem__") or hasattr(source, "collate"):
+        return False
+    try:
+        return len(source) > 0 and isinstance(source[0], Mapping)
+    except Exception:  # it is read again later, and its error is reported there
+        return False
+
+
+def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """x and y of a dict: y is the one column that is named like a label, x all others."""
+    columns = {name: value for name, value in row.items() if not str(name).startswith("__")}
+    labels = [name for name in _LABELS if name in columns]
+    if len(labels) != 1 or len(columns) < 2:
+        raise InvalidInput(
+            f"An instance has the columns {sorted(map(str, columns))}, and it is not clear which "
+            f"one is the label: name one of them {_LABELS[0]!r} (rename_column) and keep only "
+            "inputs besides it; or pass a data set that gives pairs (x, y)."
+        )
+    y = _as_tensor(columns.pop(labels[0]))
+    inputs = {name: _as_tensor(value) for name, value in columns.items() if name not in _KEYS}
+    return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), y
+
+
+def _as_tensor(value: Any) -> Any:
+    """Numbers as a tensor: a list of them would be collated column by column."""
+    if not isinstance(value, (list, tuple, np.ndarray, np.generic)):
+        return value
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError):
+        return value
+
+
+def _read(dataset: Iterable) -> Iterator[tuple[Any, Any, Any]]:
+    """(id, x, y) of every instance."""
+    for row in dataset:
+        parts: tuple[Any, ...]
+        if isinstance(row, Mapping):
+            key = next((row[name] for name in _KEYS if name in row), None)
+            parts = (key, *split_columns(row)) if key is not None else ()
+        else:
+            parts = tuple(row) if isinstance(row, (tuple, list)) else ()
+        key = parts[0] if len(parts) == 3 else None
+        key = key.item() if isinstance(key, (Tensor, np.generic)) and key.ndim == 0 else key
+        if isinstance(key, bool) or not isinstance(key, (int, str)):
+            shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+            raise InvalidInput(
+                "An iterable data set must give (id, x, y), or dicts with '__key__' or 'id': a "
+                f"number from 0 to N-1 or a text that stays the same. Found {shown!r:.80}. Add "
+                "an id where the data are read (enumerate), or pass a map-style data set."
+            )
+        yield key, parts[1], parts[2]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ..errors import InputChanged
-from .collated import hash_items
+from .dataset import hash_items
 
 MAX_ID = 1 << 27  # ids from here on are not noted: 9 bytes are held for each id up to the largest
 _UNKNOWN, _SEEN, _RECORDED = 0, 1, 2

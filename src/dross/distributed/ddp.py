@@ -24,7 +24,7 @@ from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import NotSupported
-from ..tape.average_record import AverageRecord
+from ..tape.format import AverageRecord
 from ..tape.retention import Keep
 from .ranks import ALONE, RankReducer, Reducer
 

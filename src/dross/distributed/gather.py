@@ -27,8 +27,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..data.batch import Batch
-from ..data.lazy_batch import AnyBatch
+from ..data.batch import AnyBatch, Batch
 from ..engine.autodiff import apply_model
 from ..engine.conv import WIDE, convolutions
 from ..engine.executor import Executor

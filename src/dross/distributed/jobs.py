@@ -35,7 +35,7 @@ from torch import Tensor
 from .._checks import check_installed, shorten
 from .._io import write_bytes
 from .._progress import hide_progress, no_bar, progress_bar
-from ..data.tensor_digests import digest_tensors
+from ..data.fingerprint import digest_tensors
 from ..errors import DrossError, DrossWarning, InputChanged, InvalidInput, first_line
 
 _ROUNDING = 1e-5  # relative: other threads, another machine

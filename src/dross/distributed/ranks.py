@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data.lazy_batch import AnyBatch
+from ..data.batch import AnyBatch
 from ..engine.executor import losses_are_separate
 from ..engine.state import Derivative
 from ..engine.step import Step

@@ -8,8 +8,7 @@ from ..engine.state import Derivative, State
 from ..engine.tolerance import ROUNDING_OF_LENGTH, is_close
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, project, sampled_every
-from ..replay.average import check_of
-from ..replay.recording import Recording
+from ..replay.recording import Recording, check_of
 from .shards import ShardReducer
 
 

@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._text import say_count
-from ..data.lazy_batch import AnyBatch
+from ..data.batch import AnyBatch
 from ..engine.state import Layout
 from ..engine.step import Clip, ClipNorm
 from ..errors import InputChanged

@@ -20,9 +20,8 @@ from .._progress import progress_bar
 from ..engine.state import Layout, State
 from ..engine.step import Step
 from ..errors import CorruptFile, DrossError, NotSupported
-from ..tape.average_record import AverageRecord
-from ..tape.reader import SHARDED_FORMAT, Tape, parse, parse_about
-from ..tape.segment import Segment, encode_segment
+from ..tape.format import SHARDED_FORMAT, AverageRecord, Segment, encode_segment
+from ..tape.reader import Tape, parse, parse_about
 from ..tape.storage import Folder
 from ..tape.writer import TapeWriter
 from .ranks import RankReducer

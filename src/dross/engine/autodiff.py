@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from ..data.collated import Keywords
+from ..data.dataset import ModelKwargs
 
 NARROW = (torch.bfloat16, torch.float16)
 _ROWS_AT_ONCE = 64
@@ -156,7 +156,7 @@ def sum_tensors(parts: list[Tensor]) -> Tensor:
 
 def apply_model(model: Callable[..., Any], x: Any) -> Any:
     """model(x), or model(**x) where x is a batch of keywords."""
-    return model(**x) if isinstance(x, Keywords) else model(x)
+    return model(**x) if isinstance(x, ModelKwargs) else model(x)
 
 
 def call_model(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
@@ -172,7 +172,7 @@ def call_model(model: nn.Module, named: dict[str, Tensor], x: Any) -> Any:
             )
         if name in named:
             every[other] = named[name]
-    args, kwargs = ((), dict(x)) if isinstance(x, Keywords) else ((x,), None)
+    args, kwargs = ((), dict(x)) if isinstance(x, ModelKwargs) else ((x,), None)
     outputs = functional_call(model, every, args, kwargs, tie_weights=False)
     named.update((name, every[name]) for name in named)
     return outputs

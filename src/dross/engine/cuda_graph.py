@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
+from ..data.batch import AnyBatch, LazyBatch, LazyBatches
 from ..data.pytree import flatten, unflatten
 from ..engine.tolerance import OTHER_KERNELS, SAME_KERNELS, Tolerance, is_close
 from ..errors import DrossWarning, first_line

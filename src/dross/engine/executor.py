@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..data.batch import Batch, cut_rows
-from ..data.lazy_batch import AnyBatch, LazyBatches
+from ..data.batch import AnyBatch, Batch, LazyBatches, cut_rows
 from ..engine.tolerance import OTHER_KERNELS, ROUNDING, is_close
 from ..errors import InvalidInput
 from .autodiff import has_hooks, probe_direction

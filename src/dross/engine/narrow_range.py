@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..data.lazy_batch import AnyBatch
+from ..data.batch import AnyBatch
 from .autodiff import times, unit_factor
 from .objective import Buffers, Pulled
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import MicroBatch
-from ..data.lazy_batch import AnyBatch, LazyBatch, LazyBatches
+from ..data.batch import AnyBatch, LazyBatch, LazyBatches, MicroBatch
 from ..errors import InvalidInput
 from .autodiff import widen
 from .optim import Optimizer

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from .._progress import progress_bar
-from ..data.batch import MicroBatch
-from ..data.lazy_batch import LazyBatch
+from ..data.batch import LazyBatch, MicroBatch
 from ..engine.executor import Executor
 from ..engine.state import State
 from ..engine.update_rules import SGD

@@ -10,7 +10,7 @@ from ..influence.retrace import retrace
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..replay.recording import Recording
-from ..replay.step_range import choose_window, start_of_epoch
+from ..replay.schedule import choose_window, start_of_epoch
 from .inverse_hessian import InstanceGradients
 
 

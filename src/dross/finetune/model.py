@@ -221,7 +221,7 @@ def _check_not_quantized(name: str, config: Any) -> None:
 
 def _digest(model: Any) -> str:
     """Of a sample of every weight: enough to recognize another model, quick for a large one."""
-    from ..data.tensor_digests import digest_tensors
+    from ..data.fingerprint import digest_tensors
 
     sample = lambda t: t.detach().flatten()[:: 1 + t.numel() // 4096].float().cpu().contiguous()
     return digest_tensors({name: sample(p) for name, p in model.named_parameters()})

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from ..data.batch import Batch
-from ..data.lazy_batch import AnyBatch
+from ..data.batch import AnyBatch, Batch
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import InvalidInput, NotSupported

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from .._checks import check_folder
 from .._progress import progress_bar
-from ..data.batch import Batch
-from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
 from ..engine.device import available_memory, try_to_fit
 from ..engine.norms import statistics_of
@@ -34,9 +33,8 @@ from ..engine.step import Step, sum_over_batches, take_step
 from ..engine.step import advance as advance_state
 from ..engine.tolerance import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..errors import Diverged, DrossError, DrossWarning, InvalidInput, NotSupported, first_line
-from ..replay.average import AVERAGE, MODEL, Average, check_of
-from ..replay.recording import Recording
-from ..replay.replay_check import check_same
+from ..replay.recording import AVERAGE, MODEL, Average, Recording, check_of
+from ..replay.segments import check_same
 from .query import Query, as_query
 
 #: the two ways to be absent

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from .._text import say_count
-from ..data.lazy_batch import LazyBatch
+from ..data.batch import LazyBatch
 from ..engine.device import measure_peak
 from ..engine.state import Derivative, State
 from ..engine.step import Step, needs_gradient, take_step
 from ..errors import InvalidInput
-from ..replay import checkpoint_schedule
+from ..replay import schedule
 from ..replay.recording import Recording
-from ..replay.step_range import Window
+from ..replay.schedule import Window
 from .retrace import reverse_step
 
 
@@ -219,12 +219,12 @@ def count_taken(recording: Recording, window: Window) -> tuple[int, int, int]:
         capacity = replay.capacity(segment, last)
         begin = max(0, window.first - segment.first)
         ends = last == len(segment.steps)
-        rows = checkpoint_schedule.rows_taken(last, capacity, begin, ends)
+        rows = schedule.rows_taken(last, capacity, begin, ends)
         alone = sum(
             needs_gradient(recording.optimizer, segment.steps[k]) for k in rows.without_gradient
         )
         taken += rows.steps + alone
-        most = max(most, checkpoint_schedule.repetitions(last, capacity))
+        most = max(most, schedule.repetitions(last, capacity))
         held = max(held, min(last, capacity) + 1)
     return taken, most, held
 

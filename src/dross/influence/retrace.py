@@ -42,8 +42,8 @@ from torch import Tensor
 from .._checks import check_folder
 from .._io import delete_stale, write_bytes
 from .._progress import progress_bar
-from ..data.lazy_batch import AnyBatch, LazyBatches
-from ..data.tensor_digests import digest_tensors
+from ..data.batch import AnyBatch, LazyBatches
+from ..data.fingerprint import digest_tensors
 from ..distributed.gather import prepare_shards, shard_recording
 from ..distributed.ranks import (
     ALONE,
@@ -68,10 +68,9 @@ from ..engine.step import (
     unstack_steps,
 )
 from ..errors import CorruptFile, Diverged, DrossError, InvalidInput
-from ..replay.average import MODEL, Average, check_of
-from ..replay.recording import Recording
-from ..replay.segment_replay import Block
-from ..replay.step_range import Window, choose_window
+from ..replay.recording import MODEL, Average, Recording, check_of
+from ..replay.schedule import Window, choose_window
+from ..replay.segments import Block
 from ..tape.reader import parse
 from ..tape.storage import is_url
 from .query import Query, sketch_derivative

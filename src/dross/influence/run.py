@@ -13,14 +13,13 @@ from .._checks import check_whole
 from .._progress import report
 from .._text import named_values, say_count
 from ..data.batch import Augment
-from ..data.sources import keys_of
+from ..data.dataset import keys_of
 from ..engine.objective import Penalty
 from ..engine.state import State
 from ..errors import DrossWarning, InvalidInput
-from ..replay.average import MODEL, check_of
-from ..replay.recording import Recording
-from ..replay.step_range import choose_window
-from ..tape.describe import describe_tape
+from ..replay.recording import MODEL, Recording, check_of
+from ..replay.schedule import choose_window
+from ..tape.reader import describe_tape
 from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
 from .forward import ParameterInfluence, parameter_influence
 from .plan import RetracePlan, make_plan

@@ -18,7 +18,7 @@ from .._checks import check_installed, check_whole
 from .._figures import open_axes, plot_ranked
 from .._io import break_seal, seal, write_bytes
 from .._text import paragraph, table
-from ..data.tensor_digests import digest_tensors
+from ..data.fingerprint import digest_tensors
 from ..errors import CorruptFile, InvalidInput
 
 if TYPE_CHECKING:

@@ -25,14 +25,14 @@ except ImportError as error:
         "dross.integrations.lightning needs lightning: pip install 'dross[lightning]'."
     ) from error
 
-from ..data.collated import Collated
+from ..data.dataset import Collated
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
 from ..influence.run import Run, load
 from ..record.followed import Followed
 from ..record.recorder import Recorder
-from ..tape.resume import rewind
 from ..tape.retention import Keep
+from ..tape.writer import rewind
 from .drawn_ids import DrawnIds, note_ids
 
 

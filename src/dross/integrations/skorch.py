@@ -23,7 +23,7 @@ except ImportError as error:
         "dross.integrations.skorch needs skorch: pip install 'dross[skorch]'."
     ) from error
 
-from ..data.collated import Collated, Keywords
+from ..data.dataset import Collated, ModelKwargs
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
 from ..influence.run import Run, load
@@ -202,7 +202,7 @@ class InstanceLosses:
 
 def _split(batch: Any) -> tuple[Any, Any]:
     x, y = unpack_data(batch)
-    return (Keywords(x) if isinstance(x, dict) else x), y
+    return (ModelKwargs(x) if isinstance(x, dict) else x), y
 
 
 def _check_criterion(criterion: Any) -> None:

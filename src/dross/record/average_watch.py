@@ -12,7 +12,7 @@ from ..distributed.ddp import bare_module
 from ..engine.inspect import unwrap_model
 from ..engine.tolerance import OTHER_ORDER, is_close
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..tape.average_record import AverageRecord
+from ..tape.format import AverageRecord
 from .torch_binding import LiveModel
 
 _CHECKED_UPDATES = 3

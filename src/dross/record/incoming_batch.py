@@ -6,9 +6,7 @@ import numpy as np
 from torch.utils._pytree import tree_map
 
 from ..data.batch import Batch, MicroBatch, make_batch
-from ..data.collated import Collated
-from ..data.dataset import check_ids, move_to
-from ..data.sources import number_keys
+from ..data.dataset import Collated, check_ids, move_to, number_keys
 from ..engine.inspect import count_instances
 from ..errors import InvalidInput
 from .loop_tape import LoopTape, UserLoop

@@ -24,11 +24,10 @@ from ..engine.optim import Optimizer
 from ..engine.precision import Autocast, Precision, allowed_kernels
 from ..engine.state import Layout, check_signature
 from ..errors import InputChanged, InvalidInput
-from ..tape.manifest import RunSettings, check_same_run, describe
+from ..tape.format import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
-from ..tape.resume import begin_notes
 from ..tape.retention import Keep
-from ..tape.writer import TapeWriter
+from ..tape.writer import TapeWriter, begin_notes
 from .average_watch import AverageWatch
 from .torch_binding import LiveModel
 

@@ -31,10 +31,9 @@ from ..engine.objective import Penalty
 from ..engine.precision import check_autocast
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..influence.run import Run, load
-from ..tape.folder import prepare_folder
 from ..tape.reader import Tape
-from ..tape.resume import check_resume
 from ..tape.retention import DefaultRetention, Keep, check_keep
+from ..tape.writer import check_resume, prepare_folder
 from .average_watch import AverageWatch
 from .clip_methods import ClipMethods
 from .followed import Followed

@@ -23,12 +23,10 @@ from ..engine.step import clip_of
 from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
-from ..tape.folder import prepare_folder
-from ..tape.manifest import RunSettings, check_same_run, describe
+from ..tape.format import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
-from ..tape.resume import begin_notes, check_resume
 from ..tape.retention import DefaultRetention, Keep
-from ..tape.writer import TapeWriter
+from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
 from .torch_binding import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, LearningRate, plan_numbers

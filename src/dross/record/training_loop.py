@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from .._progress import progress_bar
-from ..data.batch import Augment, MicroBatch
+from ..data.batch import Augment, LazyBatch, MicroBatch
 from ..data.dataset import Instances
-from ..data.lazy_batch import LazyBatch
 from ..engine.device import HostCopy, side_stream
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer

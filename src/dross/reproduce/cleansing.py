@@ -36,7 +36,7 @@ from ..influence.query import error_rate, mean_loss
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..record.train import train
-from ..tape.reader import MANIFEST
+from ..tape.format import MANIFEST
 from .cleansing_settings import METHODS, TASKS, Settings, build_methods, split_positions
 
 PICTURES_PER_METHOD = 20  # of the most harmful, in the contact sheets

@@ -1,8 +1,10 @@
 """Writing a tape in an order in which no crash, Ctrl-C or full disk leaves it unreadable."""
 
+import errno
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -14,20 +16,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .._checks import check_folder
 from .._io import Raw, replace_file
+from ..data.dataset import Instances
 from ..data.instance_hashes import HashNotes
 from ..distributed.background import run_in_background
-from ..distributed.shards import files_of
+from ..distributed.shards import explain_other_ranks, files_of
 from ..engine.state import State
 from ..engine.step import Step
-from ..errors import DrossError, InvalidInput
-from .average_record import AverageRecord
-from .folder import storage_failed
-from .manifest_check import seal
-from .reader import MANIFEST, parse, read_manifest
-from .retention import Keep, seconds_between_commits
-from .segment import Segment, decode_segment, encode_segment, on_host
-from .tensor_file import Digested, encode_tensors
+from ..errors import DrossError, InputChanged, InvalidInput
+from .format import (
+    AverageRecord,
+    Digested,
+    Segment,
+    decode_segment,
+    encode_segment,
+    encode_tensors,
+    on_host,
+    seal,
+)
+from .reader import MANIFEST, Tape, parse, read_manifest
+from .retention import EveryStep, Keep, seconds_between_commits
+from .storage import is_url
 
 
 @dataclass(frozen=True)
@@ -397,3 +407,155 @@ class TapeWriter:
             replace_file(path, raw, sync=sync)
         except OSError as error:
             raise storage_failed(path, error, self.manifest["steps"]) from error
+
+
+def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
+    """Prepare a folder for a tape.
+
+    Returns the manifest to continue from, if there is one and `resume` asks for it.
+
+    Raises:
+        InvalidInput: the folder is a URL, or both options are given.
+        InvalidInput: the folder holds a tape that may not be replaced, or other files.
+        DrossError: the folder cannot be made.
+    """
+    if is_url(folder):
+        raise InvalidInput(
+            f"A run is recorded into a folder; from {folder} it can only be read. Record it here, "
+            "and copy the folder there."
+        )
+    folder = Path(folder)
+    if overwrite and resume:
+        raise InvalidInput("overwrite and resume exclude each other: pass only one of them.")
+    if (folder / MANIFEST).exists():
+        if resume:
+            manifest = read_manifest(folder)
+            _remove_temporary_files(folder)
+            return manifest
+        if not overwrite:
+            raise InvalidInput(
+                f"There is a tape at {folder} already. Open it with dross.load, continue it "
+                "with resume=True, replace it with overwrite=True, or choose another folder."
+            )
+        read_manifest(folder)  # never clear a folder that is not a tape
+        (folder / MANIFEST).unlink()
+        for kind in ("segment", "shard", "state", "hashes", "average", "retrace"):
+            for file in folder.glob(f"{kind}-*.safetensors*"):
+                file.unlink()
+    elif folder.exists() and not _holds_only_remains(folder):
+        raise InvalidInput(f"{folder} exists and is not a tape. Choose another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_failed(folder, error, 0) from error
+    _remove_temporary_files(folder)
+    return None
+
+
+# `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
+_TEMPORARY = re.compile(
+    r"\.?((segment|shard|state|hashes|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
+    r"\.(\d+|tmp|\d+\.tmp)"
+)
+
+
+def _holds_only_remains(folder: Path) -> bool:
+    """Whether everything in it was left by a run that was killed before its first commit."""
+    return folder.is_dir() and all(
+        file.suffix in (".tmp", ".safetensors") or _TEMPORARY.fullmatch(file.name)
+        for file in folder.iterdir()
+    )
+
+
+def _remove_temporary_files(folder: Path) -> None:
+    """Remove what a killed writer has left half written."""
+    for file in folder.iterdir():
+        if _TEMPORARY.fullmatch(file.name):
+            file.unlink(missing_ok=True)
+
+
+def storage_failed(path: Path, error: OSError, steps: int) -> DrossError:
+    """What a failed write means, and how far the tape is whole."""
+    causes = {
+        errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
+        "with keep=Checkpoints() or keep=Budget(bytes)",
+        errno.EDQUOT: "your disk quota is used up",
+        errno.EACCES: "you have no permission to write to the folder",
+        errno.EROFS: "the disk is read-only",
+    }
+    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    return DrossError(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")
+
+
+def begin_notes(
+    folder: str | os.PathLike, instances: Instances | None, keep: Keep, earlier: dict | None
+) -> HashNotes | None:
+    """Notes of what instances look like, starting with those of a tape to be continued.
+
+    None where the data set is held in memory: then the manifest has a digest of all of it.
+    """
+    if instances is not None and instances.stored:
+        return None
+    noted = None if earlier is None else Tape(folder).hashes()
+    return HashNotes(noted, renew=keep.last_epochs is not None)
+
+
+def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
+    """Whether to continue the tape in `folder`.
+
+    Arguments:
+        resume: True, or that folder itself, which means the same.
+        folder: where the run is recorded.
+
+    Raises:
+        InvalidInput: for another folder, which would be another run.
+    """
+    if isinstance(resume, bool):
+        return resume
+    check_folder(resume, "resume")
+    if Path(resume).resolve() != Path(folder).resolve():
+        raise InvalidInput(
+            f"resume={str(resume)!r} is not the folder of the tape, {str(folder)!r}. A run can "
+            "only be continued where it was recorded: pass resume=True."
+        )
+    return True
+
+
+def rewind(folder: str | os.PathLike, steps: int) -> None:
+    """Forget the steps after the first `steps`, because a trainer continues from there.
+
+    They are removed from the manifest first, and then their files are deleted. So is an average:
+    it may have taken in what comes after, and it is not known what it was before.
+
+    Arguments:
+        folder: of the tape.
+        steps: how many steps the trainer had taken at its checkpoint, where `Recorder.save` was
+            called.
+
+    Raises:
+        InputChanged: where the tape does not know the state after that many steps, or several ranks
+            wrote it, which one process cannot continue.
+        DrossError: where there is no tape, or it is damaged.
+    """
+    manifest = read_manifest(Path(folder))
+    if manifest["steps"] == steps:
+        return
+    if (shards := manifest.get("shards", 1)) > 1:
+        raise explain_other_ranks(folder, shards, 1)
+    later = [entry for entry in manifest["segments"] if entry["first"] >= steps]
+    if not later or later[0]["first"] != steps:
+        saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
+        raise InputChanged(
+            f"The checkpoint was made after {steps} steps, but the tape at {folder} can continue "
+            f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
+            "record the run again in another folder."
+        )
+    tape = Tape(folder)
+    state = tape.read(len(manifest["segments"]) - len(later)).states[0]
+    kept = [entry for entry in manifest["segments"] if entry["first"] < steps]
+    average = manifest.pop("average", None)
+    gone = later if average is None else [*later, average]
+    shorter = {**manifest, "segments": kept, "steps": steps, "complete": False}
+    TapeWriter(folder, shorter, EveryStep(), 0, None).finish(state, complete=False)
+    for entry in gone:
+        (Path(folder) / entry["file"]).unlink(missing_ok=True)

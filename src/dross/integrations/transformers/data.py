@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..._text import say_count
-from ...data.collated import Keywords
+from ...data.dataset import ModelKwargs
 from ...errors import InvalidInput, NotSupported
 
 ID = "dross_id"
@@ -87,7 +87,7 @@ class Split:
         """keep_labels: an encoder-decoder model makes its decoder's inputs from them."""
         self.label_names, self.keep_labels = tuple(label_names), keep_labels
 
-    def __call__(self, batch: Mapping) -> tuple[Keywords, dict[str, Tensor]]:
+    def __call__(self, batch: Mapping) -> tuple[ModelKwargs, dict[str, Tensor]]:
         """x and y of a batch.
 
         Raises:
@@ -123,10 +123,10 @@ class Split:
                 "no column that the model's forward takes. Check the names of the columns, or set "
                 "remove_unused_columns=False."
             )
-        return Keywords(kept), y
+        return ModelKwargs(kept), y
 
 
-def check_rows(ids: Tensor, x: Keywords, y: dict[str, Tensor]) -> None:
+def check_rows(ids: Tensor, x: ModelKwargs, y: dict[str, Tensor]) -> None:
     """Refuse a batch in which a row is not one example."""
     for name, value in {**x, **y}.items():
         if value.dim() == 0 or len(value) != len(ids):

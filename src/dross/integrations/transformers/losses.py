@@ -21,8 +21,7 @@ from transformers.loss.loss_utils import (
     ForTokenClassification,
 )
 
-from ...data.collated import Collated
-from ...data.dataset import move_to
+from ...data.dataset import Collated, move_to
 from ...engine.objective import Objective
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Buffers, Query, QueryPart

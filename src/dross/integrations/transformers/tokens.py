@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from ...data.batch import MicroBatch
-from ...data.collated import Collated
-from ...data.dataset import Instances
+from ...data.dataset import Collated, Instances
 from ...engine.executor import Executor
 from ...errors import InvalidInput
 from ...influence.query import Query
 from ...influence.run import Run
+from ...tape.format import Segment
 from ...tape.reader import Tape
-from ...tape.segment import Segment
 from .losses import InstanceLosses
 
 

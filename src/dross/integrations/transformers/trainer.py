@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 
-from ...data.collated import Collated
+from ...data.dataset import Collated
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Query
 from ...influence.run import Run, load
 from ...record.recorder import Recorder
-from ...tape.resume import rewind
 from ...tape.retention import Keep
+from ...tape.writer import rewind
 from .data import ID, IdCollator, Split, WithIds, check_rows, packing_refused, take_ids
 from .losses import InstanceLosses, loss_of
 from .shares import Shares

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from dross.replay import checkpoint_schedule
+from dross.replay import schedule
 
 
 @cache
@@ -27,7 +27,7 @@ def taken(steps: int, capacity: int) -> tuple[int, int]:
     """How often a step is taken at most, and how many are taken in all, by the schedule's cuts."""
     if steps <= max(1, capacity):
         return 1, steps
-    cut = checkpoint_schedule.split_point(steps, capacity)
+    cut = schedule.split_point(steps, capacity)
     (before, again), (after, once) = taken(cut, capacity), taken(steps - cut, capacity - 1)
     return max(1 + before, after), cut + again + once
 
@@ -37,7 +37,7 @@ def test_the_cuts_are_the_best_there_are(capacity):
     for steps in range(1, 61):
         assert (
             taken(steps, capacity)[0]
-            == checkpoint_schedule.repetitions(steps, capacity)
+            == schedule.repetitions(steps, capacity)
             == least(steps, capacity)
         )
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..data.lazy_batch import AnyBatch, LazyBatch
+from ..data.batch import AnyBatch, LazyBatch
 from ..distributed.ranks import Reducer
-from ..engine.device import try_to_fit
+from ..engine.device import HostCopy, side_stream, try_to_fit
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step, take_steps
-from ..errors import DrossWarning
+from ..engine.tolerance import ROUNDING, is_close, size
+from ..errors import DrossWarning, InputChanged
+from ..tape.format import Segment
 from ..tape.reader import Tape
-from ..tape.segment import Segment
-from . import checkpoint_schedule
-from .replay_check import check_later, do_nothing
+from . import schedule
 
 _MAX_BYTES_OF_STATES = 1 << 30  # of one segment held in memory, where no budget was given
 MAX_RECOMPUTES_BEFORE_WARNING = 8  # how often one step is taken
@@ -105,7 +105,7 @@ class SegmentReplay:
     def _replayed_states(
         self, index: int, segment: Segment, begin: int, stop: int
     ) -> Iterator[tuple[int, StatesAndGradients]]:
-        """Replayed states in blocks (see checkpoint_schedule.py). One may begin before `begin`."""
+        """Replayed states in blocks (see schedule.py). One may begin before `begin`."""
         first, last = segment.first, min(stop, segment.end) - segment.first
         capacity = self.capacity(segment, last)
         self._warn_of_recomputes(segment, last, capacity)
@@ -131,7 +131,7 @@ class SegmentReplay:
                     check_end = False
                     continue
                 capacity = len(steps) // 2
-            middle = low + checkpoint_schedule.split_point(len(steps), capacity)
+            middle = low + schedule.split_point(len(steps), capacity)
             reached, capacity = self.replay_to_end(
                 first + low, segment.steps[low:middle], start, capacity
             )
@@ -213,10 +213,10 @@ class SegmentReplay:
 
     def _warn_of_recomputes(self, segment: Segment, steps: int, capacity: int) -> None:
         most = MAX_RECOMPUTES_BEFORE_WARNING
-        if (times := checkpoint_schedule.repetitions(steps, capacity)) <= most:
+        if (times := schedule.repetitions(steps, capacity)) <= most:
             return
         more = range(capacity, steps + 1)
-        needed = next(n for n in more if checkpoint_schedule.repetitions(steps, n) <= most)
+        needed = next(n for n in more if schedule.repetitions(steps, n) <= most)
         warnings.warn(
             f"Memory holds {capacity} states, so some steps are taken up to {times} times. With "
             f"{needed} states, in_memory={needed * self._bytes_per_state(segment):,}, it would be "
@@ -242,3 +242,71 @@ class SegmentReplay:
         if len(segment.states) < len(segment.steps):
             reached = self.replay_first_steps(segment, len(segment.steps))
             self.check_end(index, reached, segment)
+
+
+def check_same(reached: State, recorded: State, t: int, tape: Tape) -> None:
+    """Refuse a replay that reached another state after t steps than the recorded one."""
+    check_later(reached, lambda: recorded, t, tape)()
+
+
+def check_later(
+    reached: State, recorded: Callable[[], State], t: int, tape: Tape
+) -> Callable[[], None]:
+    """`check_same`, as a function for the caller to call.
+
+    On a GPU it is called when the GPU has other work to do meanwhile. On a CPU the check is done
+    here, and the function does nothing.
+
+    Arguments:
+        reached: the state that the replay reached.
+        recorded: gives the recorded state.
+        t: the number of steps that led there.
+        tape: says where the run was recorded.
+
+    Raises:
+        InputChanged: where the two differ by more than rounding.
+    """
+    copy, device = HostCopy(reached.tensors()), reached.theta.device
+
+    def check() -> None:
+        with side_stream(device):
+            expected = recorded().map(lambda t: t.cpu()).tensors()
+            _compare(copy.wait(), expected, device, t, tape)
+
+    if device.type == "cuda":
+        return check
+    check()
+    return do_nothing
+
+
+def do_nothing() -> None:
+    """A check that finds nothing: there is none to do, or it has been done."""
+
+
+def _compare(
+    reached: dict[str, Tensor],
+    recorded: dict[str, Tensor],
+    device: torch.device,
+    t: int,
+    tape: Tape,
+) -> None:
+    """Tolerates rounding (another loop's optimizer adds in another order), and nothing else."""
+    for name, value in recorded.items():
+        own = reached[name]
+        if torch.equal(own, value):
+            continue
+        if not value.is_floating_point():
+            raise InputChanged(
+                f"Step {t - 1} replayed to another {name}: the tape is of another model or data "
+                "set."
+            )
+        scale = size(value, ROUNDING)
+        if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):
+            made, difference = tape.manifest, size(own - value, ROUNDING)
+            raise InputChanged(
+                f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
+                f"of {scale:.1e}). The run was recorded on {made['device']} with torch "
+                f"{made['torch']}; this is {device} with torch {torch.__version__}. Retrace it "
+                "there, and pass the loss, the penalty and the data it was trained with; a loop of "
+                "your own must not change the model between steps."
+            )
