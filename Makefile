@@ -8,6 +8,7 @@
 # make docs     the site, into build/site: strict, and without the network once it is installed
 # make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
 # make docs-check  looks at the built site in Chromium: axe, sizes, phone and desktop, light and dark
+# make paper    the paper's Table 1 and a small form of its Section 7.2, into runs/
 # make tutorials   runs the tutorials and writes their output into their pages, some minutes
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
 PYTHON ?= python3
@@ -18,7 +19,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test check fuzz clusters package oldest docs docs-serve docs-check tutorials browser clean
+.PHONY: demo paper test check fuzz clusters package oldest docs docs-serve docs-check tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +28,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/installed
 	$(BIN)/dross demo
+
+paper: $(VENV)/installed
+	$(BIN)/python -m experiments.table1
+	$(BIN)/python -m experiments.cleansing --quick
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest

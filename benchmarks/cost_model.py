@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from dross.datasets.models import dense, mnist_cnn
 from tables import make_parser, print_head, print_row
 from torch import Tensor, nn
 
 import dross
-from dross.datasets.models import dense, mnist_cnn
 
 QUERIES = (1, 2, 4, 8, 16, 32)
 

@@ -1,6 +1,6 @@
 """What the engine costs, as ratios in one run on one thread.
 
-    python benchmarks/engine.py [--rounds 20] [--device cpu|cuda] [--threads 1]
+    PYTHONPATH=. python benchmarks/engine.py [--rounds 20] [--device cpu|cuda] [--threads 1]
 
 Every pair of timings alternates within one loop and is compared by its median, so that a noisy
 machine disturbs both alike.
@@ -22,8 +22,8 @@ from tables import make_parser
 from torch import nn
 
 import dross
-from dross.datasets.models import cifar10_cnn, dense, mnist_cnn
 from dross.influence.retrace import reverse_step
+from experiments.networks import cifar10_cnn, dense, mnist_cnn
 
 
 def make_data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from dross.reproduce.cleansing_settings import TASKS
 from tables import make_parser, print_head, print_row
 
 import dross
-from dross.reproduce.cleansing_settings import TASKS
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 

@@ -15,11 +15,11 @@ from statistics import median
 from unittest import mock
 
 import torch
+from dross.datasets.models import mnist_cnn
 from tables import make_parser, print_head, print_row
 from torch import nn
 
 import dross
-from dross.datasets.models import mnist_cnn
 
 ROUNDS, BATCH = 7, 64
 

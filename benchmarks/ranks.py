@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from dross.datasets.models import mnist_cnn
 from tables import make_parser, print_head, print_row
 
 import dross
-from dross.datasets.models import mnist_cnn
 
 COUNT, STEPS, BATCH = 2000, 60, 64
 

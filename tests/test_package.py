@@ -38,7 +38,6 @@ PUBLIC = [
     "Run",
     "Scores",
     "Verification",
-    "bounds",
     "clean",
     "clean_chats",
     "estimators",

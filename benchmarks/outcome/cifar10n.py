@@ -28,9 +28,9 @@ LABELS = {"worse": "worse_label", "random1": "random_label1", "aggregate": "aggr
 
 def load_features(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Components of the features of training and test images, and both right labels."""
-    import dross
+    from experiments import datasets
 
-    found = dross.datasets.load("cifar10")
+    found = datasets.load("cifar10")
     path = sets.FOLDER / f"cifar10n-{rows}.npz"
     if not path.exists():
         train = sets.load_photographs(np.arange(FIRST, FIRST + rows))

@@ -144,9 +144,9 @@ def _from_r(package: str, label: str, file: str | None = None, drop: tuple = (),
 def _adult(name: str) -> _Raw:
     import pandas as pd
 
-    import dross
+    from experiments import datasets
 
-    found = dross.datasets.load("adult")
+    found = datasets.load("adult")
     return _Raw(pd.DataFrame(found.train[0]), np.asarray(found.train[1]).ravel())
 
 
@@ -161,9 +161,9 @@ def _compas(name: str) -> _Raw:
 
 def _newsgroups(groups: tuple[str, ...]):
     def read(name: str) -> _Raw:
-        import dross
+        from experiments import datasets
 
-        found = dross.datasets.load("20news")
+        found = datasets.load("20news")
         texts, places = found.train
         labels = np.array(found.classes, dtype=object)[places]
         # the header names the group's people and machines, which makes it too easy
@@ -228,9 +228,9 @@ def _digits(name: str) -> _Raw:
 
 
 def _mnist(name: str) -> _Raw:
-    import dross
+    from experiments import datasets
 
-    found = dross.datasets.load("mnist")
+    found = datasets.load("mnist")
     chosen = np.random.default_rng(0).permutation(len(found.train[1]))[:MOST]
     x = np.asarray(found.train[0])[np.sort(chosen)].reshape(len(chosen), -1).astype(float)
     return _Raw(reduce(x, 60), np.asarray(found.train[1])[np.sort(chosen)], "images")
@@ -241,10 +241,10 @@ def load_photographs(ids: np.ndarray, part: str = "train") -> np.ndarray:
     import torch
     from PIL import Image
 
-    import dross
     from dross.cleaning.features import PICTURE_BACKBONE, load_backbone
+    from experiments import datasets
 
-    pixels = np.asarray(getattr(dross.datasets.load("cifar10"), part)[0])[ids]
+    pixels = np.asarray(getattr(datasets.load("cifar10"), part)[0])[ids]
     pixels = pixels if pixels.shape[-1] == 3 else pixels.transpose(0, 2, 3, 1)
     compute = load_backbone(PICTURE_BACKBONE, torch.device("cpu"))
     parts = np.array_split(pixels, max(1, len(pixels) // 64))
@@ -259,9 +259,9 @@ def _cifar10(first: int, classes: tuple[int, ...] = tuple(range(10)), human: boo
     """Photographs from place `first` on, with the label of one person or the worst of three."""
 
     def read(name: str) -> _Raw:
-        import dross
+        from experiments import datasets
 
-        truth = np.asarray(dross.datasets.load("cifar10").train[1])
+        truth = np.asarray(datasets.load("cifar10").train[1])
         ids = first + np.flatnonzero(np.isin(truth[first:], classes))[:MOST]
         found = None
         if human:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dross.datasets import load
-from dross.datasets.models import dense, mnist_cnn
-from dross.datasets.paper import load_adult
+from experiments.datasets import load
+from experiments.networks import dense, mnist_cnn
+from experiments.problems import load_adult
 
 FLIPPED = 0.1  # share of training labels replaced by another class
 

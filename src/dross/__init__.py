@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # at run time a name is imported when it is first used: see _
     from .data.dataset import Collated, ModelKwargs, indexed
     from .engine import optim_custom as optimizers
     from .finetune.clean import clean_chats
-    from .influence import bounds
     from .influence.counterfactual import Counterfactual
     from .influence.query import Query, expected_error, losses, mean_loss, outputs, query
     from .influence.run import Run, load
@@ -63,7 +62,6 @@ __all__ = [
     "Run",
     "Scores",
     "Verification",
-    "bounds",
     "clean",
     "clean_chats",
     "estimators",
@@ -82,7 +80,6 @@ __all__ = [
 ]
 
 _MODULES = {  # public names that are modules
-    "bounds": "influence.bounds",
     "estimators": "estimators",
     "optimizers": "engine.optim_custom",
 }

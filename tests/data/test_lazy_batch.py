@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dross.data.batch import BatchSource, SplitAugment
-from dross.datasets.augment import ShiftAndFlip
+from experiments.augment import ShiftAndFlip
 
 
 class Sometimes(ShiftAndFlip):

@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import dross
-from dross.datasets.augment import ShiftAndFlip
-from dross.datasets.models import mnist_cnn
 from dross.engine.cuda_graph import Graphs, _Graph
 from dross.engine.executor import PullPlan
 from dross.engine.objective import Objective
 from dross.engine.tolerance import SAME_KERNELS
+from experiments.augment import ShiftAndFlip
+from experiments.networks import mnist_cnn
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),

@@ -28,12 +28,11 @@ NOT_RUN = {
     r": \.venv/bin/python tests/regression": "tests/regression/test_digests.py runs it",
     r": dross demo": "tests/test_package.py runs it",
     r": dross review": "serves until it is stopped; tests/review runs it",
-    r": dross reproduce": "needs large data sets; tests/reproduce runs it on small ones",
     r": dross clean .*--runs 8": "the same command as elsewhere, with twice the runs",
     r": dross judge .*mymodels:pipeline": "tests/cleaning/test_judge_project.py runs a user's own",
     r"command-line.md: dross clean": "examples of data that are not here; run with people.csv",
     r"command-line.md: dross judge": "minutes; docs/how-to runs the same on a smaller model",
-    r": (\w+=\S+ )*python (benchmarks|experiments|-m benchmarks)": "hours, or a GPU; the page has "
+    r": (\w+=\S+ )*python (benchmarks|experiments|-m benchmarks|-m experiments)": "hours, or a GPU; the page has "
     "the results",
     r"cleaning.md: .*CleaningClassifier": "tests/integrations/test_sklearn_docs.py runs it",
     r"cleaning.md: project = dross.clean": "tests/cleaning/test_given.py makes the same calls",

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..data.dataset import Instances
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, NotSupported
-from ..estimators.outliers import features
+from ..estimators.simple import features
 from ..influence.query import expected_error
 from ..influence.query import losses as losses_of
 from ..influence.run import Run

@@ -1,9 +1,9 @@
-"""What the commands print: verdicts, findings, tables of results, and recorded runs."""
+"""What the commands print: verdicts, findings and recorded runs."""
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -114,64 +114,6 @@ def _verdict_cells(measure: Any, scale: int, digits: int) -> dict[str, str]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def print_table1(rows: list[dict], repetitions: int) -> None:
-    """Print our means beside the paper's."""
-    from ..reproduce import table1
-
-    lines = []
-    for row in rows:
-        if row["truth"] == "change":
-            line = [row["cell"], table1.METHODS[row["method"]]]
-            for metric in ("tau", "jaccard"):
-                paper = table1.paper_value(row["cell"], row["method"], metric)
-                line.append(f"{row[metric]:.2f} ({row[metric + '_std']:.2f})")
-                line.append("" if paper is None else f"{paper:.2f}")
-            lines.append(line)
-    title = f"{repetitions} repetitions: mean (std), and the paper's mean"
-    _print_table(title, ["cell", "estimate"], ["tau", "paper", "Jaccard", "paper"], lines)
-
-
-def print_test_errors(
-    rows: list[dict], summary: list[dict], ways: list[str], methods: list[str]
-) -> None:
-    """Print the test error for each way to retrain, each method and each number removed.
-
-    Arguments:
-        rows: One for each draw, way, method and number.
-        summary: Their means over the draws.
-        ways: The ways to retrain to show, in order.
-        methods: The methods to show, in order.
-    """
-    errors = {
-        (row["retrain"], row["method"], row["m"]): f"{row['error']:.2%}"
-        for row in summary
-        if row["method"] in methods and row["retrain"] in ways
-    }
-    sizes = sorted({size for _, _, size in errors})
-    lines = [
-        [way, method, *(errors.get((way, method, size), "") for size in sizes)]
-        for way in ways
-        for method in methods
-    ]
-    kept = _mean([row["error_kept"] for row in rows])
-    title = f"Test error after removing m, mean over draws; nothing removed: {kept:.2%}"
-    _print_table(title, ["retrain", "method"], [str(size) for size in sizes], lines)
-
-
-def _print_table(
-    title: str, names: list[str], numbers: list[str], lines: Iterable[Sequence[str]]
-) -> None:
-    """`names` are the headers of the columns on the left, `numbers` of those on the right."""
-    table = Table(title=title, title_justify="left")
-    for header in names:
-        table.add_column(header, justify="left")
-    for header in numbers:
-        table.add_column(header, justify="right")
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
 
 
 def print_tape(tape: "Tape") -> None:

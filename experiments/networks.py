@@ -68,13 +68,3 @@ def autoencoder(channels: int, wide: int, narrow: int) -> nn.Sequential:
         nn.ConvTranspose2d(wide, channels, 3),
         nn.Tanh(),
     )
-
-
-def mnist_autoencoder() -> nn.Sequential:
-    """The outlier baseline for pictures of 1x28x28."""
-    return autoencoder(1, 24, 12)
-
-
-def cifar10_autoencoder() -> nn.Sequential:
-    """The outlier baseline for pictures of 3x32x32."""
-    return autoencoder(3, 64, 32)

@@ -1,4 +1,4 @@
-"""Random shifts and flips of a batch on its device, seeded: a replay sees the same pictures."""
+"""Random shifts and flips of a batch on its device, seeded: a replay sees the same images."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.batch import SplitAugment
+from dross.data.batch import SplitAugment
 
 
 @dataclass(frozen=True)
 class ShiftAndFlip(SplitAugment):
-    """Shift each picture at random and, if asked, mirror half of them. x: [B, C, H, W].
+    """Shift each image at random and, if asked, mirror half of them. x: [B, C, H, W].
 
     Arguments:
         pixels: the largest shift in each of the four directions.
-        flip: whether about half of the pictures are mirrored left to right.
+        flip: whether about half of the images are mirrored left to right.
         fill: the value that is shifted in, one for all channels or one for each. Black is -1 after
             the paper's scaling of MNIST.
     """
@@ -32,7 +32,7 @@ class ShiftAndFlip(SplitAugment):
         return (by, torch.rand(len(x), **options)) if self.flip else (by,)
 
     def apply(self, x: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
-        """The pictures moved by the numbers that `draw` gave."""
+        """The images moved by the numbers that `draw` gave."""
         by, *mirrored = drawn
         if isinstance(self.fill, tuple):
             fill = _constant(self.fill, x.dtype, x.device)[None, :, None, None]

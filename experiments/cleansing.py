@@ -9,14 +9,21 @@ test part. There are three ways to train again:
     fresh   a new run with new seeds, with and without them: what a user would do next
 
 Every result is compared with a model from which nothing was removed, computed in the same way and
-in the same batch of models. Draws are written as they finish and merged later, so a long experiment
-can run in pieces and on different machines.
+in the same batch of models. Draws are written as they finish, so that a long experiment can run in
+pieces and on several machines: put their files into one folder.
+
+    python -m experiments.cleansing --data mnist --draws 0:3 --quick
+    python -m experiments.cleansing --data mnist --draws 0:30 --retrain last --device cuda --jobs 6
+
+Full size is 20 epochs on 50,000 images per draw: a task for a GPU. Small networks leave most of it
+idle; `nvidia-cuda-mps-control -d` lets the processes of --jobs share it instead of taking turns.
 """
 
+import argparse
 import datetime
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,21 +32,107 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from .._io import write_json
-from .._version import __version__
-from ..datasets import load
-from ..distributed import jobs
-from ..distributed.jobs import sweep
-from ..errors import CorruptFile, InputChanged
-from ..influence.query import error_rate, mean_loss
-from ..influence.run import Run
-from ..influence.scores import Scores
-from ..record.train import train
-from ..tape.format import MANIFEST
-from .cleansing_settings import METHODS, TASKS, Settings, build_methods, split_positions
+from dross import estimators
+from dross._version import __version__
+from dross.distributed.jobs import sweep
+from dross.errors import CorruptFile, InputChanged
+from dross.estimators import Estimator
+from dross.influence.query import error_rate, mean_loss
+from dross.influence.run import Run
+from dross.influence.scores import Scores
+from dross.record.train import train
+from dross.tape.format import MANIFEST
 
-PICTURES_PER_METHOD = 20  # of the most harmful, in the contact sheets
+from .augment import ShiftAndFlip
+from .baselines import Autoencoder, IsolationForest
+from .datasets import load
+from .networks import cifar10_cnn, mnist_cnn
+from .results import load_result, save_result
+
+IMAGES_PER_METHOD = 20  # of the most harmful, in the contact sheets
+REMOVED_COUNTS = (1, 3, 6, 10, 30, 60, 100, 300, 600, 1000, 3000, 6000, 10_000)
+RETRAIN_WAYS = ("last", "all", "fresh")
+_CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+_CIFAR_BLACK = tuple(-mean / std for mean, std in zip(_CIFAR_MEAN, _CIFAR_STD))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a result. Results of different settings are never merged."""
+
+    data: str = "mnist"
+    train: int = 50_000
+    validation: int = 10_000
+    test: int = 10_000
+    epochs: int = 20
+    batch_size: int = 64
+    rate: float = 0.05
+    removed: tuple[int, ...] = REMOVED_COUNTS
+    version: int = 2
+
+    @staticmethod
+    def of(data: str, quick: bool) -> "Settings":
+        """The paper's settings for a data set, or a small version of them."""
+        if quick:
+            return Settings(data, 1500, 500, 1000, 4, 64, 0.05, (1, 3, 10, 30, 100, 300))
+        return Settings(data, train=TASKS[data].train)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the paper does with one data set."""
+
+    model: Callable[[], nn.Module]
+    augment: ShiftAndFlip
+    damping: float  # of K&L, in the paper's public code
+    train: int
+    absent: str  # with BatchNorm, removal means gone from the batch and its statistics
+
+    def prepare(self, images: np.ndarray) -> Tensor:
+        """uint8 [N, H, W] or [N, H, W, 3] -> float32 [N, C, H, W], scaled as in the paper."""
+        x = torch.from_numpy(np.ascontiguousarray(images)).float() / 255
+        if x.dim() == 3:
+            return (x[:, None] - 0.5) / 0.5
+        mean, std = (torch.tensor(value)[:, None, None] for value in (_CIFAR_MEAN, _CIFAR_STD))
+        return (x.permute(0, 3, 1, 2) - mean) / std
+
+
+_SHIFT = ShiftAndFlip(2, fill=-1.0)
+_SHIFT_AND_FLIP = ShiftAndFlip(4, flip=True, fill=_CIFAR_BLACK)
+TASKS = {
+    "mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "weight"),
+    "fashion-mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "weight"),
+    "cifar10": Task(cifar10_cnn, _SHIFT_AND_FLIP, 10.0, 40_000, "batch"),
+}
+
+
+def build_methods(settings: Settings, draw: int) -> dict[str, Estimator]:
+    """The paper's methods and the others, with the paper's settings, by name."""
+    steps = max(1, 2 * settings.train // 1000)  # two epochs of batches of 1,000
+    solver = estimators.MomentumSGD(steps, 0.005, 0.9, min(1000, settings.train))
+    return {
+        "retrace": estimators.Retrace(),
+        "last-epoch": estimators.Retrace(epochs=1),
+        "no-hessian": estimators.WithoutHessian(),
+        "k&l": estimators.InfluenceFunction(solver, TASKS[settings.data].damping, seed=draw),
+        "autoencoder": Autoencoder(epochs=settings.epochs, seed=draw),
+        "isolation-forest": IsolationForest(seed=draw),
+        "loss": estimators.TrainingLoss(),
+        "random": estimators.Random(seed=draw),
+    }
+
+
+METHODS = tuple(build_methods(Settings(), 0))
+
+
+def split_positions(
+    settings: Settings, number: int, available: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where a draw's validation and training instances stand in the set's own training part."""
+    order = np.random.default_rng([7, number]).permutation(available)
+    return order[: settings.validation], order[settings.validation :][: settings.train]
 
 
 @dataclass(frozen=True)
@@ -48,13 +141,13 @@ class Draw:
 
     settings: Settings
     number: int
-    train: tuple[torch.Tensor, torch.Tensor]
-    validation: tuple[torch.Tensor, torch.Tensor]
-    test: tuple[torch.Tensor, torch.Tensor]
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
 
     @staticmethod
     def of(settings: Settings, number: int) -> "Draw":
-        """Load the data set and split it; raises InvalidInput."""
+        """Load the data set and split it."""
         task, data = TASKS[settings.data], load(settings.data)
         assert data.test is not None
         held_out, used = split_positions(settings, number, len(data.train[1]))
@@ -65,7 +158,7 @@ class Draw:
         return Draw(settings, number, training, validation, test)
 
     def record(self, folder: Path, seed: int, device: str | None, progress: bool) -> Run:
-        """Train the paper's network and record it; a run that was stopped goes on."""
+        """Train the paper's network and record it; a run that was stopped continues."""
         task, settings = TASKS[self.settings.data], self.settings
 
         def begin(resume: bool) -> Run:
@@ -112,12 +205,11 @@ class Draw:
 
 
 def compute(
-    settings: Settings,
     number: int,
-    chosen: list[str],
-    retrain: list[str],
+    settings: Settings,
+    methods: list[str],
+    ways: list[str],
     folder: Path,
-    *,
     device: str | None = None,
     progress: bool = True,
 ) -> dict:
@@ -127,40 +219,37 @@ def compute(
     again.
 
     Arguments:
-        settings: of the experiment.
         number: of the draw.
-        chosen: names of methods.
-        retrain: ways to train again.
-        folder: where the draw's results, tapes and scores are kept.
+        settings: of the experiment.
+        methods: names of methods.
+        ways: ways to train again.
+        folder: where the draw's results, runs and scores are kept.
         device: where the network is trained.
         progress: whether progress is shown.
 
     Returns:
         The result of the draw as it is written: rows, seconds, agreement of the methods.
-
-    Raises:
-        InputChanged: the folder holds a result of other settings.
-        InvalidInput: the data set is not on this machine and cannot be fetched.
     """
     path = folder / f"{settings.data}-{number:03d}.json"
-    fresh = {
-        "settings": asdict(settings),
-        "draw": number,
-        "rows": [],
-        "harmful": {},
-        "agreement": {},
-        "seconds": {},
-        "made_on": _describe_machine(device),
-    }
-    result = jobs.load(path, asdict(settings)) or fresh
+    result = load_result(path, asdict(settings))
+    if result is None:
+        result = {
+            "settings": asdict(settings),
+            "draw": number,
+            "rows": [],
+            "harmful": {},
+            "agreement": {},
+            "seconds": {},
+            "made_on": _describe_machine(device),
+        }
     done = {(row["method"], row["retrain"]) for row in result["rows"]}
-    missing = {way: [name for name in chosen if (name, way) not in done] for way in retrain}
+    missing = {way: [name for name in methods if (name, way) not in done] for way in ways}
     if not any(missing.values()):
         return result
     draw = Draw.of(settings, number)
-    tape = folder / "tapes" / path.stem
+    run_folder = folder / "runs" / path.stem
     with _time(result, "training"):
-        run = draw.record(tape, number, device, progress)
+        run = draw.record(run_folder, number, device, progress)
     wanted = [name for name in METHODS if any(name in names for names in missing.values())]
     order = _rank_instances(draw, run, wanted, result, folder / "scores" / path.stem)
     sizes = [m for m in settings.removed if m < settings.train]
@@ -170,11 +259,11 @@ def compute(
         with _time(result, f"retrain {way}"):
             again = run
             if way == "fresh":
-                other = tape.with_name(tape.name + "-fresh")
-                again = draw.record(other, 10_000 + number, device, progress)
+                fresh_folder = run_folder.with_name(run_folder.name + "-fresh")
+                again = draw.record(fresh_folder, 10_000 + number, device, progress)
             removed = {(name, m): order[name][:m] for name in names for m in sizes}
             result["rows"] += draw.measure(again, removed, way)
-        write_json(path, result)
+        save_result(path, result)
     return result
 
 
@@ -187,7 +276,7 @@ def _rank_instances(
     """
     values = _score_instances(draw, run, wanted, result, folder)
     order = {name: np.argsort(values[name], kind="stable") for name in wanted}
-    result["harmful"] |= {name: order[name][:PICTURES_PER_METHOD].tolist() for name in wanted}
+    result["harmful"] |= {name: order[name][:IMAGES_PER_METHOD].tolist() for name in wanted}
     result["agreement"] |= {
         f"{a} ~ {b}": _rank_correlation(values[a], values[b]) for a, b in combinations(wanted, 2)
     }
@@ -244,47 +333,10 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     return round(float(spearmanr(one, other)[0]), 4)  # type: ignore[arg-type]
 
 
-# --- many draws ---
-
-
-def compute_all(
-    settings: Settings,
-    draws: Sequence[int],
-    chosen: list[str],
-    retrain: list[str],
-    folder: Path,
-    *,
-    device: str | None = None,
-    n_jobs: int | None = None,
-    progress: bool = True,
-) -> Iterator[int]:
-    """Compute many draws, side by side where there are workers, and yield each that is done.
-
-    The arguments are those of `compute`, and `n_jobs` is the number of workers.
-    """
-    work = partial(
-        compute,
-        settings,
-        chosen=chosen,
-        retrain=retrain,
-        folder=folder.absolute(),
-        device=device,
-        progress=progress,
-    )
-    for place, _ in sweep(work, draws, what="draws", n_jobs=n_jobs, progress=progress):
-        yield draws[place]
-
-
 def load_results(folder: Path, settings: Settings) -> list[dict]:
-    """The results of all draws that are in the folder.
-
-    Raises:
-        InputChanged: one of them was computed with other settings.
-    """
-    results = [
-        jobs.load(path, asdict(settings)) for path in sorted(folder.glob(f"{settings.data}-*.json"))
-    ]
-    return [result for result in results if result is not None and result["rows"]]
+    """The results of all draws that are in the folder."""
+    paths = sorted(folder.glob(f"{settings.data}-*.json"))
+    return [result for path in paths if (result := load_result(path, asdict(settings)))]
 
 
 def summarize(rows: list[dict]) -> list[dict]:
@@ -316,3 +368,45 @@ def summarize(rows: list[dict]) -> list[dict]:
             }
         )
     return table
+
+
+def parse_draws(draws: str) -> range:
+    """The numbers that "0:30" or "7" stands for."""
+    first, colon, last = draws.partition(":")
+    return range(int(first), int(last) if colon else int(first) + 1)
+
+
+def main() -> None:
+    """Compute the draws, and write the report beside their results."""
+    from .cleansing_report import findings, write_report
+
+    parser = argparse.ArgumentParser(description="Section 7.2 of the paper.")
+    parser.add_argument("--data", choices=list(TASKS), default="mnist")
+    parser.add_argument("--draws", type=parse_draws, default="0:3", help="0:30: the first thirty")
+    parser.add_argument("--retrain", nargs="+", choices=RETRAIN_WAYS, default=["last"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--quick", action="store_true", help="a small subset: minutes on a CPU")
+    parser.add_argument("--out", type=Path, default=Path("runs/cleansing"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="how many draws at once")
+    options = parser.parse_args()
+    settings = Settings.of(options.data, options.quick)
+    work = partial(
+        compute,
+        settings=settings,
+        methods=options.methods,
+        ways=options.retrain,
+        folder=options.out.absolute(),
+        device=options.device,
+    )
+    for k, result in sweep(work, options.draws, what="draws", n_jobs=options.jobs):
+        print(f"Draw {options.draws[k]} is done: {result['seconds']}", flush=True)
+    results = load_results(options.out, settings)
+    for path in write_report(options.out, results, settings):
+        print("Written:", path)
+    for sentence in findings(summarize([row for result in results for row in result["rows"]])):
+        print(sentence)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,7 @@
 
 Section 7.1 draws 200 training and 200 validation instances per repetition from a two-class problem;
 Section 7.2 takes MNIST and CIFAR10 whole and holds 10,000 training instances out. Where the paper's
-text leaves a choice open, it is made as in the numbers that `tests/datasets_by_name/`
-compares with.
+text leaves a choice open, it is made as in the numbers that tests/paper/ compares with.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .sets import ADULT_NUMBERS, load
+from .datasets import ADULT_NUMBERS, load
 
 SAMPLE_SIZE = 200  # instances to train, as many to validate, as many unused
 

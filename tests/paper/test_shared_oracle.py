@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dross
-from dross.datasets.models import dense
+from experiments.networks import dense
 
 CELLS = ["adult_logreg", "adult_dnn", "20news_logreg", "20news_dnn", "mnist_logreg", "mnist_dnn"]
 

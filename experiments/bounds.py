@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from ..data.batch import AnyBatch, Batch
-from ..engine.state import State
-from ..engine.step import Step
-from ..errors import InvalidInput, NotSupported
-from ..replay.recording import Recording
-from .run import Run
+from dross.data.batch import AnyBatch, Batch
+from dross.engine.state import State
+from dross.engine.step import Step
+from dross.influence.run import Run
+from dross.replay.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
         ErrorBound: arrays [N], one number per training instance.
 
     Raises:
-        InvalidInput: unless 0 < lambda <= Lambda and every rate is at most 1/Lambda.
-        NotSupported: for a run of another kind.
+        ValueError: unless 0 < lambda <= Lambda and every rate is at most 1/Lambda, and for a run
+            that is not plain SGD.
     """
     recording = run.recording
     _check_run(recording, strong, smooth)
@@ -62,7 +61,7 @@ def theorem1(run: Run, strong: float, smooth: float) -> ErrorBound:
         for taken in recording.walk_forward():
             eta, ids = _only_rate(recording, taken.step, taken.t), taken.step.ids
             if eta > 1 / smooth * (1 + 1e-12):
-                raise InvalidInput(
+                raise ValueError(
                     f"Theorem 1 needs every rate to be at most 1/Lambda = {1 / smooth:.3g}; step "
                     f"{taken.t} has {eta:.3g}."
                 )
@@ -95,10 +94,10 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
         The bound of the error; infinite where it exceeds every float.
 
     Raises:
-        InvalidInput: without a step, or for a negative constant.
+        ValueError: without a step, or for a negative constant.
     """
     if min(eta, smooth, gradient, lipschitz) < 0 or steps < 1:
-        raise InvalidInput("Theorem 2 needs at least one step and constants that are not negative.")
+        raise ValueError("Theorem 2 needs at least one step and constants that are not negative.")
     growth = eta * (steps - 1)
     if smooth > 0:
         try:
@@ -110,16 +109,16 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
 
 def _check_run(recording: Recording, strong: float, smooth: float) -> None:
     if not 0 < strong <= smooth:
-        raise InvalidInput(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
+        raise ValueError(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
     made = recording.tape.manifest["optimizer"]
     columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
     if not plain or any(made["flags"].values()) or recording.objective.layout.moving_buffers:
-        raise NotSupported(
+        raise ValueError(
             "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
         )
     tape, column = recording.tape, columns.index("weight_decay")
     if tape.entries and tape.read(0).steps[0].numbers[:, column].any():
-        raise NotSupported(
+        raise ValueError(
             "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not "
             "into weight_decay."
         )
@@ -129,7 +128,7 @@ def _only_rate(recording: Recording, step: Step, t: int) -> float:
     rates = step.numbers[:, recording.optimizer.columns.index("lr")]
     weighted = any(micro.coefficients is not None for micro in step.micros)
     if weighted or step.clip or (rates != rates[0]).any():
-        raise NotSupported(
+        raise ValueError(
             f"Theorem 1 is about one rate and the plain mean of the losses; step {t} has rates, "
             "weights or clipping of its own."
         )

@@ -1,1 +1,0 @@
-"""The paper's experiments, run again: `dross reproduce table1`, `dross reproduce cleansing`."""
