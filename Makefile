@@ -23,6 +23,10 @@ endif
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+$(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
@@ -34,26 +38,25 @@ paper: $(VENV)/installed
 	$(BIN)/python -m experiments.cleansing --quick
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
-check: $(VENV)/installed
+check: $(VENV)/dev-installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	$(BIN)/python docs/draw_map.py --check
 	$(BIN)/pyright
 
 fuzz: $(VENV)/installed
-	DROSS_FUZZ_SECONDS=45 DROSS_CRASH_MOMENTS=10 $(BIN)/python -m pytest -n 0 -s tests/fuzz tests/crash/test_review_crash.py
+	DROSS_FUZZ_SECONDS=45 DROSS_CRASH_MOMENTS=10 $(BIN)/python -m pytest -s tests/fuzz tests/crash/test_review_crash.py
 	$(BIN)/python -W ignore tests/crash/kill_anytime.py --moments 10
 	$(BIN)/python -W ignore tests/crash/full_disk.py --sizes 10
 	$(BIN)/python -W ignore tests/crash/full_disk.py --sizes 3 --disk limit
 
 clusters: $(VENV)/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
-	$(BIN)/python -m pytest -n 0 tests/distributed/test_clusters.py
+	$(BIN)/python -m pytest tests/distributed/test_clusters.py
 
-package: $(VENV)/installed
+package: $(VENV)/dev-installed
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
@@ -65,8 +68,8 @@ OLDEST := .venv-oldest
 oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints-oldest.txt > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/pip install --quiet --constraint $(OLDEST)/constraints.txt '.[pictures,lightning,skorch,tensorboard]' pytest pytest-xdist hypothesis httpx
-	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST_TESTS)
+	$(OLDEST)/bin/pip install --quiet --constraint $(OLDEST)/constraints.txt '.[images,lightning,skorch]' pytest pytest-xdist hypothesis httpx
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -W ignore::DeprecationWarning $(OLDEST_TESTS)
 OLDEST_TESTS ?= tests/cleaning tests/engine tests/cli tests/data tests/influence tests/distributed/test_job_pool.py tests/record tests/replay tests/tape
 
 $(VENV)/docs-installed: $(VENV)/installed

@@ -105,7 +105,7 @@ def median_seconds(function, times: int) -> float:
 
 def fit(case: Case, folder: Path) -> tuple[float, float, float]:
     """Measure passes, and fit tau, h0 and h1 to them."""
-    run = case.record(folder, 40, dross.Checkpoints())
+    run = case.record(folder, 40, dross.tape.Checkpoints())
     recording, executor = run.recording, run.recording.executor
     segment = recording.segment(0)
     state, (batch,) = segment.states[0], recording.batches(0, segment.steps[:1])[0]
@@ -140,7 +140,10 @@ def main() -> None:
         around = None
         for case, tau, h0, h1 in fits:
             steps = max(60, min(2000, int(1 / tau)))
-            for keep, replays in ((dross.EveryStep(), int(case.adam)), (dross.Checkpoints(), 1)):
+            for keep, replays in (
+                (dross.tape.EveryStep(), int(case.adam)),
+                (dross.tape.Checkpoints(), 1),
+            ):
                 run = case.record(Path(folder) / "whole", steps, keep)
                 for count in (1, 10):
                     query = dross.losses((case.x[:count], torch.zeros(count, dtype=torch.int64)))

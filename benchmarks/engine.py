@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from experiments.networks import cifar10_cnn, dense, mnist_cnn
 from tables import make_parser
 from torch import nn
 
 import dross
 from dross.influence.retrace import reverse_step
-from experiments.networks import cifar10_cnn, dense, mnist_cnn
 
 
 def make_data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +80,7 @@ def retrace_over_training(
     """
     pair = make_data(shape, 64, device)
     model = make().to(device)
-    run = record(model, pair, folder, steps=3, keep=dross.EveryStep())
+    run = record(model, pair, folder, steps=3, keep=dross.tape.EveryStep())
     recording, query = run.recording, dross.mean_loss(pair)
     adjoint, _ = query.derivative(recording.objective, recording.state_at(2))
     segment = recording.segment(0)
@@ -128,7 +128,10 @@ def checkpoints_over_every_step(rounds: int, steps: int, device: str, folder: Pa
     pair = make_data((1, 28, 28), 640, device)
     runs = [
         record(mnist_cnn().to(device), pair, folder / name, steps=steps, keep=keep)
-        for name, keep in (("every", dross.EveryStep()), ("checkpoints", dross.Checkpoints()))
+        for name, keep in (
+            ("every", dross.tape.EveryStep()),
+            ("checkpoints", dross.tape.Checkpoints()),
+        )
     ]
     query = dross.mean_loss((pair[0][:64], pair[1][:64]))
     retraces = [lambda run=run: run.influence(query) for run in runs]
@@ -142,7 +145,7 @@ def bytes_of_checkpoints(steps: int, folder: Path) -> float:
     Sizes do not depend on the arithmetic, so a stand-in of the same state size is recorded.
     """
     sizes = []
-    for keep in (dross.EveryStep(), dross.Checkpoints()):
+    for keep in (dross.tape.EveryStep(), dross.tape.Checkpoints()):
         x = torch.randn(4000, 1)
         model = _StandIn(13_750)
         batches = [np.random.default_rng(t).integers(0, 4000, 64) for t in range(steps)]
@@ -188,7 +191,7 @@ def many_over_one(rounds: int, device: str, folder: Path, outputs: int) -> float
 def queries_over_one(rounds: int, device: str, folder: Path) -> float:
     """What 32 queries cost, in single queries."""
     pair = make_data((1, 28, 28), 320, device)
-    run = record(mnist_cnn().to(device), pair, folder, steps=10, keep=dross.EveryStep())
+    run = record(mnist_cnn().to(device), pair, folder, steps=10, keep=dross.tape.EveryStep())
     one = dross.losses((pair[0][:1], pair[1][:1]))
     many = dross.losses((pair[0][:32], pair[1][:32]))
     single, several = medians(

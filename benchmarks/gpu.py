@@ -62,7 +62,7 @@ def record(name: str, data, epochs: int, folder: Path, keep) -> dross.Run:
     )
 
 
-KEEPS = {"every-step": dross.EveryStep(), "checkpoints": dross.Checkpoints()}
+KEEPS = {"every-step": dross.tape.EveryStep(), "checkpoints": dross.tape.Checkpoints()}
 PARTS = [*KEEPS, "again", "no-hessian", "counterfactuals", "queries"]
 
 
@@ -71,7 +71,7 @@ def time_full_size(name: str, epochs: int, folder: Path, parts: list[str]) -> No
     data = make_data(SHAPES[name], TASKS[name].train)
     validation = make_data(SHAPES[name], 10_000)
     query = dross.mean_loss(validation)
-    record(name, data, 1, folder / "warm", dross.Checkpoints())
+    record(name, data, 1, folder / "warm", dross.tape.Checkpoints())
     for label in [part for part in KEEPS if part in parts]:
         with print_time(f"{name}: record, {label}"):
             run = record(name, data, epochs, folder / "tape", KEEPS[label])

@@ -42,7 +42,7 @@ class MapStyle(torch.utils.data.Dataset):
 def record(data: MapStyle, model: nn.Module, folder: str, hashed: bool) -> tuple[float, dross.Run]:
     """Record one epoch, and say how many seconds it took."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    keep = dross.Budget(256 << 20, in_memory=1 << 20)
+    keep = dross.tape.Budget(256 << 20, in_memory=1 << 20)
     options = {"epochs": 1, "batch_size": BATCH, "keep": keep, "progress": False}
     nothing = mock.patch("dross.record.train.begin_notes", lambda *_: None)
     start = time.process_time()

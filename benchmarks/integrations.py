@@ -132,7 +132,7 @@ def make_accelerate(keep: object, epochs: int) -> Train:
     def train(tape: Path | None) -> object:
         model = network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        loader = DataLoader(dross.indexed(TensorDataset(x, y)), 64, shuffle=True)
+        loader = DataLoader(dross.data.indexed(TensorDataset(x, y)), 64, shuffle=True)
         accelerator = Accelerator(cpu=True)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         recorder = None
@@ -178,7 +178,7 @@ MAKERS = {
     "accelerate loop": make_accelerate,
     "skorch": make_skorch,
 }
-KEEPS = {"default": None, "checkpoints": dross.Checkpoints(), "every": dross.EveryStep()}
+KEEPS = {"default": None, "checkpoints": dross.tape.Checkpoints(), "every": dross.tape.EveryStep()}
 
 
 def measure(train: Train, rounds: int) -> tuple[float, float]:

@@ -101,7 +101,7 @@ class Experiment:
         if not recorded:
             return Trainer(*given, **sets, data_collator=self.pad)
         disk, memory = int(options.disk * 1e9), int(options.memory * 1e9)
-        keep = dross.Budget(disk, in_memory=memory) if options.disk else None
+        keep = dross.tape.Budget(disk, in_memory=memory) if options.disk else None
         tape = {"path": self.out / "tape", "keep": keep, "overwrite": True}
         return RecordingTrainer(*given, **sets, data_collator=self.pad, **tape)
 
@@ -212,7 +212,7 @@ def run_exact(experiment: Experiment) -> dict:
     from dross.integrations.transformers.data import Split
 
     model, offset = keep_norms_wide(experiment.model().double()), 2e-4
-    data = dross.Collated(experiment.train[:6], experiment.pad, Split(["labels"], False))
+    data = dross.data.Collated(experiment.train[:6], experiment.pad, Split(["labels"], False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-2)
     batches = [np.array(ids) for ids in ([0, 1], [2, 3], [1, 4])]
     given = (model, data, InstanceLosses("next token"), optimizer)

@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, kind: str, folder: Path):
     batches = np.random.default_rng(0).integers(0, len(train[0]), (options.steps, options.batch))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     given = {"path": folder, "batches": list(batches), "progress": False, "autocast": KINDS[kind]}
-    keep = dross.Checkpoints(every=options.steps)
+    keep = dross.tape.Checkpoints(every=options.steps)
     recording, run = seconds(
         lambda: dross.train(model, train, "cross_entropy", optimizer, keep=keep, **given),
         options.device,

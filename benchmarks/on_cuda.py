@@ -32,7 +32,7 @@ def compute(p, device: str, folder: Path) -> dict[str, np.ndarray]:
         epochs=p.epochs,
         device=device,
         progress=False,
-        keep=dross.Checkpoints(every=3),
+        keep=dross.tape.Checkpoints(every=3),
         overwrite=True,
     )
     query = dross.mean_loss((p.X_val, p.Y_val))

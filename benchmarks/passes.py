@@ -182,7 +182,7 @@ def main() -> None:
     )
     for name in [options.only] if options.only else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            data, keep = make_data(SHAPES[name], 64 * 64), dross.Checkpoints(STEPS_AT_ONCE)
+            data, keep = make_data(SHAPES[name], 64 * 64), dross.tape.Checkpoints(STEPS_AT_ONCE)
             run = record(name, data, 1, Path(folder) / "tape", keep)
             show_passes(name, run.recording, options.models, ceilings)
 

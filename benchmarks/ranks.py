@@ -45,7 +45,7 @@ def record(options: argparse.Namespace, folder: Path) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.choice(COUNT, BATCH, replace=False) for _ in range(STEPS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    tape = {"path": folder / "tape", "keep": dross.Checkpoints()}
+    tape = {"path": folder / "tape", "keep": dross.tape.Checkpoints()}
     run = dross.train(
         model, data, "cross_entropy", optimizer, batches=batches, progress=False, **tape
     )

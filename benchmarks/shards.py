@@ -54,7 +54,7 @@ def record(options: argparse.Namespace, folder: Path) -> None:
     model, data = make_model(options, "cpu"), make_data()
     batches = [np.arange(t * BATCH, (t + 1) * BATCH) for t in range(STEPS)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    kept = {"path": folder / "tape", "keep": dross.EveryStep(), "progress": False}
+    kept = {"path": folder / "tape", "keep": dross.tape.EveryStep(), "progress": False}
     dross.train(model, data, "cross_entropy", optimizer, batches=batches, **kept)
 
 

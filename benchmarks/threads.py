@@ -6,8 +6,11 @@ It shows why `dross.engine.device` does what it does. GOMP_SPINCOUNT=300000 show
 idle threads do by default. Reverse steps are timed, one after the other.
 """
 
-import dross  # before torch: it sets GOMP_SPINCOUNT where that is not set  # isort: skip
+import dross._environment  # isort: skip
 
+dross._environment.prepare_environment()  # before torch is imported
+
+# ruff: noqa: E402
 import multiprocessing
 import os
 import tempfile

@@ -43,7 +43,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    loader = DataLoader(dross.indexed(train_set), batch_size=16, shuffle=True)  # 1: (ids, x, y)
+    loader = DataLoader(
+        dross.data.indexed(train_set), batch_size=16, shuffle=True
+    )  # 1: (ids, x, y)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6 * 19)
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -15,6 +15,7 @@ from torch import nn
 
 import dross
 from dross.demo import load_flipped_digits
+from dross.influence.verify import Verification
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -27,7 +28,7 @@ STYLE = {
 }
 
 
-def verify(digits, activation: type[nn.Module]) -> dross.Verification:
+def verify(digits, activation: type[nn.Module]) -> Verification:
     """Train a network with this activation, and retrain it without each of 200 instances."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), activation(), nn.Linear(32, 10))
@@ -45,7 +46,7 @@ def verify(digits, activation: type[nn.Module]) -> dross.Verification:
         return run.verify(run.influence(query), query, n=200)
 
 
-def draw(panel, check: dross.Verification, flipped: np.ndarray) -> None:
+def draw(panel, check: Verification, flipped: np.ndarray) -> None:
     """Draw estimated against true changes, flipped labels apart."""
     for kind, colour, label in (
         (~flipped, "#5b7a99", "right label"),

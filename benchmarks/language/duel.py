@@ -127,7 +127,9 @@ def compare(problem: Problem, most: int) -> None:
     with tempfile.TemporaryDirectory(prefix="dross-lm-duel-") as folder:
         problem.train_plainly()
         clock("training", problem.train_plainly)
-        run = clock("dross, recording", problem.record, Path(folder) / "a", dross.Checkpoints())
+        run = clock(
+            "dross, recording", problem.record, Path(folder) / "a", dross.tape.Checkpoints()
+        )
         magic = clock("MAGIC, recording", Magic, problem, f"{folder}/magic")
         ours, theirs = {}, {}
         for count in asked_for:
@@ -165,7 +167,7 @@ def count_operations(problem: Problem) -> None:
     training = count(problem.train_plainly)
     print_head("operations by those of the training", *map(str, QUERIES[:2]))
     with tempfile.TemporaryDirectory(prefix="dross-lm-duel-") as folder:
-        run = problem.record(Path(folder) / "a", dross.Checkpoints())
+        run = problem.record(Path(folder) / "a", dross.tape.Checkpoints())
         ask = lambda n: run.influence(dross.losses((x[:n], y[:n])))
         ask(1)  # the first one also chooses how passes are computed
         print_row("dross, from checkpoints", *(f"{count(ask, n) / training:.2f}" for n in (1, 8)))

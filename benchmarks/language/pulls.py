@@ -64,7 +64,7 @@ def pull(model, x, y, precision: Precision, way: str) -> tuple[list[Tensor], flo
 def show(name: str, experiment: Experiment) -> None:
     """Print a row for each way."""
     model = experiment.model().train()
-    data = dross.Collated(experiment.train, experiment.pad, Split(["labels"], False))
+    data = dross.data.Collated(experiment.train, experiment.pad, Split(["labels"], False))
     x, y = Instances(data, torch.device("cpu"), torch.float32, None)[np.arange(BATCH)]
     truth, _ = pull(model, x, y, FLOAT32, "reverse")
     for way in ("forward", "reverse"):

@@ -46,7 +46,7 @@ def duel(problem: Problem) -> dict:
                 one_by_one = [(x[None], y[None]) for x, y in zip(*asked)]
                 ask = lambda magic=magic, pairs=one_by_one: [magic.scores(*pair) for pair in pairs]
                 time_call("magic 10 queries", ask)
-            few = problem.record(Path(folder) / "few", keep=dross.Checkpoints())
+            few = problem.record(Path(folder) / "few", keep=dross.tape.Checkpoints())
             time_call("training", problem.train_plainly)
             time_call("dross 1 query, checkpoints", few.influence, mean)
             time_call("dross 10 queries, checkpoints", few.influence, ten)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
 from experiments.datasets import load
 from experiments.networks import dense, mnist_cnn
 from experiments.problems import load_adult
+from torch import Tensor, nn
 
 FLIPPED = 0.1  # share of training labels replaced by another class
 

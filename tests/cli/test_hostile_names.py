@@ -1,9 +1,7 @@
 """The command line with names, cells and places that look like something else."""
 
 import os
-import pty
 import resource
-import select
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross._progress import progress_bar
 from dross.cli.output import PlainConsole
 from dross.errors import DrossError
 from dross.influence.scores import Scores
@@ -87,20 +84,6 @@ def test_tables_and_texts_of_the_console_have_no_markup(capsys):
     printed = capsys.readouterr().out
     for shown in ("[red]head", "[/title]", "[/cell]\\x00", "[bold]text[/bold] :warning:"):
         assert shown in printed
-
-
-def test_titles_of_progress_bars_have_no_markup(monkeypatch):
-    main, terminal = pty.openpty()
-    with os.fdopen(terminal, "w", encoding="utf-8") as stream, os.fdopen(main, "rb") as shown:
-        monkeypatch.setattr(sys, "stderr", stream)
-        with progress_bar("out [/s] \0", 10) as advance:
-            advance(10)
-        stream.flush()
-        printed = b""
-        while b"out [/s] \\x00" not in printed:  # a terminal gives what it has, piece by piece
-            ready, _, _ = select.select([shown], [], [], 10)
-            assert ready, printed
-            printed += os.read(shown.fileno(), 65536)
 
 
 @pytest.mark.parametrize("option", [["--seed", "-1"], ["--out", "t.csv"], ["--separator", "xx"]])

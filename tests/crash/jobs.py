@@ -77,7 +77,7 @@ def record(folder: Path) -> None:
         path=folder / "tape",
         epochs=40,
         batch_size=20,
-        keep=dross.Checkpoints(every=7),
+        keep=dross.tape.Checkpoints(every=7),
         progress=False,
         resume=True,
     )

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from experiments.augment import ShiftAndFlip
 from torch.utils._pytree import tree_leaves
 
 from dross.data.batch import BatchSource, SplitAugment
-from experiments.augment import ShiftAndFlip
 
 
 class Sometimes(ShiftAndFlip):

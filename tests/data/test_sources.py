@@ -146,7 +146,7 @@ def test_hugging_face_datasets(record, tmp_path, form):
     options = {"path": tmp_path / "t", "batches": p.batches, "progress": False}
     run = dross.train(model, made, p.loss, optimizer, **options)
     np.testing.assert_allclose(run.influence(query(p)).values, expected, rtol=1e-12)
-    loader = DataLoader(dross.indexed(made), batch_size=4, shuffle=True)
+    loader = DataLoader(dross.data.indexed(made), batch_size=4, shuffle=True)
     again = recorded(p, loader, tmp_path / "mine", data=made).run()
     assert again.influence(query(p)).values.shape == expected.shape
 

@@ -159,8 +159,8 @@ def loop(
     model, optimizer = p.start()
     model = DistributedDataParallel(model, process_group=group)
     sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
-    loader = DataLoader(dross.indexed((p.X, p.Y)), 3, sampler=sampler)
-    keep = dross.Checkpoints(every=1 if kind.startswith("shards ") else 4)
+    loader = DataLoader(dross.data.indexed((p.X, p.Y)), 3, sampler=sampler)
+    keep = dross.tape.Checkpoints(every=1 if kind.startswith("shards ") else 4)
     resume = "continued" in kind and stop_at is None
     with dross.Recorder(model, p.loss, optimizer, path=tape, keep=keep, resume=resume) as recorder:
         steps, skipped = 0, recorder.steps

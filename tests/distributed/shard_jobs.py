@@ -280,7 +280,7 @@ def trained(rank: int, folder: str) -> dict:
     p = case("mlp adamw")
     for size in (4, 2):
         if rank < size:
-            keep = dross.Checkpoints(every=2) if size == 4 else dross.EveryStep()
+            keep = dross.tape.Checkpoints(every=2) if size == 4 else dross.tape.EveryStep()
             recorder = loop(p, rank, size, every[size], f"{folder}/{size}", keep)
             found["refused", size] = said(lambda r=recorder: r.run((p.X, p.Y)))
         dist.barrier()
@@ -293,7 +293,7 @@ def trained(rank: int, folder: str) -> dict:
 def continued(rank: int, folder: str) -> dict:
     """A loop under fully_shard that stops after a step and goes on in another one."""
     p, every = case("mlp adamw"), groups()
-    keep, tape, found = dross.Checkpoints(every=1), f"{folder}/continued", {}
+    keep, tape, found = dross.tape.Checkpoints(every=1), f"{folder}/continued", {}
     if rank < 2:
         loop(p, rank, 2, every[2], tape, keep, stop_at=2)
         found["steps"] = loop(p, rank, 2, every[2], tape, keep, resume=True).steps

@@ -165,7 +165,7 @@ def test_what_travels_is_lean(tmp_path):
         path=tmp_path / "tape",
         epochs=1,
         batch_size=500,
-        keep=dross.EveryStep(),
+        keep=dross.tape.EveryStep(),
         progress=False,
     )
     raw = pickle.dumps(run)

@@ -21,12 +21,12 @@ from dross.errors import DrossError, InvalidInput
 from zoo import problem
 
 KEEPS = {
-    "mlp adam clipped": dross.Checkpoints(every=3),
-    "cnn momentum": dross.EveryStep(),
-    "attention sgd": dross.Checkpoints(every=3),
-    "batchnorm adam": dross.Checkpoints(every=3),
-    "centred": dross.EveryStep(),
-    "augmented": dross.Checkpoints(every=3),
+    "mlp adam clipped": dross.tape.Checkpoints(every=3),
+    "cnn momentum": dross.tape.EveryStep(),
+    "attention sgd": dross.tape.Checkpoints(every=3),
+    "batchnorm adam": dross.tape.Checkpoints(every=3),
+    "centred": dross.tape.EveryStep(),
+    "augmented": dross.tape.Checkpoints(every=3),
 }
 WHOLE = {"attention sgd", "centred", "batchnorm adam"}  # batches of these are not cut
 
@@ -215,7 +215,7 @@ def test_whether_batches_can_be_cut_is_seen_where_there_is_something_to_cut(
     model, x = model(), torch.randn(20, 6)
     data, optimizer = (x, torch.arange(20) % 3), torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"batches": [range(8), range(8, 16), [16], [17]], "progress": False}
-    options |= {"path": tmp_path, "keep": dross.Checkpoints(every=2)}
+    options |= {"path": tmp_path, "keep": dross.tape.Checkpoints(every=2)}
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
     assert instances_are_independent(run.recording, run.steps) is independent
 

@@ -25,7 +25,9 @@ def close(found, expected, relative=1e-9):
 def recorded_in_micro_batches(p, tape):
     """A loop with steps of two and of three micro-batches."""
     model, optimizer = p.start()
-    recorder = dross.Recorder(model, p.loss, optimizer, path=tape, keep=dross.Checkpoints(every=2))
+    recorder = dross.Recorder(
+        model, p.loss, optimizer, path=tape, keep=dross.tape.Checkpoints(every=2)
+    )
     for ids in p.batches:
         parts = torch.as_tensor(ids).chunk(2 + len(ids) % 2)
         for part in parts:
@@ -43,7 +45,7 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
         if name.startswith("accumulated"):
             runs[name] = p, recorded_in_micro_batches(p, tmp_path / "accumulated")
         else:
-            runs[name] = p, record(p, keep=dross.Checkpoints(every=2))
+            runs[name] = p, record(p, keep=dross.tape.Checkpoints(every=2))
     tapes = {name: str(run.path) for name, (_, run) in runs.items()}
     found = launched(4, shard_jobs.scored, tmp_path / "jobs", tapes)
     choosy, recurrent, hidden = found[0].pop("refused")
@@ -61,7 +63,7 @@ def test_scores_of_shards_on_two_and_four_ranks_are_those_of_one_process(record,
 
 def test_a_rank_holds_its_part_of_the_memory(record, tmp_path):
     p = shard_jobs.case("deep adamw")
-    run = record(p, keep=dross.EveryStep())
+    run = record(p, keep=dross.tape.EveryStep())
     found = launched(4, shard_jobs.measured, tmp_path / "jobs", str(run.path))
     whole = found[0][1]
     for size in (2, 4):

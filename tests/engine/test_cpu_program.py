@@ -34,7 +34,7 @@ def train(model, data, folder, optimizer=None, **options):
 def results(p, folder, monkeypatch, switch: str):
     monkeypatch.setenv("DROSS_PROGRAMS", switch)
     model, optimizer = p.start()
-    options = {"batches": p.batches, "epochs": p.epochs, "keep": dross.Checkpoints(every=3)}
+    options = {"batches": p.batches, "epochs": p.epochs, "keep": dross.tape.Checkpoints(every=3)}
     options |= {"path": folder / switch, "progress": False}
     run = dross.train(model, (p.X, p.Y), p.loss, optimizer, **options)
     one = dross.mean_loss((p.X_val, p.Y_val))

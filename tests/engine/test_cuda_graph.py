@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments.augment import ShiftAndFlip
+from experiments.networks import mnist_cnn
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -14,8 +16,6 @@ from dross.engine.cuda_graph import Graphs, _Graph
 from dross.engine.executor import PullPlan
 from dross.engine.objective import Objective
 from dross.engine.tolerance import SAME_KERNELS
-from experiments.augment import ShiftAndFlip
-from experiments.networks import mnist_cnn
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -60,7 +60,9 @@ def test_graphs_give_what_the_steps_give(tmp_path, monkeypatch):
 @needs_gpu
 def test_data_that_do_not_fit_on_the_gpu_are_sent_batch_by_batch(tmp_path):
     found = []
-    for k, keep in enumerate((dross.Checkpoints(), dross.Budget(100 << 20, in_memory=1 << 20))):
+    for k, keep in enumerate(
+        (dross.tape.Checkpoints(), dross.tape.Budget(100 << 20, in_memory=1 << 20))
+    ):
         torch.manual_seed(0)
         run, query = recorded(tmp_path / str(k), mnist_cnn(), keep=keep)
         assert run.recording.instances._is_sent_batch_by_batch() == bool(k)
@@ -150,7 +152,7 @@ def use_stand_ins(monkeypatch, graph=StandIn):
 
 
 @pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])
-@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=40)])
+@pytest.mark.parametrize("keep", [dross.tape.EveryStep(), dross.tape.Checkpoints(every=40)])
 def test_several_steps_at_once_give_what_they_give_one_by_one(
     tmp_path, monkeypatch, keep, looked_up_at_once
 ):
@@ -301,7 +303,7 @@ def test_a_pass_without_a_graph_gets_the_memory_of_others(tmp_path, monkeypatch,
             monkeypatch.setenv("DROSS_PROGRAMS", "0")  # there are none on a GPU
             most = 18 * 8 + 8 if why == "large" else 1 << 30
             monkeypatch.setattr("dross.engine.cuda_graph._MAX_INPUT_BYTES", most)
-        run = linear_run(tmp_path / str(full), keep=dross.Checkpoints(every=10))
+        run = linear_run(tmp_path / str(full), keep=dross.tape.Checkpoints(every=10))
         if full and why == "refused":
             run.recording.executor.graphs.refused |= {"reverse step", "reverse steps"}
         assert bool(run.recording.executor.graphs._graphs) == full

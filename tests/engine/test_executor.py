@@ -48,14 +48,14 @@ def ask_everything(run: dross.Run, p) -> dict[str, np.ndarray]:
 def test_eager_and_default_give_the_same_bits(model, optimizer, record, monkeypatch):
     p = problem(model, optimizer, epochs=EPOCHS)
     monkeypatch.setenv("DROSS_EXECUTOR", "eager")
-    run = record(p, keep=dross.Checkpoints(every=7))
+    run = record(p, keep=dross.tape.Checkpoints(every=7))
     eager = ask_everything(run, p)
     executor = run.recording.executor
     assert not executor.programs._written and not executor.programs._calls
     assert not executor.graphs._graphs and not executor.graphs._calls
 
     monkeypatch.delenv("DROSS_EXECUTOR")
-    run = record(p, keep=dross.Checkpoints(every=7))
+    run = record(p, keep=dross.tape.Checkpoints(every=7))
     default = ask_everything(run, p)
     written = run.recording.executor.programs._written.items()
     used = {name for ((name, _), *_), program in written if program and program.trusted}
@@ -69,7 +69,7 @@ def test_a_run_that_was_trained_eagerly_is_retraced_by_programs(record, monkeypa
     p = problem("mlp", "momentum", epochs=EPOCHS)
     query = dross.mean_loss((p.X_val, p.Y_val))
     monkeypatch.setenv("DROSS_EXECUTOR", "eager")
-    run = record(p, keep=dross.Checkpoints(every=48))
+    run = record(p, keep=dross.tape.Checkpoints(every=48))
     expected = run.influence(query).values
     monkeypatch.setenv("DROSS_EXECUTOR", "auto")
     found = run.influence(query).values
@@ -147,7 +147,7 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
 def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     """The sums of its parts are those of the whole, to rounding; one query at a time by then."""
     p = problem("cnn", "adam")
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     query = dross.losses((p.X_val[:3], p.Y_val[:3]))
     size = max(len(step.ids) for step in run.recording.segment(0).steps)
     if kind == "pull_forward":

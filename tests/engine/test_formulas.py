@@ -1,4 +1,4 @@
-"""Optimizers written as formulas: those of packages, and `dross.optimizers.register`."""
+"""Optimizers written as formulas: those of packages, and `dross.optim.register`."""
 
 import numpy as np
 import pytest
@@ -56,12 +56,12 @@ def test_an_optimizer_of_ones_own(tmp_path, record, forget):
     p.optimizer = lambda parameters: TanhSGD(parameters, lr=0.1)
     with pytest.raises(NotSupported, match=r"TanhSGD is not supported yet.*register"):
         record(p)
-    dross.optimizers.register(TanhSGD, {"m": 1.0}, tanh_sgd, options={"lr": 0.1})
+    dross.optim.register(TanhSGD, {"m": 1.0}, tanh_sgd, options={"lr": 0.1})
     run = record(p)
     scores = run.influence(query(p)).values
     expected = np.array([derivative(p, j) for j in p.used])
     np.testing.assert_allclose(-scores[p.used], expected, atol=1e-8 * np.abs(scores).max())
-    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.Checkpoints(every=3))
+    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.tape.Checkpoints(every=3))
     again = recorder.run((p.X, p.Y)).influence(query(p)).values
     np.testing.assert_allclose(again, scores, atol=1e-9 * np.abs(scores).max())
     found = run.leave_one_out(query(p), [3])
@@ -102,7 +102,7 @@ def wrong_slope(theta, g, slots, numbers):
 def test_what_cannot_be_registered(forget, changes, sentence):
     given = {"optimizer": TanhSGD, "slots": {"m": 1.0}, "update": tanh_sgd, "options": {"lr": 0.1}}
     with pytest.raises(InvalidInput, match=sentence):
-        dross.optimizers.register(**(given | changes))
+        dross.optim.register(**(given | changes))
     assert TanhSGD not in registry._REGISTERED
 
 
@@ -120,7 +120,7 @@ def test_a_formula_that_mixes_numbers_is_not_elementwise(forget):
         return theta - numbers["lr"] * g.mean() * g, {}
 
     with pytest.raises(InvalidInput, match="Is every number treated alike"):
-        dross.optimizers.register(MeanSGD, [], update)
+        dross.optim.register(MeanSGD, [], update)
 
 
 def test_a_namesake_is_not_taken_for_what_it_is_not(record):
@@ -174,7 +174,7 @@ def test_how_torch_computes_does_not_matter(tmp_path, kind, options):
         p = problem("mlp", "sgd")
         p.model, p.X, p.X_val = (lambda make=p.model: make().float()), p.X.float(), p.X_val.float()
         p.optimizer = lambda parameters, how=how: kind(parameters, **options, **how)
-        keep = dross.Checkpoints(every=3)
+        keep = dross.tape.Checkpoints(every=3)
         recorder, _ = recorded_loop(p, tmp_path / f"{len(found)}", keep=keep)
         found.append(recorder.run((p.X, p.Y)).influence(query(p)).values)
     for other in found[1:]:
@@ -192,7 +192,7 @@ def test_muon_as_torch_rounds_it(monkeypatch, tmp_path, record):
     ours = newton_schulz(matrix, *given, torch.bfloat16)
     assert torch.equal(ours, OF_TORCH(matrix, *given))
     assert not torch.equal(ours.float(), orthogonalize(matrix, *given))
-    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.Checkpoints(every=3))
+    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.tape.Checkpoints(every=3))
     rounded = recorder.run((p.X, p.Y)).influence(query(p)).values
     assert np.corrcoef(rounded, exact)[0, 1] > 0.99
 
@@ -218,7 +218,7 @@ def test_the_lion_of_a_package(tmp_path):
     package = pytest.importorskip("lion_pytorch", reason="lion-pytorch is not installed")
     p = problem("mlp", "sgd")
     p.optimizer = lambda parameters: package.Lion(parameters, lr=0.01, weight_decay=0.1)
-    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.Checkpoints(every=3))
+    recorder, _ = recorded_loop(p, tmp_path / "mine", keep=dross.tape.Checkpoints(every=3))
     run = recorder.run((p.X, p.Y))
     found = run.leave_one_out(query(p), p.used)
     expected = [literal_leave_one_out(p, j) for j in p.used]

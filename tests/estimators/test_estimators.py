@@ -27,7 +27,7 @@ def convex(tmp_path_factory):
         batch_size=40,
         path=tmp_path_factory.mktemp("convex") / "t",
         progress=False,
-        keep=dross.Checkpoints(),
+        keep=dross.tape.Checkpoints(),
         penalty=lambda p: 0.05 / 2 * sum((v**2).sum() for v in p.values()),
     )
     X_val = torch.randn(30, 4, dtype=torch.float64, generator=rng)

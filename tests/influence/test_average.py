@@ -82,7 +82,7 @@ def slope(p, j, *given, h=2e-5):
 @pytest.mark.parametrize("name", AVERAGES)
 def test_scores_of_the_average(tmp_path, name, model, optimizer):
     p, given = problem(model, optimizer), AVERAGES[name]
-    keep = dross.Checkpoints(every=3)
+    keep = dross.tape.Checkpoints(every=3)
     averaged, recorder = averaged_loop(p, *given, folder=tmp_path / "mine", keep=keep)
     run = recorder.run((p.X, p.Y))
     asked = query(p)
@@ -147,7 +147,7 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
 
 def test_a_retrace_of_the_average_that_is_resumed(tmp_path, monkeypatch):
     p = problem("mlp", "momentum", epochs=3)
-    keep = dross.Checkpoints(every=3)
+    keep = dross.tape.Checkpoints(every=3)
     _, recorder = averaged_loop(p, *AVERAGES["ema"], folder=tmp_path / "mine", keep=keep)
     run = recorder.run((p.X, p.Y))
     expected = run.influence(query(p), of="average").values
@@ -196,7 +196,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
 
 def test_an_average_of_steps_that_are_forgotten_is_forgotten_too(tmp_path):
     p, options = problem("mlp", "sgd"), AVERAGES["ema"][0]
-    keep = dross.Checkpoints(every=2)
+    keep = dross.tape.Checkpoints(every=2)
     averaged_loop(p, *AVERAGES["ema"], folder=tmp_path, keep=keep)[1].close()
     rewind(tmp_path, Tape(tmp_path).steps)  # nothing to forget
     assert Tape(tmp_path).average() is not None

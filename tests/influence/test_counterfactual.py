@@ -186,7 +186,7 @@ def test_only_the_last_epochs(record):
     start = problem("mlp", "momentum")
     start.batches = p.batches[: 2 * per_epoch]
     last = run.counterfactual([[0, 3]], epochs=1)
-    kept = record(p, keep=dross.LastEpochs(1)).counterfactual([[0, 3]])
+    kept = record(p, keep=dross.tape.LastEpochs(1)).counterfactual([[0, 3]])
     np.testing.assert_allclose(last.evaluate(query(p)), kept.evaluate(query(p)), rtol=1e-12)
     assert last.evaluate(query(p))[0] != run.counterfactual([[0, 3]]).evaluate(query(p))[0]
 
@@ -206,7 +206,7 @@ def test_a_budget_bounds_the_runs_side_by_side(record):
     p = problem("mlp", "momentum")
     run = record(p)
     bounded = record(
-        p, keep=dross.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes)
+        p, keep=dross.tape.Budget(10 << 20, in_memory=40 * run.recording.state_at(0).nbytes)
     )
     assert len(run.counterfactual([[j] for j in range(10)]).chunks) == 1
     few = bounded.counterfactual([[j] for j in range(10)])

@@ -13,10 +13,10 @@ from dross.influence.retrace import retrace
 from zoo import problem
 
 KEEPS = {
-    "every": dross.EveryStep(),
-    "checkpoints": dross.Checkpoints(every=8),
-    "two states": dross.Budget(60_000, in_memory=4_000),
-    "last": dross.LastEpochs(2),
+    "every": dross.tape.EveryStep(),
+    "checkpoints": dross.tape.Checkpoints(every=8),
+    "two states": dross.tape.Budget(60_000, in_memory=4_000),
+    "last": dross.tape.LastEpochs(2),
 }
 
 
@@ -47,7 +47,7 @@ def test_the_steps_that_are_taken_again_are_counted_exactly(
     assert plan.steps == asked * run.steps / 6
 
 
-@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints(every=5)])
+@pytest.mark.parametrize("keep", [dross.tape.EveryStep(), dross.tape.Checkpoints(every=5)])
 def test_those_of_a_loop_of_ones_own_too(keep, tmp_path, monkeypatch):
     torch.manual_seed(0)
     x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
@@ -73,7 +73,7 @@ def test_the_peak_is_that_of_all_tensors_that_a_retrace_holds(tmp_path):
     model = nn.Linear(400, 400)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     options = {"path": tmp_path / "t", "epochs": 6, "batch_size": 6, "progress": False}
-    keep = dross.Checkpoints(every=6)
+    keep = dross.tape.Checkpoints(every=6)
     run = dross.train(model, (x, y), "cross_entropy", optimizer, keep=keep, **options)
     query = dross.losses((x[:3], y[:3]))
     plan = run.plan(query)
@@ -85,7 +85,7 @@ def test_the_peak_is_that_of_all_tensors_that_a_retrace_holds(tmp_path):
 
 def test_memory_bounds_queries_instances_and_states(record):
     p = problem("cnn", "adam", epochs=4)
-    run = record(p, keep=dross.Checkpoints(every=8))
+    run = record(p, keep=dross.tape.Checkpoints(every=8))
     query = dross.losses((p.X_val[:4], p.Y_val[:4]))
     free = run.plan(query)
     assert (free.rows_at_once, free.queries_at_once) == (free.batch, 4)
@@ -109,7 +109,7 @@ def test_memory_bounds_queries_instances_and_states(record):
 
 def test_a_plan_fits_on_eighty_columns(record):
     p = problem("mlp", "adam", epochs=6)
-    run = record(p, keep=dross.Checkpoints(every=8))
+    run = record(p, keep=dross.tape.Checkpoints(every=8))
     plan = run.plan(dross.losses((p.X_val, p.Y_val)))
     assert max(map(len, str(plan).splitlines())) <= 80 and len(repr(plan)) <= 80
     assert plan.seconds > 0 and plan.training_steps > 1

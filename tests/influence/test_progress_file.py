@@ -16,8 +16,8 @@ from dross.influence import retrace
 from zoo import problem, ragged_batches
 
 CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes
-    "statistics, checkpoints": ("batchnorm_cnn adam", dross.Checkpoints(every=20), 50),
-    "blocks within a segment": ("dropout adamw", dross.Checkpoints(every=90), 40),
+    "statistics, checkpoints": ("batchnorm_cnn adam", dross.tape.Checkpoints(every=20), 50),
+    "blocks within a segment": ("dropout adamw", dross.tape.Checkpoints(every=90), 40),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_killed_retrace_goes_on_to_the_same_bits(record, tmp_path, monkeypatch
 def test_a_retrace_continues_with_less_memory_than_it_had(record, tmp_path, monkeypatch):
     """Its blocks end elsewhere then: no step is counted twice, and none is left out."""
     p = problem("mlp", "momentum", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=30))
+    run = record(p, keep=dross.tape.Checkpoints(every=30))
     expected = run.influence(query(p))
     limits = [states * run.recording.state_at(0).nbytes for states in (7, 12, 5)]
     for before, after in pairwise(limits):
@@ -74,7 +74,7 @@ def test_what_goes_on_in_the_middle_of_a_segment_checks_where_it_leads(
     record, tmp_path, monkeypatch
 ):
     p = problem("mlp", "momentum", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=1000))
+    run = record(p, keep=dross.tape.Checkpoints(every=1000))
     monkeypatch.setattr(
         "dross.replay.segments._MAX_BYTES_OF_STATES", 5 * run.recording.state_at(0).nbytes
     )
@@ -111,7 +111,7 @@ def interrupted(run, asked, folder, monkeypatch, **options):
 def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch):
     """Another query, window or tape, or other data: none uses this progress, none removes it."""
     p = problem("mlp", "sgd", epochs=10)
-    keep = dross.Checkpoints(every=4)
+    keep = dross.tape.Checkpoints(every=4)
     run, twin = record(p, keep=keep), record(p, keep=keep)
     interrupted(run, query(p), run.path, monkeypatch)  # the tape's own folder will do
     kept = list(run.path.glob("retrace-*"))
@@ -138,7 +138,7 @@ def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "keep", [dross.Checkpoints(every=4), dross.LastEpochs(4, dross.EveryStep())]
+    "keep", [dross.tape.Checkpoints(every=4), dross.tape.LastEpochs(4, dross.tape.EveryStep())]
 )
 def test_many_queries_go_on_together(record, tmp_path, monkeypatch, keep):
     p = problem("batchnorm", "adam", epochs=10)
@@ -152,7 +152,7 @@ def test_many_queries_go_on_together(record, tmp_path, monkeypatch, keep):
 
 def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     interrupted(run, query(p), tmp_path / "progress", monkeypatch)
     (kept,) = (tmp_path / "progress").iterdir()
     whole = kept.read_bytes()
@@ -172,7 +172,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
 
 def test_a_tape_that_is_replaced_takes_its_progress_along(record, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     interrupted(run, query(p), run.path, monkeypatch)
     record(p, path=run.path, overwrite=True)
     assert list(run.path.glob("retrace-*")) == []
@@ -186,7 +186,7 @@ def test_a_short_retrace_writes_nothing(record, tmp_path):
 
 def test_resume_true_keeps_progress_in_the_folder_of_the_tape(record, monkeypatch):
     p = problem("mlp", "momentum", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     expected, files = run.influence(query(p)), sorted(run.path.iterdir())
     interrupted(run, query(p), True, monkeypatch)
     (kept,) = set(run.path.iterdir()) - set(files)
@@ -201,7 +201,7 @@ def test_resume_true_keeps_progress_in_the_folder_of_the_tape(record, monkeypatc
 
 def test_resume_true_and_the_folder_of_the_tape_mean_the_same(record, monkeypatch):
     p = problem("mlp", "sgd", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     for before, after in ((True, run.path), (str(run.path), True)):
         interrupted(run, query(p), before, monkeypatch)
         with monkeypatch.context() as patch:
@@ -213,7 +213,7 @@ def test_resume_true_and_the_folder_of_the_tape_mean_the_same(record, monkeypatc
 @pytest.mark.parametrize("resume", [None, False])
 def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
     p = problem("mlp", "sgd", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     files = sorted(run.path.iterdir())
     monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
     monkeypatch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
@@ -227,7 +227,7 @@ def test_a_run_behind_a_url_keeps_its_progress_in_a_folder_of_its_own(
     record, tmp_path, monkeypatch
 ):
     p = problem("mlp", "sgd", epochs=10)
-    run = record(p, keep=dross.Checkpoints(every=4))
+    run = record(p, keep=dross.tape.Checkpoints(every=4))
     system = fsspec.filesystem("memory")
     system.store.clear()
     system.put(f"{run.path}/", "/bucket/run", recursive=True)

@@ -11,10 +11,10 @@ from oracles import derivative, literal_leave_one_out, literal_run, unrolled_sco
 from zoo import ATTENTION_DRAWS_OTHERS, MODELS, OPTIMIZERS, problem
 
 KEEPS = {
-    "every": dross.EveryStep(),
-    "checkpoints": dross.Checkpoints(every=3),
-    "default": dross.Checkpoints(),
-    "budget": dross.Budget(40_000),
+    "every": dross.tape.EveryStep(),
+    "checkpoints": dross.tape.Checkpoints(every=3),
+    "default": dross.tape.Checkpoints(),
+    "budget": dross.tape.Budget(40_000),
 }
 
 
@@ -52,7 +52,7 @@ def test_every_model(record, model, optimizer):
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "rmsprop"])
 def test_every_storage_policy_gives_the_same_bits(record, keep, model, optimizer):
     p = problem(model, optimizer, epochs=3)
-    expected = record(p, keep=dross.EveryStep()).influence(query(p))
+    expected = record(p, keep=dross.tape.EveryStep()).influence(query(p))
     found = record(p, keep=KEEPS[keep]).influence(query(p))
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.by_epoch, expected.by_epoch)

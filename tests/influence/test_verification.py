@@ -46,7 +46,7 @@ def test_verification(record):
 def test_a_verification_of_nothing_says_so(record):
     p = problem("mlp", "sgd")
     p.batches = [ids[ids < 3] for ids in p.batches]
-    run = record(p, keep=dross.EveryStep())
+    run = record(p, keep=dross.tape.EveryStep())
     scores = run.influence(query(p))
     assert not scores.values[3:].any()
     assert "cannot be judged" in run.verify(scores, query(p), np.arange(3, 15)).sentence

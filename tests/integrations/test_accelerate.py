@@ -28,7 +28,7 @@ def loop(folder=None, weights=None):
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, eps=1e-4)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    data = DataLoader(dross.indexed(TensorDataset(X, Y)), batch_sampler=SHARD)
+    data = DataLoader(dross.data.indexed(TensorDataset(X, Y)), batch_sampler=SHARD)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, data, scheduler = accelerator.prepare(model, optimizer, data, scheduler)
     if folder is not None:

@@ -43,7 +43,7 @@ def test_trainer(tmp_path, checkpointing):
             eval_dataset=texts()[:5],
             data_collator=pad,
             path=folder / "tape",
-            keep=dross.Checkpoints(every=4),
+            keep=dross.tape.Checkpoints(every=4),
         )
 
     scores = []
@@ -79,7 +79,7 @@ def test_trainer_replays_to_the_same_bits(tmp_path, optim):
         train_dataset=texts(),
         data_collator=pad,
         path=tmp_path / "tape",
-        keep=dross.Checkpoints(every=1000),
+        keep=dross.tape.Checkpoints(every=1000),
     )
     trainer.train()
     recording = trainer.recorded_run().recording

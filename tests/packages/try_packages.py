@@ -1,8 +1,8 @@
 """Try the built packages as a user gets them: `make package` runs it.
 
 The wheel goes into a fresh environment with everything that it needs: help, demo, a table cleaned,
-judged and exported. The sdist goes into another one with torch, numpy and safetensors alone, where
-the engine must run. torch comes in the version of constraints.txt.
+judged and exported. The sdist goes into another one with what the engine needs alone, where it must
+run. torch comes in the version of constraints.txt.
 
 With --others, Pythons that have no torch here install the wheel without what it needs but for the
 command line, and show its help.
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ("torch", "numpy", "safetensors")
+ENGINE = ("torch", "numpy", "safetensors", "msgspec", "filelock")
 CONSTRAINTS = ("--constraint", str(ROOT / "constraints.txt"))
 
 

@@ -57,6 +57,7 @@ def prepare_names(folder: Path) -> dict[str, Any]:
         "X_val": X_val,
         "y_val": y_val,
         "data": TensorDataset(X, y),
+        "train_set": TensorDataset(X, y),
         "val_set": (X_val, y_val),
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),

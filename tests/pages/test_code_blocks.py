@@ -44,6 +44,7 @@ NOT_RUN = {
     r"finetuning.md: dross": "minutes; tests/finetune gives these commands with a tiny model",
     r"finetuning.md: project": "minutes; tests/finetune makes these calls with a tiny model",
     r"install.md: dross": "needs jq; tests/cleaning/test_cli_results.py reads the JSON",
+    r"following-progress.md: (from torch.utils.tensorboard|import mlflow)": "tensorboard and mlflow are not installed",
     r": docker ": "needs Docker, which the machines of the tests do not have",
     r"scale.md: with joblib": "needs Ray and Dask: make clusters runs the same calls",
 }

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from experiments import cleansing, cleansing_report
 from experiments.datasets import DataSet
 

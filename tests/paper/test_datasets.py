@@ -6,7 +6,6 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-
 from experiments import datasets, networks, problems
 from experiments.augment import ShiftAndFlip
 

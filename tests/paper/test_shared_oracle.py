@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from experiments.networks import dense
 
 import dross
-from experiments.networks import dense
 
 CELLS = ["adult_logreg", "adult_dnn", "20news_logreg", "20news_dnn", "mnist_logreg", "mnist_dnn"]
 

@@ -15,7 +15,7 @@ from record.test_mixed_precision import float32_problem
 from record.user_loops import check_bitwise, query, relative
 from zoo import OPTIMIZERS
 
-WHOLE = dross.Checkpoints(every=1000)
+WHOLE = dross.tape.Checkpoints(every=1000)
 HUGE = 2.0**40  # a scale at which gradients overflow
 
 

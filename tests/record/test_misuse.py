@@ -143,12 +143,12 @@ def test_train_says_what_cannot_be_used(train, change, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: dross.Checkpoints("x"), "Checkpoints"),
-        (lambda: dross.LastEpochs(None), "LastEpochs"),
-        (lambda: dross.LastEpochs(1, "x"), "inside"),
-        (lambda: dross.Budget(None), "budget"),
-        (lambda: dross.Budget(10**7, "x"), "budget"),
-        (lambda: dross.indexed(5), "map-style"),
+        (lambda: dross.tape.Checkpoints("x"), "Checkpoints"),
+        (lambda: dross.tape.LastEpochs(None), "LastEpochs"),
+        (lambda: dross.tape.LastEpochs(1, "x"), "inside"),
+        (lambda: dross.tape.Budget(None), "budget"),
+        (lambda: dross.tape.Budget(10**7, "x"), "budget"),
+        (lambda: dross.data.indexed(5), "map-style"),
     ],
 )
 def test_what_describes_a_run_is_checked_when_it_is_made(make, says):

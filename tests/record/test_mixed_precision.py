@@ -62,7 +62,7 @@ def recorded(p, folder, *, around=None, **options):
     return recorder.run((p.X, p.Y)), model
 
 
-WHOLE = dross.Checkpoints(every=1000)
+WHOLE = dross.tape.Checkpoints(every=1000)
 
 
 CASTABLE = [name for name in MODELS if name != "queue"]  # it writes a half into a float itself

@@ -87,7 +87,7 @@ def recorded(folder, make, dtype, *, scaler=None, steps=24, keep=None, kernel=No
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast_is_replayed_bit_for_bit(tmp_path, name, dtype):
-    keep = dross.Checkpoints(every=1000)
+    keep = dross.tape.Checkpoints(every=1000)
     _, run = recorded(tmp_path / "t", MODELS[name], dtype, keep=keep)
     check_bitwise(run)
     assert np.isfinite(run.influence(dross.mean_loss(data(64))).values).all()
@@ -96,7 +96,7 @@ def test_autocast_is_replayed_bit_for_bit(tmp_path, name, dtype):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_scaler_that_skips_is_replayed_bit_for_bit(tmp_path, name):
     scaler = GradScaler("cuda", init_scale=2.0**40, growth_interval=4, backoff_factor=2.0**-13)
-    keep = dross.Checkpoints(every=1000)
+    keep = dross.tape.Checkpoints(every=1000)
     recorder, run = recorded(tmp_path / "t", MODELS[name], torch.float16, scaler=scaler, keep=keep)
     assert recorder.skipped >= 1
     assert len({step.scale for step in run.recording.segment(0).steps}) > 1

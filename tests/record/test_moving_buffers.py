@@ -120,7 +120,7 @@ def test_a_buffer_that_moves_later(record):
             return self.head(h - self.mean.clone())
 
     p = with_model(Seldom)
-    scores = record(p, keep=dross.Checkpoints(every=2)).influence(query(p)).values
+    scores = record(p, keep=dross.tape.Checkpoints(every=2)).influence(query(p)).values
     expected = [derivative(p, j) for j in p.used]
     np.testing.assert_allclose(-scores[p.used], expected, atol=1e-8 * np.abs(scores).max())
 

@@ -33,7 +33,7 @@ def narrow_problem(name, dtype, optimizer="sgd", **changes):
 @pytest.mark.parametrize("name", ["mlp", "cnn", "embedding", "batchnorm"])
 def test_runs_are_replayed_and_scored(tmp_path, name, dtype, optimizer):
     p = narrow_problem(name, dtype, optimizer)
-    run, _ = recorded(p, tmp_path / "t", keep=dross.EveryStep())  # no rounding adds up
+    run, _ = recorded(p, tmp_path / "t", keep=dross.tape.EveryStep())  # no rounding adds up
     scores = run.influence(query(p)).values
     wide = problem(name, optimizer, epochs=2)
     expected = recorded(wide, tmp_path / "wide")[0].influence(query(wide)).values

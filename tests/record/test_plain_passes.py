@@ -111,7 +111,7 @@ def attention_problem(*given, dtype=torch.float64):
 @pytest.mark.parametrize("kernel", [None, SDPBackend.FLASH_ATTENTION])
 def test_fused_attention_trains_and_the_math_kernel_differentiates(tmp_path, kernel):
     p = attention_problem(kernel)
-    recorder, model = recorded_loop(p, tmp_path / "t", keep=dross.Checkpoints(every=1000))
+    recorder, model = recorded_loop(p, tmp_path / "t", keep=dross.tape.Checkpoints(every=1000))
     for one, other in zip(model.parameters(), literal_run(p).parameters()):
         assert torch.equal(one, other)
     run = recorder.run((p.X, p.Y))
@@ -129,7 +129,7 @@ def test_fused_attention_trains_and_the_math_kernel_differentiates(tmp_path, ker
 def test_attention_under_autocast(tmp_path):
     p = attention_problem(None, dtype=torch.float32)
     model, optimizer = p.start()
-    options = {"autocast": torch.bfloat16, "keep": dross.Checkpoints(every=1000)}
+    options = {"autocast": torch.bfloat16, "keep": dross.tape.Checkpoints(every=1000)}
     recorder = dross.Recorder(model, p.loss, optimizer, path=tmp_path / "t", **options)
     for ids in p.batches:
         take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])

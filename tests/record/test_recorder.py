@@ -25,20 +25,28 @@ def test_every_optimizer_gives_the_scores_of_train(record, tmp_path, optimizer):
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model(record, tmp_path, model):
     p = problem(model, "adamw")
-    run = recorded_loop(p, tmp_path / "mine", keep=dross.Checkpoints(every=3))[0].run((p.X, p.Y))
+    run = recorded_loop(p, tmp_path / "mine", keep=dross.tape.Checkpoints(every=3))[0].run(
+        (p.X, p.Y)
+    )
     close(run.influence(query(p)).values, record(p).influence(query(p)).values)
 
 
 @pytest.mark.parametrize(
-    "keep", [dross.EveryStep(), dross.Checkpoints(), dross.LastEpochs(2), dross.Budget(14_000)]
+    "keep",
+    [
+        dross.tape.EveryStep(),
+        dross.tape.Checkpoints(),
+        dross.tape.LastEpochs(2),
+        dross.tape.Budget(14_000),
+    ],
 )
 def test_every_storage_policy(record, tmp_path, keep):
     p = problem("batchnorm", "nesterov", epochs=40)
     run = recorded_loop(p, tmp_path / "mine", keep=keep)[0].run((p.X, p.Y))
     expected = record(p).influence(query(p))
-    expected = expected.last_epochs(2) if isinstance(keep, dross.LastEpochs) else expected
+    expected = expected.last_epochs(2) if isinstance(keep, dross.tape.LastEpochs) else expected
     close(run.influence(query(p)).values, expected.values)
-    if isinstance(keep, dross.Budget):
+    if isinstance(keep, dross.tape.Budget):
         assert run.recording.tape.nbytes <= keep.bytes
         assert len(run.recording.tape.entries) < len(p.batches) / 16  # thinned out on the way
 
@@ -112,7 +120,7 @@ def test_a_loader_with_workers_and_a_scheduler_that_moves_the_betas(tmp_path):
     train_set = TensorDataset(p.X, p.Y)
     options = {"batch_size": 4, "shuffle": True, "num_workers": 2}
     options["generator"] = torch.Generator().manual_seed(3)
-    loader = DataLoader(dross.indexed(train_set), **options)
+    loader = DataLoader(dross.data.indexed(train_set), **options)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=12)
     given = (model, "cross_entropy", optimizer)
     with dross.Recorder(*given, path=tmp_path / "mine", data=train_set) as recorder:
@@ -153,7 +161,7 @@ def test_what_rehearsals_do_not_see_is_found_when_retraced(tmp_path):
     p = problem("mlp", "sgd")
     model, optimizer = p.start()
     recorder = dross.Recorder(
-        model, p.loss, optimizer, path=tmp_path / "mine", keep=dross.EveryStep()
+        model, p.loss, optimizer, path=tmp_path / "mine", keep=dross.tape.EveryStep()
     )
     for t, ids in enumerate(p.batches):
         with recorder.step(ids, p.X[ids], p.Y[ids]) as losses:

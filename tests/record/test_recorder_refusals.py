@@ -118,7 +118,7 @@ class TestRefusals:
         p = problem("mlp", "sgd")
         model, optimizer = p.start()
         recorder = dross.Recorder(
-            model, p.loss, optimizer, path=tmp_path / "other", keep=dross.LastEpochs(1)
+            model, p.loss, optimizer, path=tmp_path / "other", keep=dross.tape.LastEpochs(1)
         )
         ids = p.batches[0]
         with (

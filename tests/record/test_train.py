@@ -44,7 +44,7 @@ def test_an_optimizer_that_has_stepped_before(tmp_path):
 
 def test_batches_are_drawn_from_the_seed(trained):
     ids = lambda run: np.concatenate([step.ids for step in run.recording.tape.read(0).steps])
-    options = {"batches": None, "epochs": 2, "batch_size": 4, "keep": dross.EveryStep()}
+    options = {"batches": None, "epochs": 2, "batch_size": 4, "keep": dross.tape.EveryStep()}
     one, same, other = (ids(trained(**options, seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
@@ -80,7 +80,7 @@ def test_augmentation_is_replayed(trained):
     query = dross.mean_loss((p.X_val, p.Y_val))
     every, replayed = (
         trained(augment=augment, keep=keep).influence(query).values
-        for keep in (dross.EveryStep(), dross.Checkpoints(every=3))
+        for keep in (dross.tape.EveryStep(), dross.tape.Checkpoints(every=3))
     )
     np.testing.assert_array_equal(every, replayed)
     assert (every != trained().influence(query).values).any()
@@ -92,7 +92,7 @@ def test_empty_batches_are_steps(trained):
         model, _ = p.start()
         optimizer = OPTIMIZERS[name](model.parameters())
         batches = [[], *p.batches[:3], [], p.batches[4], []]
-        options = {"batches": batches, "keep": dross.Checkpoints(every=2)}
+        options = {"batches": batches, "keep": dross.tape.Checkpoints(every=2)}
         run = trained(model=model, optimizer=optimizer, **options)
         assert run.steps == 7
         query = dross.mean_loss((p.X_val, p.Y_val))

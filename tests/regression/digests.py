@@ -34,10 +34,10 @@ from quick_cleaning import quick_cleaning
 
 LIST = Path(__file__).with_name("digests.json")
 KEEP = {
-    "every": dross.EveryStep(),
-    "checkpoints": dross.Checkpoints(every=5),
-    "last": dross.LastEpochs(2),
-    "budget": dross.Budget(60_000, in_memory=4_000),
+    "every": dross.tape.EveryStep(),
+    "checkpoints": dross.tape.Checkpoints(every=5),
+    "last": dross.tape.LastEpochs(2),
+    "budget": dross.tape.Budget(60_000, in_memory=4_000),
 }
 Case = Callable[[Path], dict[str, np.ndarray]]
 
@@ -116,7 +116,7 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
         train_set = (torch.randn(64, 1, 14, 14), torch.randint(0, 10, (64,)))
         data = (torch.randn(24, 1, 14, 14), torch.randint(0, 10, (24,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        options = {"epochs": 3, "batch_size": 16, "keep": dross.Checkpoints(every=4)}
+        options = {"epochs": 3, "batch_size": 16, "keep": dross.tape.Checkpoints(every=4)}
         options |= {"path": folder / "tape", "progress": False}
         run = dross.train(model, train_set, "cross_entropy", optimizer, **options)
         query = dross.mean_loss(data) if queries == 1 else dross.losses(data)

@@ -17,7 +17,7 @@ from zoo import problem
 def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):
     p = problem("mlp", "momentum", epochs=6)
     query = dross.mean_loss((p.X_val, p.Y_val))
-    run = record(p, keep=dross.Checkpoints(every=20))
+    run = record(p, keep=dross.tape.Checkpoints(every=20))
     whole, row = run.influence(query).values, SegmentReplay.replay_steps
 
     def limited(self, steps, *rest):
@@ -42,7 +42,7 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
     np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)[:] = X
     mapped = np.memmap(tmp_path / "x", dtype, "r", shape=X.shape)
     scores = []
-    small = dross.Budget(200_000, in_memory=1000)
+    small = dross.tape.Budget(200_000, in_memory=1000)
     cases = [((mapped.copy(), Y), None), ((mapped, Y), small)]
     for k, (data, keep) in enumerate(cases):
         torch.manual_seed(0)
@@ -63,7 +63,7 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
 @pytest.mark.parametrize("memory, ahead", [(None, True), (1 << 20, False)])
 def test_segments_are_read_ahead_unless_memory_is_bounded(record, monkeypatch, memory, ahead):
     p = problem("mlp", "sgd", epochs=10)
-    run, read, by_others = record(p, keep=dross.Checkpoints(every=5)), Tape.read, []
+    run, read, by_others = record(p, keep=dross.tape.Checkpoints(every=5)), Tape.read, []
     run.recording.tape.manifest["memory"] = memory  # as a budget would have it
 
     def watched(self, index):

@@ -1,4 +1,4 @@
-"""What `import dross` sets in the environment, and when it sets nothing."""
+"""What the command line sets in its process, and that `import dross` sets nothing."""
 
 import json
 import os
@@ -9,8 +9,11 @@ import sys
 import pytest
 
 NAMES = ("GOMP_SPINCOUNT", "TORCH_CUDNN_USE_HEURISTIC_MODE_B")
+IMPORT = (
+    f"import json, os, dross; dross.train; print(json.dumps([os.environ.get(n) for n in {NAMES}]))"
+)
 # Prints the variables at the moment when torch is first looked for.
-SCRIPT = f"""
+COMMAND = f"""
 import json, os, sys
 
 class WhenTorchIsImported:
@@ -20,15 +23,15 @@ class WhenTorchIsImported:
             os._exit(sys.stdout.flush() or 0)
 
 sys.meta_path.insert(0, WhenTorchIsImported())
-import dross
-dross.train  # a public name imports torch
+sys.argv = ["dross", "info", "nowhere"]
+from dross.cli import main
+main()
 """
 
 
 def run_in_new_process(code, **given):
     """What it prints, with `given` and nothing else of what matters here in its environment."""
-    unset = (*NAMES, "DROSS_SET_ENVIRONMENT", "MALLOC_")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(unset)}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith((*NAMES, "MALLOC_"))}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=inherited | given,
@@ -39,30 +42,21 @@ def run_in_new_process(code, **given):
     return json.loads(done.stdout)
 
 
+def test_importing_dross_sets_nothing():
+    assert run_in_new_process(IMPORT) == [None, None]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ({}, ["10000", "1"]),
-        ({"DROSS_SET_ENVIRONMENT": "1"}, ["10000", "1"]),
-        ({"GOMP_SPINCOUNT": "7"}, ["7", "1"]),
-        ({"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "0"}, ["10000", "0"]),
-        ({"DROSS_SET_ENVIRONMENT": "0"}, [None, None]),
-        ({"DROSS_SET_ENVIRONMENT": "0", "GOMP_SPINCOUNT": "7"}, ["7", None]),
-    ],
+    [({}, ["10000", "1"]), ({"GOMP_SPINCOUNT": "7"}, ["7", "1"])],
 )
-def test_variables_are_set_before_torch_unless_the_user_says_otherwise(given, expected):
-    assert run_in_new_process(SCRIPT, **given) == expected
-
-
-def test_the_values_remain_set_after_the_import():
-    code = f"import json, os, dross; print(json.dumps([os.environ.get(n) for n in {NAMES}]))"
-    assert run_in_new_process(code) == ["10000", "1"]
+def test_commands_set_variables_before_torch_unless_the_user_has_set_them(given, expected):
+    assert run_in_new_process(COMMAND, **given) == expected
 
 
 # Prints the page faults of a block of 8 MiB that is written and freed again, 50 times.
 FAULTS = """
 import ctypes, os, resource
-os.environ.pop("GOMP_SPINCOUNT", None)
 from dross._environment import prepare_environment
 prepare_environment()
 libc = ctypes.CDLL(None)
@@ -83,9 +77,6 @@ print(count() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc returns freed memory at once")
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [({}, True), ({"DROSS_SET_ENVIRONMENT": "0"}, False), ({"MALLOC_ARENA_MAX": "1"}, False)],
-)
-def test_freed_memory_is_kept_for_the_next_pass_unless_the_user_says_otherwise(given, kept):
+@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "1"}, False)])
+def test_freed_memory_is_kept_for_the_next_pass_unless_the_user_has_set_it(given, kept):
     assert (run_in_new_process(FAULTS, **given) < 1000) == kept

@@ -15,7 +15,7 @@ from tape.helpers import train
 from zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
-KEEP = dross.Checkpoints(every=2)
+KEEP = dross.tape.Checkpoints(every=2)
 
 
 def is_segment(path) -> bool:

@@ -45,7 +45,12 @@ def final(run):
 
 @pytest.mark.parametrize(
     "keep",
-    [dross.EveryStep(), dross.Checkpoints(every=4), dross.LastEpochs(2), dross.Budget(60_000)],
+    [
+        dross.tape.EveryStep(),
+        dross.tape.Checkpoints(every=4),
+        dross.tape.LastEpochs(2),
+        dross.tape.Budget(60_000),
+    ],
 )
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, keep):
     p = problem("dropout", "adam", epochs=4)
@@ -102,7 +107,7 @@ SCRIPT = textwrap.dedent(
     print("ready", flush=True)
     run = dross.train(
         model, (X, Y), "cross_entropy", optimizer, path=sys.argv[1], epochs=40, batch_size=10,
-        progress=False, resume="resume" in sys.argv, keep=dross.Checkpoints(every=7),
+        progress=False, resume="resume" in sys.argv, keep=dross.tape.Checkpoints(every=7),
     )
     print(run.recording.state_at(run.steps).theta.numpy().tobytes().hex())
     """
@@ -160,7 +165,7 @@ def test_kill_at_any_moment(tmp_path):
 def test_an_interrupt_while_the_tape_is_written(tmp_path, monkeypatch, seconds, nth, after):
     """Ctrl-C just before or after a file appears: the tape opens, replays and continues."""
     p = problem("batchnorm", "adam", epochs=2)
-    query, keep = dross.mean_loss((p.X_val, p.Y_val)), dross.Checkpoints(every=2)
+    query, keep = dross.mean_loss((p.X_val, p.Y_val)), dross.tape.Checkpoints(every=2)
     expected = train(p, tmp_path / "whole", keep=keep).influence(query).values
     rename, calls = os.replace, iter(range(1000))
     # after every segment, or only at the end
@@ -216,7 +221,7 @@ def test_keyboard_interrupt_leaves_a_usable_tape(tmp_path):
 
 
 def test_a_full_disk_loses_nothing_that_was_there(tmp_path, monkeypatch):
-    p, keep = problem("mlp", "sgd", epochs=4), dross.Checkpoints(every=2)
+    p, keep = problem("mlp", "sgd", epochs=4), dross.tape.Checkpoints(every=2)
     replace, calls = os.replace, iter(range(1000))
 
     def full(source, target):

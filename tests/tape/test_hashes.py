@@ -22,7 +22,7 @@ X = torch.randn(COUNT, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(COUNT) % 3
 CHANGED = [101, 1203, 2404, 3605, 4806]  # none of the 64 that a sample looks at
 QUERY = dross.mean_loss((X[:50], Y[:50]))
-LITTLE_MEMORY = {"keep": dross.Budget(64 << 20, in_memory=10_000)}  # the data do not fit in it
+LITTLE_MEMORY = {"keep": dross.tape.Budget(64 << 20, in_memory=10_000)}  # the data do not fit in it
 
 
 class MapStyle(torch.utils.data.Dataset):
@@ -109,7 +109,7 @@ def test_what_is_changed_under_a_live_run_is_named(tmp_path):
     assert len(run.influence(QUERY)) == COUNT
 
 
-@pytest.mark.parametrize("keep", [None, dross.Checkpoints(every=20), LITTLE_MEMORY["keep"]])
+@pytest.mark.parametrize("keep", [None, dross.tape.Checkpoints(every=20), LITTLE_MEMORY["keep"]])
 def test_five_changed_labels_are_named_where_the_recorder_knew_no_data_set(tmp_path, keep):
     own_loop(tmp_path / "t", keep=keep).close()
     everything = "Instances 101, 1203, 2404, 3605, 4806 have other inputs or labels"
@@ -202,7 +202,7 @@ def test_a_manifest_that_contradicts_the_hashes_is_damage(tmp_path, key, value, 
 
 @pytest.mark.usefixtures("commit_every_segment")
 def test_a_complete_tape_has_one_file_of_hashes_and_no_others_lie_about(tmp_path):
-    tape = train(tmp_path / "t", keep=dross.Budget(1 << 20, in_memory=10_000)).recording.tape
+    tape = train(tmp_path / "t", keep=dross.tape.Budget(1 << 20, in_memory=10_000)).recording.tape
     names = {file.name for file in (tmp_path / "t").glob("hashes-*")}
     assert names == {entry["file"] for entry in tape.manifest["hashes"]} and len(names) == 1
     assert sorted(tape.hashes()[0]) == list(range(COUNT))
@@ -218,7 +218,7 @@ def tape_files(folder):
 @pytest.mark.usefixtures("commit_every_segment")
 @pytest.mark.parametrize("stop", [1, 70, 130])
 def test_an_interrupted_loop_keeps_what_it_has_noted(tmp_path, stop):
-    keep = dross.Checkpoints(every=10)
+    keep = dross.tape.Checkpoints(every=10)
     own_loop(tmp_path / "t", stop=stop, keep=keep)._save_what_there_is()
     tape = Tape(tmp_path / "t")
     assert tape.steps == stop and set(tape.hashes()[0].tolist()) == ids_of_steps(tape)
@@ -232,7 +232,7 @@ def test_an_interrupted_loop_keeps_what_it_has_noted(tmp_path, stop):
 
 
 def test_where_old_epochs_are_forgotten_so_is_what_they_looked_like(tmp_path):
-    keep = dross.LastEpochs(1)
+    keep = dross.tape.LastEpochs(1)
     recorder = own_loop(tmp_path / "t", stop=100, keep=keep, y=changed_labels())
     recorder._save_what_there_is()
     own_loop(tmp_path / "t", keep=keep, resume=True).close()
@@ -252,7 +252,7 @@ SCRIPT = textwrap.dedent(
 
 def slow():
     """Many small segments, which are committed one by one."""
-    return dross.Budget(64 << 20, in_memory=10_000, spacing=2)
+    return dross.tape.Budget(64 << 20, in_memory=10_000, spacing=2)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")

@@ -24,7 +24,7 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("manifest") / "t"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dross.tape.writer.seconds_between_commits", lambda took: 0.0)
-        train(p, folder, keep=dross.Checkpoints(every=3), epochs=3)
+        train(p, folder, keep=dross.tape.Checkpoints(every=3), epochs=3)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert len(manifest["segments"]) > 3
     return p, folder, manifest
@@ -198,7 +198,7 @@ def test_a_segment_that_is_another_one_is_refused_where_nothing_else_tells(recor
     """The files of two entries, with their digests, changed places on a tape without a digest."""
     p, _, _ = recorded
     folder = tmp_path / "t"
-    train(p, folder, epochs=3, keep=dross.Checkpoints(every=3))
+    train(p, folder, epochs=3, keep=dross.tape.Checkpoints(every=3))
     manifest = json.loads((folder / "manifest.json").read_text())
     one, other = manifest["segments"][0], manifest["segments"][-1]
     for key in ("file", "bytes", "sha256"):

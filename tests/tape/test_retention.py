@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("commit_every_segment")
 def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch, optimizer):
     p = problem("batchnorm", optimizer, epochs=5)
     query = dross.mean_loss((p.X_val, p.Y_val))
-    run = record(p, keep=dross.Checkpoints(every=100))
+    run = record(p, keep=dross.tape.Checkpoints(every=100))
     whole = run.influence(query)
     monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1)
     for options in ({}, {"epochs": 2}, {"at": 13}):
@@ -33,9 +33,9 @@ def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch
 def test_a_budget_holds_in_memory(record, monkeypatch, in_states):
     p = problem("mlp", "momentum", epochs=40)
     query = dross.mean_loss((p.X_val, p.Y_val))
-    expected = record(p, keep=dross.EveryStep()).influence(query).values
+    expected = record(p, keep=dross.tape.EveryStep()).influence(query).values
     size = record(p).recording.state_at(0).nbytes
-    keep = dross.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
+    keep = dross.tape.Budget(12_000 + 3 * (size + 4096), in_memory=in_states * size)
     run = record(p, keep=keep)
     assert len(run.recording.tape.entries) < run.steps / 30  # long segments
     made, most, row = [], 0, SegmentReplay.replay_steps
@@ -58,8 +58,8 @@ def test_last_epochs_keeps_exactly_those(record):
     p = problem("mlp", "momentum", epochs=4)
     query = dross.mean_loss((p.X_val, p.Y_val))
     whole = record(p).influence(query)
-    for inside in (dross.EveryStep(), dross.Checkpoints(every=3)):
-        run = record(p, keep=dross.LastEpochs(2, inside))
+    for inside in (dross.tape.EveryStep(), dross.tape.Checkpoints(every=3)):
+        run = record(p, keep=dross.tape.LastEpochs(2, inside))
         assert run.recording.tape.first == len(p.batches) // 2
         scores = run.influence(query)
         np.testing.assert_array_equal(scores.by_epoch, whole.by_epoch[2:])
@@ -74,22 +74,22 @@ def test_budgets_are_kept(record, tmp_path):
     p = problem("mlp", "adam", epochs=20)
     state = record(p).recording.state_at(0).nbytes
     for budget in (20_000, 60_000, 400_000):
-        run = record(p, keep=dross.Budget(budget))
+        run = record(p, keep=dross.tape.Budget(budget))
         assert run.recording.tape.nbytes <= budget
     with pytest.raises(InvalidInput, match="give at least"):
-        record(p, keep=dross.Budget(state))
+        record(p, keep=dross.tape.Budget(state))
 
 
 @pytest.mark.parametrize(
     "bad, told",
     [
-        (lambda: dross.Checkpoints(every=0), "at least 1 step, not 0"),
-        (lambda: dross.LastEpochs(0), "at least 1 epoch, not 0"),
-        (lambda: dross.Budget(0), "positive number of bytes, not 0"),
-        (lambda: dross.Budget(100, in_memory=-3), "positive number of bytes, not -3"),
-        (lambda: dross.Budget("1 GB"), "A budget is a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
-        (lambda: dross.Budget(100, spacing=0), r"spacing=...\) needs at least 1 step, not 0"),
-        (lambda: dross.Budget(100, spacing="all"), r"spacing=...\) must be a whole number"),  # type: ignore[arg-type]
+        (lambda: dross.tape.Checkpoints(every=0), "at least 1 step, not 0"),
+        (lambda: dross.tape.LastEpochs(0), "at least 1 epoch, not 0"),
+        (lambda: dross.tape.Budget(0), "positive number of bytes, not 0"),
+        (lambda: dross.tape.Budget(100, in_memory=-3), "positive number of bytes, not -3"),
+        (lambda: dross.tape.Budget("1 GB"), "A budget is a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
+        (lambda: dross.tape.Budget(100, spacing=0), r"spacing=...\) needs at least 1 step, not 0"),
+        (lambda: dross.tape.Budget(100, spacing="all"), r"spacing=...\) must be a whole number"),  # type: ignore[arg-type]
     ],
 )
 def test_policies_refuse_nonsense(bad, told):

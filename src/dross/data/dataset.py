@@ -365,7 +365,7 @@ def _as_tensor(t: np.ndarray | Tensor) -> Tensor:
         ) from None
 
 
-class indexed(Dataset):  # lower case, as it is used like a function: dross.indexed(train_set)
+class indexed(Dataset):  # lower case, as it is used like a function: dross.data.indexed(train_set)
     """The same data set with each instance's id in front: (id, x, y).
 
     Ids travel inside the batch because a sampler runs ahead of the training loop when a DataLoader
@@ -375,7 +375,7 @@ class indexed(Dataset):  # lower case, as it is used like a function: dross.inde
         dataset: a map-style data set of (x, y), or a pair of tensors or arrays (X, Y).
 
     Example:
-        for ids, x, y in DataLoader(dross.indexed(train_set), batch_size=64, shuffle=True):
+        for ids, x, y in DataLoader(dross.data.indexed(train_set), batch_size=64, shuffle=True):
             with recorder.step(ids, x, y) as losses:
                 ...
     """
@@ -591,7 +591,7 @@ class KeyedPairs:
                     f"The iterable data set holds more than {most_bytes:,} bytes (after "
                     f"{len(found)} instances), and a retrace needs each of them again by its id. "
                     "Pass a map-style data set, which reads them one by one; or allow more: "
-                    "keep=dross.Budget(bytes, in_memory=bytes)."
+                    "keep=dross.tape.Budget(bytes, in_memory=bytes)."
                 )
         if not found:
             raise InvalidInput("The data set is empty.")

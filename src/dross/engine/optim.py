@@ -30,7 +30,7 @@ from .update_rules import (
 )
 
 SUPPORTED = ("SGD", "Adam", "AdamW", *TORCH_STEPPED, *OF_TORCH)
-_AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optimizers.register)"
+_AND_OTHERS = "Lion, transformers' Adafactor, and your own (see dross.optim.register)"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which formula an optimizer follows, and `dross.optimizers.register` for one of your own."""
+"""Which formula an optimizer follows, and `dross.optim.register` for one of your own."""
 
 import math
 from collections import OrderedDict, defaultdict
@@ -596,7 +596,7 @@ def register(
             m = numbers["decay"] * slots["m"] + g
             return theta - numbers["lr"] * torch.tanh(m), {"m": m}
 
-        dross.optimizers.register(TanhSGD, ["m"], update)
+        dross.optim.register(TanhSGD, ["m"], update)
 
     The derivative comes from autograd through `update`. On random numbers, `update` is compared at
     once with the optimizer's own step, and its derivative with finite differences.
@@ -679,7 +679,7 @@ def find_formula(optimizer: torch.optim.Optimizer) -> Formula | None:
             raise NotSupported(
                 f"The optimizer {name} of {kind.__module__} is not the {name} that dross knows, or "
                 f"has options that dross does not know. {error} Register its rule with "
-                "dross.optimizers.register(...)."
+                "dross.optim.register(...)."
             ) from error
         _CHECKED.add(key)
     return formula
@@ -693,7 +693,7 @@ def formula_named(name: str) -> Formula:
             return formula
     raise NotSupported(
         f"The tape was recorded with {name}, whose rule is not known here. Call "
-        "dross.optimizers.register(...) before opening it, as when it was recorded."
+        "dross.optim.register(...) before opening it, as when it was recorded."
     )
 
 

@@ -51,7 +51,7 @@ class Recorder(ClipMethods):
 
         recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
         for epoch in range(20):
-            for ids, x, y in loader:                     # DataLoader(dross.indexed(train_set), ...)
+            for ids, x, y in loader:                     # DataLoader(dross.data.indexed(train_set), ...)
                 with recorder.step(ids, x, y, epoch=epoch) as losses:
                     losses.mean().backward(); optimizer.step(); optimizer.zero_grad()
         run = recorder.run(train_set)
@@ -116,7 +116,7 @@ class Recorder(ClipMethods):
             path: the folder that the run is recorded in.
             penalty, augment, keep, seed, overwrite: as for `dross.train`.
             data: the training set. If given, the first batch is compared with it. A
-                `dross.Collated` is a data set whose batches are put together by a collator.
+                `dross.data.Collated` is a data set whose batches are put together by a collator.
             resume: True continues what an interrupted loop left in `path`: model and optimizer are
                 restored to where it stopped, and `steps` says how many of the loop's steps to skip.
                 Naming that folder means the same.
