@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tests.zoo import MODELS, OPTIMIZERS, problem
 
 import dross
-from zoo import MODELS, OPTIMIZERS, problem
 
 TOLERANCE = 1e-7  # 20-odd steps of float64 with sums in another order, through Adam's 1/eps
 

@@ -20,9 +20,10 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # projects as dross clean leaves them, of any size
 
+from tests.review.conftest import CHROMIUM, CHROMIUM_OPTIONS  # noqa: E402
+from tests.review.review_project import make_project  # noqa: E402
+
 from dross.review.server import serve_in_thread  # noqa: E402
-from review.conftest import CHROMIUM, CHROMIUM_OPTIONS  # noqa: E402
-from review.review_project import make_project  # noqa: E402
 
 FRAME = 1000 / 60  # ms
 SPEEDS = {"reading": 4, "wheel": 40, "flinging": 400}  # pixels per frame

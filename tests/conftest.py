@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dross
-from oracles import Problem, orthogonalize
-from zoo import HAS_MUON
+from tests.oracles import Problem, orthogonalize
+from tests.zoo import HAS_MUON
 
 
 def pytest_collection_modifyitems(items):

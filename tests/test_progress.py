@@ -11,12 +11,12 @@ import termios
 import pytest
 
 import dross
-import zoo
-from cleaning.made_inputs import QUICK
 from dross._progress import hide_progress, overall_progress, progress_bar
 from dross.distributed.jobs import sweep
 from dross.errors import DrossWarning, InvalidInput
-from integrations.test_sklearn import made
+from tests import zoo
+from tests.cleaning.made_inputs import QUICK
+from tests.integrations.test_sklearn import made
 
 SCRIPT = """
 import time

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from oracles import Problem
+from tests.oracles import Problem
 
 F64 = torch.float64
 

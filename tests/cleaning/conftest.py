@@ -8,11 +8,11 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import dross
-from cleaning.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
-from cleaning.made_labels import QUICK as QUICK_LABELS
-from cleaning.made_labels import make_part
 from dross._figures import encode_png
-from quick_cleaning import quick_cleaning
+from tests.cleaning.made_inputs import QUICK, copy_project, other_parts, small_table, write_parts
+from tests.cleaning.made_labels import QUICK as QUICK_LABELS
+from tests.cleaning.made_labels import make_part
+from tests.quick_cleaning import quick_cleaning
 
 _THOROUGH = ("test_label_noise", "test_plans")  # they are about what is made quick here
 

@@ -7,12 +7,12 @@ import pandas
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, small_table
 from dross._figures import encode_png
 from dross.cleaning.findings import describe_recommendation
 from dross.cleaning.plans import KnownPlan, find_vanished
 from dross.cleaning.project import Project
 from dross.cli.app import main
+from tests.cleaning.made_inputs import QUICK, small_table
 
 FEW = QUICK | {"runs": 1, "epochs": 4, "verified": 2, "model": "linear"}
 

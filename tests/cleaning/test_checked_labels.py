@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import dross
-from cleaning.made_inputs import interrupted
-from cleaning.made_labels import QUICK, make_part
 from dross.cleaning import examine
 from dross.cleaning.checked_labels import CheckedLabels, make_rows, project_rows, read_used
 from dross.cleaning.duplicates import no_copies
@@ -21,6 +19,8 @@ from dross.cleaning.project import Project
 from dross.cleaning.project_files import write_sealed
 from dross.cleaning.reopen import reopen_data
 from dross.errors import CorruptFile, InputChanged, InvalidInput
+from tests.cleaning.made_inputs import interrupted
+from tests.cleaning.made_labels import QUICK, make_part
 
 # --- labels of a validation file ---
 

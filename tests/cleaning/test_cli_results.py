@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_inputs import other_parts
 from dross import cli
+from tests.cleaning.made_inputs import other_parts
 
 
 def invoke(*arguments):

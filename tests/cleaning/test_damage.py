@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, interrupted, other_parts, set_in_json
-from cleaning.test_untouched import contents
 from dross.cleaning import pipeline as pipeline
 from dross.cleaning import write_project
 from dross.cleaning.project import DIGESTED, Project
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
-from support.test_atomic_files import leave_temporary_files
+from tests.cleaning.made_inputs import QUICK, interrupted, other_parts, set_in_json
+from tests.cleaning.test_untouched import contents
+from tests.support.test_atomic_files import leave_temporary_files
 
 LITTLE = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
 

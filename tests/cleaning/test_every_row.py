@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_labels import CLASSES, QUICK, make_part
 from dross import cli
 from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.job import Job, Options
 from dross.cleaning.project import Project
 from dross.cleaning.reopen import reopen_data
+from tests.cleaning.made_labels import CLASSES, QUICK, make_part
 
 WRONG = 0.15
 TWICE = 20  # rows of the file that it has twice

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
 from dross import cli
 from dross.cleaning import examine
 from dross.cleaning.export import _place_pictures
 from dross.cleaning.tables import RowEdits, copy_table
 from dross.demo import load_flipped_digits, write_pictures
 from dross.errors import InputChanged, InvalidInput
+from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
 
 
 def test_pictures_in_folders(tmp_path, monkeypatch):

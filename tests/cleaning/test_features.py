@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import dross
-from cleaning.made_inputs import QUICK, small_table
 from dross._figures import encode_png
 from dross.cleaning import features as backbones
 from dross.cleaning import features as kept
@@ -26,6 +25,7 @@ from dross.cleaning.reopen import reopen_inputs
 from dross.cleaning.scoring import RunPart, record_run
 from dross.cleaning.training import Recipe
 from dross.errors import CorruptFile, InputChanged, InvalidInput
+from tests.cleaning.made_inputs import QUICK, small_table
 
 FEW = QUICK | {"runs": 1, "epochs": 3, "verified": 2}
 PATIENT = FEW | {"epochs": 12}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dross
-from cleaning.made_inputs import QUICK, flipped, set_in_json
 from dross.errors import CorruptFile, InputChanged, InvalidInput
+from tests.cleaning.made_inputs import QUICK, flipped, set_in_json
 
 SMALL = QUICK | {"runs": 1, "epochs": 4, "verified": 2, "model": "linear"}
 

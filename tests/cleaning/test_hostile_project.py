@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_inputs import set_in_json, small_table
 from dross import cli
 from dross.cleaning import export as export_module
 from dross.cleaning.project import Project
 from dross.cleaning.user_code import find_source, show_source, source_digest
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
+from tests.cleaning.made_inputs import set_in_json, small_table
 
 EVIL = """import pathlib
 pathlib.Path("was-run").write_text("!")

@@ -14,7 +14,7 @@ from dross.cleaning import images
 from dross.cleaning.images import ImageEncoder
 from dross.cleaning.inputs import Request, prepare
 from dross.errors import InvalidInput
-from fuzz.mutate import damage
+from tests.fuzz.mutate import damage
 
 
 def write_set(folder, make, suffix=".png", count=30, classes=("cat", "dog")):

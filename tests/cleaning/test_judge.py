@@ -9,9 +9,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from cleaning.made_judgements import flip, judge_arrays, know_noise, overlapping
 from dross.cleaning import judge, plans
 from dross.errors import InvalidInput
+from tests.cleaning.made_judgements import flip, judge_arrays, know_noise, overlapping
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dross
-from cleaning.made_judgements import flip
 from dross.cleaning import judge, plans
 from dross.cleaning.edits import choose_edits
 from dross.cleaning.estimators import find_model
@@ -22,6 +21,7 @@ from dross.cleaning.project import Project
 from dross.cleaning.project_files import read_json, write_sealed
 from dross.cleaning.report import write_report
 from dross.errors import InvalidInput
+from tests.cleaning.made_judgements import flip
 
 QUICK = {"runs": 1, "epochs": 8, "rate": 0.05, "model": "linear", "progress": False}
 FEW = {"seeds": 3, "quick": True, "progress": False}

@@ -7,22 +7,22 @@ import pandas
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, interrupted, set_in_json, small_table
 from dross.cleaning import examine
 from dross.cleaning.project import Project
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
+from tests.cleaning.made_inputs import QUICK, interrupted, set_in_json, small_table
 
 
 def test_data_and_a_model_of_ones_own(tmp_path):
     project = dross.clean(
-        "cleaning.made_inputs:made_data",
-        make="cleaning.made_inputs:made_model",
+        "tests.cleaning.made_inputs:made_data",
+        make="tests.cleaning.made_inputs:made_model",
         out=tmp_path / "run",
         **QUICK,
     )
     assert project.about["kind"] == "custom" and project.classes == ["no", "yes"]
     assert len(project.instances) == 120
-    code = ["cleaning.made_inputs:made_data", "cleanse.made_inputs:made_model"]
+    code = ["tests.cleaning.made_inputs:made_data", "tests.cleaning.made_inputs:made_model"]
     judge = lambda: dross.judge(
         tmp_path / "run", remove=5, seeds=2, progress=False, trust_code=code
     )
@@ -38,8 +38,8 @@ def test_data_and_a_model_of_ones_own(tmp_path):
     ("data", "message"),
     [
         ("nowhere:data", "no module"),
-        ("cleaning.made_inputs:nothing", "no function"),
-        ("cleaning.made_inputs:made_model", "must return a dict"),
+        ("tests.cleaning.made_inputs:nothing", "no function"),
+        ("tests.cleaning.made_inputs:made_model", "must return a dict"),
     ],
 )
 def test_a_function_that_does_not_give_data_is_refused(tmp_path, data, message):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.findings import list_findings, warn_of_disagreement
 from dross.cleaning.project import Project
 from dross.errors import CorruptFile, InputChanged
+from tests.cleaning.made_inputs import QUICK, small_table
 
 
 def test_the_project_shows_itself(cancer):

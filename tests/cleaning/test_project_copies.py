@@ -9,12 +9,12 @@ from sklearn.datasets import load_breast_cancer
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_inputs import QUICK, edit_json, other_parts
 from dross._figures import encode_png
 from dross.cleaning.duplicates import FILE
 from dross.cleaning.findings import list_findings
 from dross.cli import app
 from dross.errors import CorruptFile
+from tests.cleaning.made_inputs import QUICK, edit_json, other_parts
 
 FAST = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "linear"}
 

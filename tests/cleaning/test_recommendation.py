@@ -8,8 +8,6 @@ import pandas
 import pytest
 
 import dross
-from cleaning.made_inputs import set_in_json
-from cleaning.made_labels import QUICK
 from dross.cleaning import examine
 from dross.cleaning.findings import describe_recommendation, list_findings
 from dross.cleaning.plans import (
@@ -27,6 +25,8 @@ from dross.cleaning.plans import (
 )
 from dross.cleaning.project import Project
 from dross.errors import CorruptFile, DrossError
+from tests.cleaning.made_inputs import set_in_json
+from tests.cleaning.made_labels import QUICK
 
 FEW = QUICK | {"runs": 1}
 FIGURE = Figure(before=0.13, after=0.125, change=-0.005, interval=(-0.008, -0.002))

@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.images import MARKER
 from dross.cleaning.project import Project
 from dross.errors import DrossError, InvalidInput
+from tests.cleaning.made_inputs import QUICK, small_table
 
 
 def contents(folder):

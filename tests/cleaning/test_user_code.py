@@ -6,7 +6,7 @@ import pytest
 from dross.cleaning.user_code import prepare_from_python
 from dross.errors import InvalidInput
 
-HERE = "cleaning.test_user_code"
+HERE = "tests.cleaning.test_user_code"
 
 
 def parts(targets: np.ndarray) -> dict:

@@ -16,7 +16,7 @@ from dross import cli
 from dross.cli.output import PlainConsole
 from dross.errors import DrossError
 from dross.influence.scores import Scores
-from quick_cleaning import quick_cleaning
+from tests.quick_cleaning import quick_cleaning
 
 
 @pytest.fixture(autouse=True)

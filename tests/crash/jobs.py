@@ -20,12 +20,12 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import dross
 from dross.cleaning.project_files import read_json
 from dross.errors import DrossError
-from quick_cleaning import quick_cleaning
+from tests.quick_cleaning import quick_cleaning
 
 FOUND = (
     "scores.csv",

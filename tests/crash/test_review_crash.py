@@ -16,7 +16,7 @@ import time
 import httpx
 
 from dross.cleaning.decisions import Decisions
-from review.review_project import make_project
+from tests.review.review_project import make_project
 
 MOMENTS = int(os.environ.get("DROSS_CRASH_MOMENTS", 3))
 INSTANCES = 400

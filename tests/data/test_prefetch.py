@@ -9,7 +9,7 @@ import torch
 import dross
 from dross.data.batch import Prefetcher
 from dross.data.dataset import Instances
-from zoo import problem
+from tests.zoo import problem
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import dross
 from dross.data.dataset import Instances
 from dross.errors import InputChanged, InvalidInput
-from zoo import problem
+from tests.zoo import problem
 
 CPU, F64 = torch.device("cpu"), torch.float64
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 # torch is imported once, and no thread of pytest is forked
 _CONTEXT = multiprocessing.get_context("forkserver")
 # DDP would import the latter in each process anew
-_CONTEXT.set_forkserver_preload(["parallel.rank_jobs", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tests.distributed.rank_jobs", "torch._dynamo"])
 
 
 def free_port() -> int:

@@ -16,15 +16,15 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import dross
-from distributed.launch import die
 from dross.distributed import ddp
 from dross.engine.executor import Executor
 from dross.errors import DrossError
 from dross.influence import retrace
 from dross.replay import segments
 from dross.tape.reader import Tape
-from oracles import Problem
-from zoo import F64, problem
+from tests.distributed.launch import die
+from tests.oracles import Problem
+from tests.zoo import F64, problem
 
 
 class Centred(nn.Module):

@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dross
-from distributed.launch import die
-from distributed.rank_jobs import groups
 from dross.distributed.gather import (
     count_gathered,
     prepare_shards,
@@ -27,8 +25,10 @@ from dross.distributed.shards import ShardReducer
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import DrossError
-from oracles import Problem
-from zoo import F64, problem
+from tests.distributed.launch import die
+from tests.distributed.rank_jobs import groups
+from tests.oracles import Problem
+from tests.zoo import F64, problem
 
 
 class TiedWords(nn.Module):

@@ -11,9 +11,9 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 import dross
-from distributed import test_job_pool
-from distributed.test_job_pool import Doubling, run_sweep
 from dross.distributed.jobs import ResultStore
+from tests.distributed import test_job_pool
+from tests.distributed.test_job_pool import Doubling, run_sweep
 
 # The clusters warn about sockets and processes that they leave to the end.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,7 @@ import dross
 from dross.distributed import jobs
 from dross.distributed.jobs import ResultStore
 from dross.errors import DrossError, InputChanged, InvalidInput
-from zoo import problem
+from tests.zoo import problem
 
 
 def query(p):

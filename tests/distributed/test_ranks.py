@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import dross
-from distributed import rank_jobs
-from distributed.launch import free_port, launched
 from dross.distributed.ranks import instances_are_independent
 from dross.errors import DrossError, InvalidInput
-from zoo import problem
+from tests.distributed import rank_jobs
+from tests.distributed.launch import free_port, launched
+from tests.zoo import problem
 
 KEEPS = {
     "mlp adam clipped": dross.tape.Checkpoints(every=3),

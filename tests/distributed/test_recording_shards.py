@@ -5,14 +5,14 @@ import json
 import pytest
 
 import dross
-from distributed import shard_jobs
-from distributed.launch import launched
-from distributed.test_sharded_retrace import close
 from dross.distributed.fsdp import check_options
 from dross.errors import CorruptFile, InputChanged, NotSupported
 from dross.tape.format import check_manifest
 from dross.tape.reader import Tape
 from dross.tape.writer import rewind
+from tests.distributed import shard_jobs
+from tests.distributed.launch import launched
+from tests.distributed.test_sharded_retrace import close
 
 
 def recorded_by_one(p, size, tape):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import dross
-from distributed import shard_jobs
-from distributed.launch import launched
 from dross.errors import DrossError, InvalidInput, NotSupported
+from tests.distributed import shard_jobs
+from tests.distributed.launch import launched
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from shard_cost import GATHERED, SCATTERED

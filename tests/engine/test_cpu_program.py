@@ -7,7 +7,7 @@ from torch import nn
 import dross
 from dross.engine import cpu_program
 from dross.errors import InvalidInput
-from zoo import MODELS, OPTIMIZERS, problem
+from tests.zoo import MODELS, OPTIMIZERS, problem
 
 # passes with random numbers or with parameters that come and go are never reused, and BatchNorm
 # with momentum=None looks at its counter, as models that move buffers of their own may

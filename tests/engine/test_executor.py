@@ -13,7 +13,7 @@ from dross.engine.executor import Executor, PullPlan
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import InvalidInput
-from zoo import problem
+from tests.zoo import problem
 
 # 12 epochs have 36 steps of the same size, and a pass is written down at its 16th call
 EPOCHS = 12

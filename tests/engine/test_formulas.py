@@ -8,9 +8,9 @@ import dross
 from dross.engine import optim_custom as registry
 from dross.engine.optim_custom import newton_schulz
 from dross.errors import InvalidInput, NotSupported
-from oracles import derivative, literal_leave_one_out, orthogonalize
-from record.user_loops import recorded_loop
-from zoo import OPTIMIZERS, Lion, problem
+from tests.oracles import derivative, literal_leave_one_out, orthogonalize
+from tests.record.user_loops import recorded_loop
+from tests.zoo import OPTIMIZERS, Lion, problem
 
 #: before a fixture changes it; torch has it from 2.9 on
 OF_TORCH = getattr(getattr(torch.optim, "_muon", None), "_zeropower_via_newtonschulz", None)

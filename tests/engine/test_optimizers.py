@@ -10,7 +10,7 @@ from dross.engine.optim import SUPPORTED, current_numbers, read_optimizer
 from dross.engine.state import Derivative, State
 from dross.engine.step import ClipNorm, ClipValue, Step, advance, pull, push
 from dross.errors import NotSupported
-from zoo import HAS_MUON, JUMPS, OPTIMIZERS
+from tests.zoo import HAS_MUON, JUMPS, OPTIMIZERS
 
 SIZE = 12
 HALF = SIZE // 2

@@ -8,7 +8,7 @@ from torch import nn
 import dross
 from dross import estimators
 from dross.errors import Diverged, InvalidInput
-from zoo import problem
+from tests.zoo import problem
 
 
 @pytest.fixture(scope="module")

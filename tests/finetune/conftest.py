@@ -8,7 +8,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from typer.testing import CliRunner
 
 from dross import cli
-from finetune.tiny import make_rows, save_model, write_rows
+from tests.finetune.tiny import make_rows, save_model, write_rows
 
 QUICK = ["--runs", "1", "--epochs", "2", "--batch-size", "18", "--rate", "0.01"]
 

@@ -16,7 +16,7 @@ from dross.finetune.encode import encode_chats
 from dross.finetune.estimate import Cost, check_affordable
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions
-from finetune.tiny import make_rows, save_model, write_rows
+from tests.finetune.tiny import make_rows, save_model, write_rows
 
 
 @pytest.fixture

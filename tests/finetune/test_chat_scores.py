@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from dross.finetune.score import expected_errors_of
-from integrations.language import pad
-from integrations.slopes import slope
-from integrations.test_transformers import trainer_for
+from tests.integrations.language import pad
+from tests.integrations.slopes import slope
+from tests.integrations.test_transformers import trainer_for
 
 HALVES = np.array([0, 1, 1, 0, 1])
 

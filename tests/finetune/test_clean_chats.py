@@ -18,8 +18,8 @@ from dross.errors import InputChanged, InvalidInput
 from dross.finetune.model import load
 from dross.finetune.options import ChatOptions
 from dross.finetune.parts import prepare_examples
-from finetune.conftest import QUICK
-from finetune.tiny import as_messages, make_rows, write_rows
+from tests.finetune.conftest import QUICK
+from tests.finetune.tiny import as_messages, make_rows, write_rows
 
 
 def run(*words):

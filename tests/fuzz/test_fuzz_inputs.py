@@ -19,8 +19,8 @@ from dross.cleaning.inputs import Request, prepare
 from dross.cleaning.modality import PreparedData, data_digest
 from dross.cleaning.tables import TABLES, Reading, RowEdits, copy_table, row_names
 from dross.errors import DrossError
-from fuzz.effort import rounds
-from fuzz.mutate import damage
+from tests.fuzz.effort import rounds
+from tests.fuzz.mutate import damage
 
 HANG = 60  # seconds for one example, which takes a fraction of one
 CELLS = [

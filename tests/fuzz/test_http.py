@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dross.review.addresses import LOOPBACK
 from dross.review.limits import Limits
 from dross.review.server import create_app, serve_in_thread
-from review.review_project import make_project
+from tests.review.review_project import make_project
 
 TOKEN = "the token"
 INSTANCES = 40

@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 import dross
-from cleaning.made_inputs import QUICK, small_table
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
 from dross.errors import DrossError
 from dross.review.addresses import LOOPBACK
 from dross.review.server import create_app
-from fuzz.effort import rounds
-from fuzz.mutate import damage
-from quick_cleaning import quick_cleaning
+from tests.cleaning.made_inputs import QUICK, small_table
+from tests.fuzz.effort import rounds
+from tests.fuzz.mutate import damage
+from tests.quick_cleaning import quick_cleaning
 
 HANG = 60  # seconds for one example, which takes a fraction of one
 TOKEN = "the token"

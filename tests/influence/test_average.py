@@ -16,7 +16,7 @@ from dross.influence.retrace import reverse_steps
 from dross.replay.recording import sum_weights
 from dross.tape.reader import Tape
 from dross.tape.writer import rewind
-from zoo import problem
+from tests.zoo import problem
 
 # what AveragedModel is built with, and after which steps it is updated
 AVERAGES = {

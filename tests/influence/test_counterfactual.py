@@ -10,8 +10,8 @@ import dross
 from dross.engine.executor import Executor
 from dross.errors import Diverged, InvalidInput, NotSupported
 from dross.influence import counterfactual
-from oracles import literal_run, validation_loss
-from zoo import ATTENTION_DRAWS_OTHERS, problem
+from tests.oracles import literal_run, validation_loss
+from tests.zoo import ATTENTION_DRAWS_OTHERS, problem
 
 
 def query(p):
@@ -251,7 +251,7 @@ def test_warm_up_from_zero_does_not_blind_the_check_of_the_replica(record):
     p = problem("attention", "sgd", rate=lambda t: 0.0 if t == 0 else 0.1)
     with pytest.warns(dross.DrossWarning, match="one after the other"):
         found = record(p).leave_one_out(query(p), p.used[:2])
-    from oracles import literal_leave_one_out
+    from tests.oracles import literal_leave_one_out
 
     np.testing.assert_allclose(found, [literal_leave_one_out(p, j) for j in p.used[:2]], rtol=1e-9)
 

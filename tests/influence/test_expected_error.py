@@ -10,8 +10,8 @@ from torch import nn
 import dross
 from dross.engine.losses import binary_cross_entropy, cross_entropy, squared_error
 from dross.errors import InvalidInput
-from oracles import literal_run
-from zoo import F64, problem
+from tests.oracles import literal_run
+from tests.zoo import F64, problem
 
 TASKS = ("classes", "binary", "regression")
 

@@ -10,7 +10,7 @@ from dross.engine.device import measure_peak
 from dross.engine.executor import Executor
 from dross.errors import InvalidInput
 from dross.influence.retrace import retrace
-from zoo import problem
+from tests.zoo import problem
 
 KEEPS = {
     "every": dross.tape.EveryStep(),

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import dross
-from distributed import rank_jobs
-from distributed.launch import launched
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from dross.influence import retrace
-from zoo import problem, ragged_batches
+from tests.distributed import rank_jobs
+from tests.distributed.launch import launched
+from tests.zoo import problem, ragged_batches
 
 CASES = {  # a problem, how it is kept, and at which reverse step the kill strikes
     "statistics, checkpoints": ("batchnorm_cnn adam", dross.tape.Checkpoints(every=20), 50),

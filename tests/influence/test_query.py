@@ -8,8 +8,8 @@ from torch.utils.data import TensorDataset
 import dross
 from dross.engine.executor import PullPlan, PullPlans
 from dross.errors import Diverged, InvalidInput
-from oracles import literal_run
-from zoo import problem
+from tests.oracles import literal_run
+from tests.zoo import problem
 
 
 @pytest.fixture

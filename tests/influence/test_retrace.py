@@ -7,8 +7,8 @@ from torch import nn
 
 import dross
 from dross.influence.retrace import retrace
-from oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
-from zoo import ATTENTION_DRAWS_OTHERS, MODELS, OPTIMIZERS, problem
+from tests.oracles import derivative, literal_leave_one_out, literal_run, unrolled_scores
+from tests.zoo import ATTENTION_DRAWS_OTHERS, MODELS, OPTIMIZERS, problem
 
 KEEPS = {
     "every": dross.tape.EveryStep(),

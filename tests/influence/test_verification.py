@@ -6,7 +6,7 @@ import torch
 
 import dross
 from dross.errors import InvalidInput
-from zoo import problem
+from tests.zoo import problem
 
 
 def query(p):

@@ -17,8 +17,8 @@ import lightning
 import dross
 from dross.errors import InvalidInput, NotSupported
 from dross.integrations.lightning import DrossCallback
-from integrations.slopes import slope
-from record.user_loops import close
+from tests.integrations.slopes import slope
+from tests.record.user_loops import close
 
 random = np.random.default_rng(0)
 X, Y = torch.tensor(random.normal(size=(11, 4))), torch.tensor(random.integers(3, size=11))

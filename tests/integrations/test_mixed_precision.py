@@ -31,7 +31,7 @@ def precision_of(run):
 def test_trainer(tmp_path, checkpointing):
     pytest.importorskip("transformers", reason="transformers is not installed")
     from dross.integrations.transformers import RecordingTrainer
-    from integrations.language import language_model, pad, settings, texts
+    from tests.integrations.language import language_model, pad, settings, texts
 
     def make(bf16):
         options = {"bf16": bf16, "gradient_checkpointing": checkpointing, "learning_rate": 1e-3}
@@ -66,7 +66,7 @@ def test_trainer_replays_to_the_same_bits(tmp_path, optim):
     """As people fine-tune: bf16, clipping by norm, two groups. One rounding more would grow."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from dross.integrations.transformers import RecordingTrainer
-    from integrations.language import WORDS, pad, settings, texts
+    from tests.integrations.language import WORDS, pad, settings, texts
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
@@ -97,7 +97,7 @@ def test_trainer_replays_to_the_same_bits(tmp_path, optim):
 def test_lightning(tmp_path):
     pytest.importorskip("lightning", reason="lightning is not installed")
     from dross.integrations.lightning import DrossCallback
-    from integrations.test_lightning import X_VAL, Y_VAL, Classifier, X, Y, fit
+    from tests.integrations.test_lightning import X_VAL, Y_VAL, Classifier, X, Y, fit
 
     scores = []
     for precision in ("32-true", "bf16-mixed"):

@@ -21,10 +21,10 @@ from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import check_classifiers_train, check_estimator
 
 import dross
-from cleaning.made_inputs import flipped
 from dross.errors import DrossWarning, InvalidInput
 from dross.integrations.sklearn import CleaningClassifier, CleaningRegressor
-from quick_cleaning import quick_cleaning
+from tests.cleaning.made_inputs import flipped
+from tests.quick_cleaning import quick_cleaning
 
 QUICK = {"runs": 1, "epochs": 6, "rate": 0.05, "model": "linear", "verified": 1}
 

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from integrations.test_sklearn import made
+from tests.integrations.test_sklearn import made
 
 PAGE = Path(__file__).parents[2] / "docs" / "cleaning.md"
 

@@ -17,9 +17,9 @@ from dross.engine.objective import Objective
 from dross.integrations.transformers import RecordingTrainer, recording
 from dross.integrations.transformers.data import Split
 from dross.integrations.transformers.losses import InstanceLosses
-from integrations.language import Exact, classifier, language_model, pad, settings, texts
-from integrations.slopes import slope
-from record.user_loops import close
+from tests.integrations.language import Exact, classifier, language_model, pad, settings, texts
+from tests.integrations.slopes import slope
+from tests.record.user_loops import close
 
 KINDS = {
     "language": (language_model, texts()),

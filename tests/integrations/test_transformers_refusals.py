@@ -10,7 +10,7 @@ from transformers import Trainer
 
 from dross.errors import InputChanged, InvalidInput, NotSupported
 from dross.integrations.transformers import RecordingTrainer, recording
-from integrations.language import Exact, classifier, language_model, pad, settings, texts
+from tests.integrations.language import Exact, classifier, language_model, pad, settings, texts
 
 
 def trainer(folder, base=Exact, model=None, args=None, **options):

@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from dross.integrations.transformers import recording
-from integrations.language import Exact, language_model, pad, settings, texts
-from integrations.slopes import slope
+from tests.integrations.language import Exact, language_model, pad, settings, texts
+from tests.integrations.slopes import slope
 
 
 def test_sft_trainer(tmp_path):

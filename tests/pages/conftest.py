@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from quick_cleaning import quick_cleaning
+from tests.quick_cleaning import quick_cleaning
 
 
 @pytest.fixture(autouse=True)

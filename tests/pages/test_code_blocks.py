@@ -16,8 +16,16 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dross import cli
-from pages.blocks import INDENTED, LANGUAGES, ROOT, Block, list_pages, read_blocks, split_commands
-from pages.prepared import PREPARED, prepare_names, write_people
+from tests.pages.blocks import (
+    INDENTED,
+    LANGUAGES,
+    ROOT,
+    Block,
+    list_pages,
+    read_blocks,
+    split_commands,
+)
+from tests.pages.prepared import PREPARED, prepare_names, write_people
 
 # What is not run here: a pattern of "page: command", or of "page: first lines of Python"; why not.
 NOT_RUN = {

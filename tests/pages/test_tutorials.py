@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pages.blocks import ROOT, read_blocks
+from tests.pages.blocks import ROOT, read_blocks
 
 _spec = importlib.util.spec_from_file_location("tutorials", ROOT / "docs/tools/tutorials.py")
 assert _spec is not None and _spec.loader is not None

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dross
-from zoo import problem
+from tests.zoo import problem
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from torch import nn
 import dross
 from dross.data.dataset import Collated, ModelKwargs
 from dross.errors import InputChanged, NotSupported
-from record.user_loops import close, query
-from zoo import problem
+from tests.record.user_loops import close, query
+from tests.zoo import problem
 
 
 @pytest.mark.parametrize("how", ["later", "closure", "own loss", "own losses"])

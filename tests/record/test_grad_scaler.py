@@ -10,10 +10,10 @@ from torch.amp import GradScaler
 
 import dross
 from dross.errors import InvalidInput, NotSupported
-from oracles import unrolled_scores
-from record.test_mixed_precision import float32_problem
-from record.user_loops import check_bitwise, query, relative
-from zoo import OPTIMIZERS
+from tests.oracles import unrolled_scores
+from tests.record.test_mixed_precision import float32_problem
+from tests.record.user_loops import check_bitwise, query, relative
+from tests.zoo import OPTIMIZERS
 
 WHOLE = dross.tape.Checkpoints(every=1000)
 HUGE = 2.0**40  # a scale at which gradients overflow

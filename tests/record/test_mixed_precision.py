@@ -18,9 +18,9 @@ import dross
 from dross.engine.executor import PullPlan
 from dross.engine.precision import Autocast
 from dross.errors import InvalidInput, NotSupported
-from oracles import literal_leave_one_out, literal_run, unrolled_scores
-from record.user_loops import check_bitwise, query, relative
-from zoo import MODELS, problem
+from tests.oracles import literal_leave_one_out, literal_run, unrolled_scores
+from tests.record.user_loops import check_bitwise, query, relative
+from tests.zoo import MODELS, problem
 
 NARROW = [torch.bfloat16, torch.float16]
 ADAM = {"lr": 0.02, "betas": (0.9, 0.999), "eps": 1e-4, "weight_decay": 0.01}

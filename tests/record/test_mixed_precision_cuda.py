@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dross
 from dross.engine.executor import PullPlan
-from record.user_loops import check_bitwise, relative
+from tests.record.user_loops import check_bitwise, relative
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU here; this file is run on one by hand"

@@ -7,9 +7,9 @@ from torch import nn
 
 import dross
 from dross.errors import NotSupported
-from oracles import derivative, literal_leave_one_out
-from record.user_loops import close, query, recorded_loop
-from zoo import problem
+from tests.oracles import derivative, literal_leave_one_out
+from tests.record.user_loops import close, query, recorded_loop
+from tests.zoo import problem
 
 
 class Own(nn.Module):

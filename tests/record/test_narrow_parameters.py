@@ -11,9 +11,9 @@ from torch import nn
 
 import dross
 from dross.errors import DrossWarning
-from record.test_mixed_precision import recorded
-from record.user_loops import query, relative
-from zoo import MODELS, problem
+from tests.record.test_mixed_precision import recorded
+from tests.record.user_loops import query, relative
+from tests.zoo import MODELS, problem
 
 
 def narrow_problem(name, dtype, optimizer="sgd", **changes):

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dross
 from dross.errors import DrossWarning, NotSupported
-from oracles import cross_entropy, derivative, literal_run, unrolled_scores
-from record.user_loops import check_bitwise, close, query, recorded_loop, relative, take_step
-from zoo import mlp, problem
+from tests.oracles import cross_entropy, derivative, literal_run, unrolled_scores
+from tests.record.user_loops import check_bitwise, close, query, recorded_loop, relative, take_step
+from tests.zoo import mlp, problem
 
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}
 

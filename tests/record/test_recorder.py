@@ -7,9 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dross
 from dross.errors import InputChanged
-from oracles import derivative, literal_run
-from record.user_loops import close, query, recorded_loop, take_step
-from zoo import MODELS, OPTIMIZERS, problem
+from tests.oracles import derivative, literal_run
+from tests.record.user_loops import close, query, recorded_loop, take_step
+from tests.zoo import MODELS, OPTIMIZERS, problem
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

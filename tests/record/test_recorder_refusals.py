@@ -6,8 +6,8 @@ from torch import nn
 
 import dross
 from dross.errors import Diverged, InputChanged, InvalidInput, NotSupported
-from record.user_loops import query, take_step
-from zoo import problem
+from tests.record.user_loops import query, take_step
+from tests.zoo import problem
 
 
 class TestRefusals:

@@ -9,8 +9,8 @@ import dross
 from dross.errors import InputChanged, InvalidInput
 from dross.record.training_loop import TrainingLoop
 from dross.tape.reader import Tape
-from record.user_loops import query, recorded_loop, take_step
-from zoo import problem
+from tests.record.user_loops import query, recorded_loop, take_step
+from tests.zoo import problem
 
 # what resume= may be: each means the folder of the tape
 SAME_FOLDER = {

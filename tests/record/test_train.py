@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dross
-from oracles import derivative, literal_run
-from zoo import OPTIMIZERS, problem
+from tests.oracles import derivative, literal_run
+from tests.zoo import OPTIMIZERS, problem
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -7,7 +7,7 @@ from torch import nn
 
 import dross
 from dross.errors import Diverged, InvalidInput, NotSupported
-from zoo import problem
+from tests.zoo import problem
 
 BINARY = {"loss": "binary_cross_entropy", "model": nn.Linear(6, 1).double()}
 

@@ -26,11 +26,11 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import dross
-import zoo
-from quick_cleaning import quick_cleaning
+from tests import zoo
+from tests.quick_cleaning import quick_cleaning
 
 LIST = Path(__file__).with_name("digests.json")
 KEEP = {

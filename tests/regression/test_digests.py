@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from regression import digests
+from tests.regression import digests
 
 LISTED = json.loads(digests.LIST.read_text())
 CASES = digests.cases()

@@ -11,7 +11,7 @@ import dross
 from dross.errors import NotSupported
 from dross.replay.segments import SegmentReplay
 from dross.tape.reader import Tape
-from zoo import problem
+from tests.zoo import problem
 
 
 def test_out_of_memory_halves_the_states_and_goes_on(record, monkeypatch):

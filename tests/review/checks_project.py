@@ -3,7 +3,7 @@
 import json
 
 from dross.cleaning.project import Project
-from review.review_project import make_labels
+from tests.review.review_project import make_labels
 
 
 def add_checks(project, wanted=5, trusted=False):

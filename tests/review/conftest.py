@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from review.review_client import client_of
-from review.review_project import make_project
+from tests.review.review_client import client_of
+from tests.review.review_project import make_project
 
 CHROMIUM = Path("/usr/bin/chromium")
 CHROMIUM_OPTIONS = [

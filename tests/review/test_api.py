@@ -6,8 +6,8 @@ import threading
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from review.review_client import client_of, connect, decide
-from review.review_project import make_project
+from tests.review.review_client import client_of, connect, decide
+from tests.review.review_project import make_project
 
 
 def rows(answer):

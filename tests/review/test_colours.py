@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dross
-from review.colour_vision import SIMULATIONS, contrast, distance, read_palette
+from tests.review.colour_vision import SIMULATIONS, contrast, distance, read_palette
 
 ROOT = Path(dross.__file__).parent
 SHEETS = [ROOT / "review/static/base.css", ROOT / "templates/document.html"]

@@ -10,8 +10,8 @@ import pytest
 from dross.review.addresses import KnownHosts
 from dross.review.limits import Limits
 from dross.review.server import serve_in_thread
-from review.review_client import client_of
-from review.review_project import HOSTILE, make_project
+from tests.review.review_client import client_of
+from tests.review.review_project import HOSTILE, make_project
 
 READ = ["/", "/api/project", "/api/list", "/api/why?id=1", "/api/since?revision=0"]
 READ += ["/picture/train/1", "/nowhere"]

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import dross
-from cleaning.made_inputs import copy_project
 from dross import cli
 from dross.cleaning.project import Project
 from dross.errors import InputChanged
 from dross.review.judge_process import JudgeProcess
-from review.review_client import client_of, decide, wait_for
-from review.review_project import judge_command, make_verdict
+from tests.cleaning.made_inputs import copy_project
+from tests.review.review_client import client_of, decide, wait_for
+from tests.review.review_project import judge_command, make_verdict
 
 WRITES_A_VERDICT = """
 assert sys.argv[2:] == ["--quick"], sys.argv

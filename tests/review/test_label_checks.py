@@ -7,9 +7,9 @@ import pytest
 
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
-from review.checks_project import add_checks
-from review.review_client import client_of, decide
-from review.review_project import make_labels, make_project
+from tests.review.checks_project import add_checks
+from tests.review.review_client import client_of, decide
+from tests.review.review_project import make_labels, make_project
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from dross.cleaning.project import Project
-from review.review_client import client_of, decide
-from review.review_project import make_project
+from tests.review.review_client import client_of, decide
+from tests.review.review_project import make_project
 
 
 def test_the_tabs_are_in_the_order_of_their_ranks(page, shared_project):

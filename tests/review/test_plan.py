@@ -8,8 +8,8 @@ from dross.cleaning.decisions import Decisions
 from dross.cleaning.plans import RULES
 from dross.cleaning.project import Project
 from dross.errors import CorruptFile
-from review.review_client import client_of, decide
-from review.review_project import make_project
+from tests.review.review_client import client_of, decide
+from tests.review.review_project import make_project
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from dross.review.opening import private_doorway
 from dross.review.server import serve_in_thread
-from review.browser_page import (
+from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
     harmful_ids,

@@ -7,10 +7,10 @@ from PIL import Image
 
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from review.browser_page import focused_id, reload, selected_id, visit, wait_until
-from review.review_client import client_of
-from review.review_project import make_project
-from review.test_review_browser_views import AXE, check_with_axe
+from tests.review.browser_page import focused_id, reload, selected_id, visit, wait_until
+from tests.review.review_client import client_of
+from tests.review.review_project import make_project
+from tests.review.test_review_browser_views import AXE, check_with_axe
 
 
 def with_originals(folder, size=(300, 200)):

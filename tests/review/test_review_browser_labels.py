@@ -3,7 +3,7 @@
 import pytest
 
 from dross.review.server import serve_in_thread
-from review.browser_page import (
+from tests.review.browser_page import (
     reload,
     selected_id,
     visit,
@@ -11,8 +11,8 @@ from review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from review.checks_project import add_checks
-from review.review_project import make_project
+from tests.review.checks_project import add_checks
+from tests.review.review_project import make_project
 
 
 @pytest.mark.parametrize("kind", ["table", "images", "text"])

@@ -6,7 +6,7 @@ import pytest
 
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from review.browser_page import (
+from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
     reload,
@@ -16,7 +16,7 @@ from review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from review.review_project import make_project
+from tests.review.review_project import make_project
 
 
 def make_planned(tmp_path, kind="table"):

@@ -12,7 +12,7 @@ import pytest
 from dross._text import printable
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from review.browser_page import (
+from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
     focused_place,
@@ -23,7 +23,7 @@ from review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from review.review_project import (
+from tests.review.review_project import (
     HOSTILE,
     judge_command,
     make_project,

@@ -6,7 +6,7 @@ import pytest
 from dross.cleaning.duplicates import FILE, Copies, join_content
 from dross.cleaning.project import Project
 from dross.review.server import serve_in_thread
-from review.browser_page import (
+from tests.review.browser_page import (
     decisions_on_disk,
     selected_id,
     visit,
@@ -14,8 +14,8 @@ from review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from review.review_client import client_of
-from review.review_project import HOSTILE, make_project
+from tests.review.review_client import client_of
+from tests.review.review_project import HOSTILE, make_project
 
 
 def add_copies(project: Project) -> Project:

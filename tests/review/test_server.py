@@ -15,7 +15,7 @@ import pytest
 
 from dross.errors import CorruptFile, InvalidInput
 from dross.review.server import serve
-from review.review_client import wait_for
+from tests.review.review_client import wait_for
 
 
 def test_a_taken_port_says_what_to_do(fresh):

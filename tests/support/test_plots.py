@@ -7,7 +7,7 @@ import pytest
 from dross.errors import InvalidInput
 from dross.influence.scores import Scores
 from dross.influence.verify import compare
-from review.review_project import make_project
+from tests.review.review_project import make_project
 
 
 @pytest.fixture(autouse=True)

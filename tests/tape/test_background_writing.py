@@ -11,8 +11,8 @@ import dross
 from dross.errors import DrossError
 from dross.tape import writer
 from dross.tape.reader import Tape
-from tape.helpers import train
-from zoo import problem
+from tests.tape.helpers import train
+from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 KEEP = dross.tape.Checkpoints(every=2)

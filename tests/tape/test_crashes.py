@@ -16,8 +16,8 @@ import torch
 import dross
 from dross.errors import DrossError
 from dross.tape.reader import Tape
-from tape.helpers import reopen, train
-from zoo import problem
+from tests.tape.helpers import reopen, train
+from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 

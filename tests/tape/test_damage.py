@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import dross
 from dross.errors import CorruptFile, DrossError, InputChanged
 from dross.tape.reader import Tape
-from tape.helpers import reopen, train
-from zoo import problem
+from tests.tape.helpers import reopen, train
+from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 

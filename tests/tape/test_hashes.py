@@ -244,7 +244,7 @@ def test_where_old_epochs_are_forgotten_so_is_what_they_looked_like(tmp_path):
 SCRIPT = textwrap.dedent(
     """
     import sys
-    from tape import test_hashes
+    from tests.tape import test_hashes
     test_hashes.train(sys.argv[1], keep=test_hashes.slow(), epochs=40)
     """
 )

@@ -11,8 +11,8 @@ import dross
 from dross.errors import CorruptFile, InputChanged
 from dross.tape.format import check_same_run, seal
 from dross.tape.reader import Tape
-from tape.helpers import reopen, train
-from zoo import problem
+from tests.tape.helpers import reopen, train
+from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 

@@ -9,7 +9,7 @@ import pytest
 import dross
 from dross.errors import InvalidInput
 from dross.replay.segments import SegmentReplay
-from zoo import problem
+from tests.zoo import problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 

@@ -11,7 +11,7 @@ import dross
 from dross import cli
 from dross.errors import CorruptFile, DrossError, InvalidInput
 from dross.tape import storage
-from zoo import problem
+from tests.zoo import problem
 
 FINE = dross.tape.Checkpoints(every=3)
 

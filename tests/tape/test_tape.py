@@ -8,8 +8,8 @@ import torch
 
 import dross
 from dross.errors import InputChanged, InvalidInput
-from tape.helpers import reopen
-from zoo import MODELS, problem
+from tests.tape.helpers import reopen
+from tests.zoo import MODELS, problem
 
 pytestmark = pytest.mark.usefixtures("commit_every_segment")
 
