@@ -111,11 +111,6 @@ class Experiment:
         trainer.args.max_steps = self.options.steps
         return trainer, trainer.recorded_run()
 
-    @property
-    def memory(self) -> int | None:
-        """Bytes that a retrace may take."""
-        return int(self.options.memory * 1e9) if self.options.memory else None
-
 
 # --- the stages -----------------------------------------------------------------------------------
 
@@ -138,7 +133,7 @@ def run_record(experiment: Experiment) -> dict:
 def run_plan(experiment: Experiment) -> dict:
     """The plan of one query, measured on the first step."""
     trainer, run = experiment.ask()
-    plan, spent = measure(experiment, lambda: run.plan(trainer.loss_of(), memory=experiment.memory))
+    plan, spent = measure(experiment, lambda: run.plan(trainer.loss_of()))
     print(plan)
     return spent | {"text": str(plan), "planned_seconds": plan.seconds, "bytes": plan.peak_bytes}
 
@@ -146,7 +141,7 @@ def run_plan(experiment: Experiment) -> dict:
 def run_one(experiment: Experiment, epochs: int | None = None) -> dict:
     """One query: the loss on the held-out examples."""
     trainer, run = experiment.ask()
-    options = {"epochs": epochs, "memory": experiment.memory, "resume": experiment.out}
+    options = {"epochs": epochs, "resume": experiment.out}
     scores, spent = measure(experiment, lambda: run.influence(trainer.loss_of(), **options))
     scores.save(experiment.out / f"scores-{epochs or 'all'}.safetensors")
     plans = [plan.forward_mode for plan in run.recording.executor.plans]
@@ -162,15 +157,14 @@ def run_eight(experiment: Experiment) -> dict:
     """Eight queries: the loss of each of eight prompts."""
     trainer, run = experiment.ask()
     query = trainer.loss_of(experiment.held_out[:TARGETS], each=True)
-    options = {"memory": experiment.memory, "resume": experiment.out}
-    return measure(experiment, lambda: run.influence(query, **options))[1]
+    return measure(experiment, lambda: run.influence(query, resume=experiment.out))[1]
 
 
 def run_tokens(experiment: Experiment) -> dict:
     """Scores of every token, which add up to those of the examples."""
     trainer, _ = experiment.ask()
     run, query = trainer.recorded_run(per_token=True), trainer.loss_of()
-    found, spent = measure(experiment, lambda: run.influence(query, memory=experiment.memory))
+    found, spent = measure(experiment, lambda: run.influence(query))
     whole = dross.Scores.load(experiment.out / "scores-all.safetensors").values
     off = np.abs([part.sum() for part in found] - whole).max() / np.abs(whole).max()
     return spent | {"largest_difference": float(off), "tokens": sum(map(len, found))}

@@ -1,6 +1,5 @@
 """What a retrace takes, planned before it is begun, against what it takes."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,7 +7,6 @@ from torch import nn
 import dross
 from dross.engine.device import measure_peak
 from dross.engine.executor import Executor
-from dross.errors import InvalidInput
 from dross.influence.retrace import retrace
 from tests.zoo import problem
 
@@ -78,33 +76,11 @@ def test_the_peak_is_that_of_all_tensors_that_a_retrace_holds(tmp_path):
     query = dross.losses((x[:3], y[:3]))
     plan = run.plan(query)
     _, counted = measure_peak(lambda: retrace(run.recording, query), torch.device("cpu"))
-    assert plan.state_bytes == 3 * 4 * 400 * 401 and plan.adjoint_bytes == 3 * plan.state_bytes
-    assert plan.states_at_once == 7 and plan.kept_states == 2
+    theta_bytes = 4 * 400 * 401
+    assert plan.state_bytes == 4 * theta_bytes  # theta, two moments, the gradient
+    assert plan.adjoint_bytes == 3 * 3 * theta_bytes
+    assert plan.states_at_once == 7
     assert 0.85 * counted < plan.peak_bytes < 1.2 * counted
-
-
-def test_memory_bounds_queries_instances_and_states(record):
-    p = problem("cnn", "adam", epochs=4)
-    run = record(p, keep=dross.tape.Checkpoints(every=8))
-    query = dross.losses((p.X_val[:4], p.Y_val[:4]))
-    free = run.plan(query)
-    assert (free.rows_at_once, free.queries_at_once) == (free.batch, 4)
-    whole, seen = run.influence(query).values, set()
-    for share in (0.9, 0.7, 0.5, 0.35, 0.25):
-        try:
-            bounded = run.plan(query, memory=int(share * free.peak_bytes))
-        except InvalidInput:
-            break
-        assert bounded.peak_bytes <= share * free.peak_bytes
-        found = run.influence(query, memory=int(share * free.peak_bytes)).values
-        np.testing.assert_allclose(found, whole, rtol=1e-8, atol=1e-12)
-        seen |= {"queries"} if bounded.queries_at_once < 4 else set()
-        seen |= {"rows"} if bounded.rows_at_once < bounded.batch else set()
-        seen |= {"states"} if bounded.states_at_once < free.states_at_once else set()
-    assert seen >= {"queries", "states"}
-    assert run.plan(query).limits == free.limits  # a plan leaves nothing behind
-    with pytest.raises(InvalidInput, match=r"too small for this run.*Give at least"):
-        run.plan(query, memory=1000)
 
 
 def test_a_plan_fits_on_eighty_columns(record):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._checks import check_whole
 from .._progress import report
 from .._text import named_values, say_count
 from ..data.batch import Augment
@@ -121,7 +120,6 @@ class Run:
         group: Any = None,
         sharded: bool = False,
         of: str = MODEL,
-        memory: int | None = None,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
@@ -140,8 +138,6 @@ class Run:
             sharded: let each of these ranks hold only its shard of the states, of the optimizer's
                 memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
             of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
-            memory: bytes for states, adjoints, scores and passes together. `plan` then measures one
-                step and chooses how many queries, instances and states are handled at once.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -154,49 +150,34 @@ class Run:
             DrossError: where the tape is damaged, or the model or the data have changed.
         """
         self._check_at(of, at)
-        recording, limits = self.recording, (None, None)
-        if memory is not None and sharded:
-            raise InvalidInput("memory= plans for whole states: leave it out with sharded=True.")
-        if memory is not None:
-            plan, recording = self._plan(as_query(query), epochs, at, of, memory)
-            limits = plan.limits
-        with recording.executor.limited(*limits):
-            scores = retrace(
-                recording,
-                as_query(query),
-                epochs=epochs,
-                at=at,
-                resume=progress_folder(resume, self.path),
-                group=group,
-                sharded=sharded,
-                progress=self.progress,
-                of=of,
-            )
+        scores = retrace(
+            self.recording,
+            as_query(query),
+            epochs=epochs,
+            at=at,
+            resume=progress_folder(resume, self.path),
+            group=group,
+            sharded=sharded,
+            progress=self.progress,
+            of=of,
+        )
         report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
         return scores
 
-    def plan(
-        self, query: Query, *, epochs: int | None = None, memory: int | None = None
-    ) -> RetracePlan:
+    def plan(self, query: Query, *, epochs: int | None = None) -> RetracePlan:
         """The time, memory and disk that `influence` would take. One step is measured.
 
             print(run.plan(query))
 
         Arguments:
-            query, epochs, memory: as for `influence`.
+            query: as for `influence`.
+            epochs: retrace only this many of the last epochs.
 
         Raises:
-            InvalidInput: where the query does not fit the model, or the memory is too small.
+            InvalidInput: where the query does not fit the model.
         """
-        return self._plan(as_query(query), epochs, None, MODEL, memory)[0]
-
-    def _plan(
-        self, query: Query, epochs: int | None, at: int | None, of: str, memory: int | None
-    ) -> tuple[RetracePlan, Recording]:
-        memory = None if memory is None else check_whole(memory, "memory")
-        window = choose_window(self.recording.tape, epochs=epochs, at=at)
-        values = query.evaluate(self.recording.objective, self._asked(of, at))
-        return make_plan(self.recording, max(1, values.numel()), window, memory)
+        window = choose_window(self.recording.tape, epochs=epochs)
+        return make_plan(self.recording, max(1, self.evaluate(query).size), window)
 
     def _asked(self, of: str, at: int | None) -> State:
         """The state that is asked."""

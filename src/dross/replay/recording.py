@@ -56,7 +56,6 @@ class Recording:
     augment: Augment | None
     seed: int
     reducer: Reducer = ALONE  # shares the work of a step among ranks
-    memory: int | None = None  # bytes of states that a replay may hold; by default the run's budget
 
     @staticmethod
     def open(
@@ -141,7 +140,7 @@ class Recording:
     @property
     def memory_limit(self) -> int | None:
         """Bytes of states that a replay may hold, where a budget says so."""
-        return self.tape.manifest.get("memory") if self.memory is None else self.memory
+        return self.tape.manifest.get("memory")
 
     def batches(self, first: int, steps: Sequence[Step]) -> list[list[LazyBatch]]:
         """The batches of each of these steps; the first of them is step number `first`."""
