@@ -53,7 +53,6 @@ from ..distributed.ranks import (
     check_agreement,
     divide_between_ranks,
 )
-from ..distributed.shard_seed import check_can_be_asked, check_same_values, sketch_shards
 from ..distributed.shards import ShardReducer
 from ..engine.device import HostCopy
 from ..engine.executor import Executor
@@ -75,6 +74,7 @@ from ..tape.reader import parse
 from ..tape.storage import is_url
 from .query import Query, sketch_derivative
 from .scores import Scores
+from .shard_seed import check_can_be_asked, check_same_values, sketch_shards
 
 
 def retrace(

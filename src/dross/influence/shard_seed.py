@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
+from ..distributed.shards import ShardReducer
 from ..engine.state import Derivative, State
 from ..engine.tolerance import ROUNDING_OF_LENGTH, is_close
 from ..errors import InvalidInput, NotSupported
-from ..influence.query import Query, project, sampled_every
 from ..replay.recording import Recording, check_of
-from .shards import ShardReducer
+from .query import Query, project, sampled_every
 
 
 def check_can_be_asked(resume: Any, of: str) -> None:
