@@ -78,7 +78,7 @@ def test_one_two_and_four_ranks_give_the_same_scores_for_a_part_of_the_work_each
 
 def test_ranks_that_disagree_are_refused_before_work_begins(record, tmp_path):
     p = problem("mlp", "adam")
-    tapes = [str(record(p).tape) for _ in range(2)]
+    tapes = [str(record(p).path) for _ in range(2)]
     for said in launched(2, rank_jobs.disagreeing, tmp_path / "jobs", tapes):
         another_tape, another_query, other_steps, other_data = said
         assert another_tape.startswith("InputChanged: The ranks do not agree: tape is ")
