@@ -144,12 +144,12 @@ def judge_whole(number: int, folder: Path) -> str:
     frame = pandas.DataFrame(x).add_prefix("x").assign(label=np.array(["no", "yes"])[y])
     frame.to_csv(folder / "rows.csv", index=False)
     project = dross.clean(
-        folder / "rows.csv", "label", out=folder / "run", runs=1, progress=False, seed=number
+        folder / "rows.csv", "label", out=folder / "run", repeats=1, progress=False, seed=number
     )
     chosen = rng.choice(len(project.instances), 20, replace=False)
     project.decisions.record({int(id): ("remove", None) for id in chosen})
     verdict = dross.judge(
-        folder / "run", decisions=True, quick=True, progress=False, with_model=LogisticRegression()
+        folder / "run", decisions=True, quick=True, progress=False, estimator=LogisticRegression()
     )
     return verdict.verdict
 

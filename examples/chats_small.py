@@ -177,7 +177,7 @@ def main() -> None:
         part: write_rows(inputs / f"{part}.jsonl", write_chats(count, 0.0, seed)[0])
         for part, count, seed in (("validation", 80, 1), ("test", 160, 2))
     }
-    settings = {"rate": 5e-4, "epochs": 3, "batch_size": 8, "overwrite": True, "say": print}
+    settings = {"lr": 5e-4, "epochs": 3, "batch_size": 8, "overwrite": True, "say": print}
     project = dross.clean_chats(chats, inputs / "model", out=given.out, **checked, **settings)
 
     table = project.instances.sort_values("harm_rank")

@@ -22,9 +22,9 @@ from transformers.utils import logging
 
 import dross
 
-WHOLE = {"count": 1200, "lora": 16, "epochs": 3, "batch_size": 16, "runs": 2, "seeds": 6}
-REDUCED = {"count": 40, "lora": 4, "last_layers": 1, "epochs": 1, "batch_size": 24, "runs": 1}
-REDUCED |= {"max_tokens": 64, "rate": 2e-3, "seeds": 2}
+WHOLE = {"count": 1200, "lora": 16, "epochs": 3, "batch_size": 16, "repeats": 2, "seeds": 6}
+REDUCED = {"count": 40, "lora": 4, "last_layers": 1, "epochs": 1, "batch_size": 24, "repeats": 1}
+REDUCED |= {"max_tokens": 64, "lr": 2e-3, "seeds": 2}
 
 
 def find_weights() -> Path:

@@ -125,7 +125,7 @@ def test_training_and_scores_are_reported(record, numbers):
 
 def test_the_plan_and_the_verdict_are_reported(numbers, tmp_path):
     x, y, _ = made()
-    options = QUICK | {"runs": 1, "verified": 1, "model": "linear", "labels": "annotated"}
+    options = QUICK | {"repeats": 1, "check": 1, "model": "linear", "labels": "annotated"}
     with dross.on_progress(numbers):
         project = dross.clean(x, y, out=tmp_path / "run", **options)
         verdict = dross.judge(tmp_path / "run", remove=5, seeds=2, quick=True, progress=False)

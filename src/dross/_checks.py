@@ -138,7 +138,7 @@ def explain_uninstalled(what: str, *modules: str) -> str:
 
 
 _IN_SHELL: ContextVar[bool] = ContextVar("in shell", default=False)
-_FLAGS = {"make": "--model", "with_model": "--with", "columns": "--column", "n_jobs": "--jobs"}
+_FLAGS = {"make": "--model", "columns": "--column", "n_jobs": "--jobs"}
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def in_shell() -> Iterator[None]:
 def name_option(name: str, value: object = None) -> str:
     """An option as the user writes it, perhaps with a value; True stands for a flag.
 
-    name_option("rate", 0.1)           `--rate 0.1`       `rate=0.1`
+    name_option("lr", 0.1)             `--lr 0.1`         `lr=0.1`
     name_option("overwrite", True)     `--overwrite`      `overwrite=True`
     name_option("out")                 `--out`            `out=...`
     """

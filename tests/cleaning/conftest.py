@@ -38,8 +38,8 @@ def cancer(tmp_path_factory):
         folder / "train.csv",
         "diagnosis",
         out=folder / "run",
-        runs=3,
-        rate=0.02,
+        repeats=3,
+        lr=0.02,
         epochs=12,
         progress=False,
         **other_parts(folder),
@@ -53,7 +53,7 @@ def _little(tmp_path_factory):
     folder.mkdir()
     for part, count in (("train", 120), ("validation", 40), ("test", 40)):
         small_table(folder / f"{part}.csv", count, note=[f"n{k}" for k in range(count)])
-    options = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
+    options = QUICK | {"repeats": 1, "epochs": 3, "check": 2, "model": "linear"}
     dross.clean(folder / "train.csv", "kind", out=folder / "run", **options, **other_parts(folder))
     return folder
 
@@ -74,7 +74,7 @@ def _album(tmp_path_factory):
             path.parent.mkdir(parents=True, exist_ok=True)
             pixels = rng.integers(0, 99, (8, 8), dtype=np.uint8) + (100 if kind == "cat" else 0)
             path.write_bytes(encode_png(pixels.astype(np.uint8)))
-    options = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "mlp"}
+    options = QUICK | {"repeats": 1, "epochs": 2, "check": 2, "model": "mlp"}
     dross.clean(folder / "pics", out=folder / "run", **options)
     return folder
 

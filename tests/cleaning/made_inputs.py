@@ -15,7 +15,7 @@ from dross._io import seal
 from dross.cleaning.plans import Edits, Figure, PlanResult, Recommendation
 from dross.cleaning.project import Project
 
-QUICK = {"runs": 2, "epochs": 8, "rate": 0.05, "verified": 4, "progress": False}
+QUICK = {"repeats": 2, "epochs": 8, "lr": 0.05, "check": 4, "progress": False}
 
 
 def flipped(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

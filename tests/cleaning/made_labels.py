@@ -3,11 +3,11 @@
 import numpy as np
 
 QUICK = {
-    "runs": 2,
+    "repeats": 2,
     "epochs": 4,
-    "rate": 0.1,
+    "lr": 0.1,
     "batch_size": 40,
-    "verified": 2,
+    "check": 2,
     "model": "linear",
     "progress": False,
 }

@@ -14,7 +14,7 @@ from dross.cleaning.project import Project
 from dross.cli.app import main
 from tests.cleaning.made_inputs import QUICK, small_table
 
-FEW = QUICK | {"runs": 1, "epochs": 4, "verified": 2, "model": "linear"}
+FEW = QUICK | {"repeats": 1, "epochs": 4, "check": 2, "model": "linear"}
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_features_of_the_wrong_length(run, tmp_path):
 
 def test_an_estimator_without_probabilities(run, little):
     words = ("judge", little, "--remove", 8, "--seeds", 3, "--quick")
-    code, printed = run(*words, "--with", "sklearn:LinearSVC")
+    code, printed = run(*words, "--estimator", "sklearn:LinearSVC")
     assert code == 0 and "LinearSVC has no predict_proba: only its errors are compared" in printed
     assert len(Project.open(little).verdicts()) == 1
 

@@ -139,10 +139,10 @@ def test_decisions_on_a_validation_file_do_not_touch_training_instances(cleaned)
 
 def test_trusted_labels_are_not_listed(tmp_path, clusters):
     data, given, _, _ = clusters
-    project = dross.clean(*data, out=tmp_path / "run", trusted_validation=True, **given, **QUICK)
+    project = dross.clean(*data, out=tmp_path / "run", validation_is_clean=True, **given, **QUICK)
     assert project.labels_to_check.empty and len(project.label_table) == 90
     assert project.label_table["wrong"].max() == 0
-    assert "--trusted-validation" in (project.folder / "report.html").read_text()
+    assert "--validation-is-clean" in (project.folder / "report.html").read_text()
     with pytest.raises(dross.InvalidInput, match="other settings"):
         dross.clean(*data, out=tmp_path / "run", **given, **QUICK)
 
@@ -178,7 +178,7 @@ def _one(tmp_path_factory):
     pandas.DataFrame(x.round(4)).add_prefix("x").assign(tree=y).to_csv(
         folder / "all.csv", index=False
     )
-    options = QUICK | {"runs": 1, "out": folder / "run", "labels": "annotated"}
+    options = QUICK | {"repeats": 1, "out": folder / "run", "labels": "annotated"}
     dross.clean(folder / "all.csv", "tree", **options)
     return folder, y, flipped
 
@@ -190,7 +190,7 @@ def one(_one, tmp_path):
     said: list[str] = []
 
     def again():
-        options = QUICK | {"runs": 1, "out": tmp_path / "run", "labels": "annotated"}
+        options = QUICK | {"repeats": 1, "out": tmp_path / "run", "labels": "annotated"}
         return dross.clean(_one[0] / "all.csv", "tree", say=said.append, **options)
 
     return Project.open(tmp_path / "run"), *_one[1:], again, said

@@ -23,7 +23,7 @@ def clean_again(folder, *more):
         word for part, path in other_parts(folder.parent).items() for word in (f"--{part}", path)
     ]
     options = dross.Project.open(folder).about["options"]
-    names = ("model", "runs", "rate", "epochs", "batch_size", "verified")
+    names = ("model", "repeats", "lr", "epochs", "batch_size", "check")
     words = [(f"--{name.replace('_', '-')}", options[name]) for name in names]
     given = [word for pair in words if pair[1] is not None for word in pair]
     where = [folder.parent / "train.csv", "--label", "kind", "--out", folder]

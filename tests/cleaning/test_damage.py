@@ -17,7 +17,7 @@ from tests.cleaning.made_inputs import QUICK, interrupted, other_parts, set_in_j
 from tests.cleaning.test_untouched import contents
 from tests.support.test_atomic_files import leave_temporary_files
 
-LITTLE = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
+LITTLE = QUICK | {"repeats": 1, "epochs": 3, "check": 2, "model": "linear"}
 
 
 def clean(run, **options):
@@ -165,7 +165,7 @@ def test_two_cannot_clean_into_one_folder(little):
     try:
         assert other.stdout is not None and other.stdout.readline() == "inside\n"
         before = contents(out)
-        for options in ({}, {"overwrite": True}, {"runs": 2}):
+        for options in ({}, {"overwrite": True}, {"repeats": 2}):
             with pytest.raises(InvalidInput, match=rf"process {other.pid} on"):
                 clean(little, out=out, **options)
         assert contents(out) == before

@@ -31,7 +31,7 @@ def _made(tmp_path_factory):
     frame = pandas.concat([frame, frame.head(TWICE)], ignore_index=True)
     frame.to_csv(folder / "all.csv", index=False)
     said: list[str] = []
-    options = QUICK | {"runs": 3, "say": said.append, "labels": "annotated"}
+    options = QUICK | {"repeats": 3, "say": said.append, "labels": "annotated"}
     dross.clean(folder / "all.csv", "tree", out=folder / "run", **options)
     return folder, np.concatenate([flipped, flipped[:TWICE]]), said
 
@@ -146,8 +146,8 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     assert line.startswith("Labels: annotated. Somebody judged each instance")
     assert project.about["labels"] == "annotated" and project.about["labels_assumed"] is False
     assert "--labels annotated" in (project.folder / "report.html").read_text()
-    words = ["clean", str(folder / "all.csv"), "--label=tree", "--runs=1", "--epochs=2"]
-    words += ["--rate=0.1", "--verified=1", "--model=linear", "--out"]
+    words = ["clean", str(folder / "all.csv"), "--label=tree", "--repeats=1", "--epochs=2"]
+    words += ["--lr=0.1", "--check=1", "--model=linear", "--out"]
     out = project.folder.parent / "other"
     printed = CliRunner().invoke(cli.app, [*words, str(out)], catch_exceptions=False)
     assert printed.exit_code == 0
@@ -175,7 +175,7 @@ def test_texts_are_assumed_to_be_annotated(tmp_path, kind, column):
 
 def test_other_labels_are_another_job(_made, one):
     folder, project = _made[0], one[0]
-    options = QUICK | {"runs": 3, "out": project.folder}
+    options = QUICK | {"repeats": 3, "out": project.folder}
     with pytest.raises(dross.InvalidInput, match="other settings"):
         dross.clean(folder / "all.csv", "tree", labels="observed", **options)
 
@@ -185,7 +185,7 @@ def test_a_test_file_stays_as_it_is(_made, tmp_path):
     x, y, _ = make_part(60, 0.3, 5)
     frame = pandas.DataFrame(x).add_prefix("x").assign(tree=y)
     frame.to_csv(tmp_path / "test.csv", index=False)
-    options = QUICK | {"runs": 1, "test": str(tmp_path / "test.csv")}
+    options = QUICK | {"repeats": 1, "test": str(tmp_path / "test.csv")}
     project = dross.clean(folder / "all.csv", "tree", out=tmp_path / "run", **options)
     assert project.about["counts"] == {"train": 200, "validation": 0, "test": 60}
     data = reopen_data(project)

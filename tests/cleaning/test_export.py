@@ -30,7 +30,7 @@ def test_pictures_in_folders(tmp_path, monkeypatch):
         test=str(folders["test"]),
         model="cnn",
         out=tmp_path / "run",
-        **QUICK | {"runs": 1, "epochs": 4, "verified": 1},
+        **QUICK | {"repeats": 1, "epochs": 4, "check": 1},
     )
     sources = project.instances["source"]
     bad = np.array([digits.flipped[int(name.split("/")[1][:4])] for name in sources])
@@ -57,7 +57,7 @@ def people(tmp_path, monkeypatch):
     run = lambda command: CliRunner().invoke(cli.app, command.split(), catch_exceptions=False)
     said = run(
         "clean people.csv --label kind --column when=ignore"
-        " --runs 2 --epochs 6 --rate 0.1 --verified 4"
+        " --repeats 2 --epochs 6 --lr 0.1 --check 4"
     )
     return said, run
 

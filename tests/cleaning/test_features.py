@@ -27,7 +27,7 @@ from dross.cleaning.training import Recipe
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, small_table
 
-FEW = QUICK | {"runs": 1, "epochs": 3, "verified": 2}
+FEW = QUICK | {"repeats": 1, "epochs": 3, "check": 2}
 PATIENT = FEW | {"epochs": 12}
 CPU = torch.device("cpu")
 
@@ -305,7 +305,7 @@ def test_a_project_of_ones_own_features_shows_pictures_and_notices_other_feature
     rng = np.random.default_rng(0)
     kinds = np.repeat([0, 1], 25)[:, None]  # as dross lists them: sorted by path
     own = write_features(tmp_path / "own.npy", kinds + rng.normal(0, 0.1, (50, 4)))
-    options = FEW | {"epochs": 8, "rate": 0.1}
+    options = FEW | {"epochs": 8, "lr": 0.1}
     project = dross.clean(pictures, out=tmp_path / "run", features=own, **options)
     assert project.about["recipe"]["inputs"] == [4]
     assert project.about["recipe"]["model"] in ("linear", "mlp")
@@ -336,7 +336,7 @@ def write_rings(path, count=400):
 
 
 def test_of_linear_and_mlp_the_better_is_taken_and_said(tmp_path):
-    said, options = [], QUICK | {"runs": 1, "verified": 1, "epochs": 20, "rate": 0.1}
+    said, options = [], QUICK | {"repeats": 1, "check": 1, "epochs": 20, "lr": 0.1}
     rings = write_rings(tmp_path / "rings.csv", 240)
     project = dross.clean(rings, "kind", out=tmp_path / "run", say=said.append, **options)
     assert project.about["recipe"]["model"] == "mlp"

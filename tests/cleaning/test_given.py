@@ -13,7 +13,7 @@ import dross
 from dross.errors import CorruptFile, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, flipped, set_in_json
 
-SMALL = QUICK | {"runs": 1, "epochs": 4, "verified": 2, "model": "linear"}
+SMALL = QUICK | {"repeats": 1, "epochs": 4, "check": 2, "model": "linear"}
 
 
 def made(count=200):
@@ -148,7 +148,7 @@ def test_texts_and_an_estimator_of_ones_own(tmp_path):
     labels = ["good" if k % 2 else "bad" for k in range(120)]
     project = dross.clean(texts, labels, out=tmp_path / "run", **SMALL)
     options = {"remove": 3, "quick": True, "seeds": 2, "progress": False}
-    verdict = dross.judge(project.folder, with_model="sklearn:LogisticRegression", **options)
+    verdict = dross.judge(project.folder, estimator="sklearn:LogisticRegression", **options)
     assert verdict.model == "LogisticRegression"
     left, kept = project.cleaned(remove=3)
     assert len(left) == len(kept) == 117 and set(left) <= set(texts)
@@ -175,7 +175,7 @@ def test_pictures_in_an_array_are_seen_by_a_backbone(tmp_path):
     moved = project.folder.rename(tmp_path / "moved")
     assert dross.judge(moved, remove=3, seeds=2, quick=True, progress=False).removed == 3
     with_model = "sklearn:LogisticRegression"  # it learns the same features
-    verdict = dross.judge(moved, remove=3, seeds=2, with_model=with_model, progress=False)
+    verdict = dross.judge(moved, remove=3, seeds=2, estimator=with_model, progress=False)
     assert verdict.model == "LogisticRegression"
 
 

@@ -211,7 +211,7 @@ def test_more_than_could_ever_be_done_is_refused_at_once(evil):
         ["judge", "run", "--remove", "3", "--jobs", "1000000"],
         ["judge", "run", "--remove", "3", "--seeds", "1000000"],
         ["clean", "train.csv", "--label", "kind", "--epochs", str(10**40), "--out", "other"],
-        ["clean", "train.csv", "--label", "kind", "--runs", str(10**40), "--out", "other"],
+        ["clean", "train.csv", "--label", "kind", "--repeats", str(10**40), "--out", "other"],
     ):
         asked = CliRunner().invoke(cli.app, command)
         assert isinstance(asked.exception, InvalidInput) and "must be at most" in str(
@@ -294,10 +294,10 @@ def test_formulas_are_kept_in_the_copy_and_disarmed_in_lists(tmp_path):
         task="classification",
         model="linear",
         out=tmp_path / "run",
-        runs=1,
+        repeats=1,
         epochs=2,
-        rate=0.1,
-        verified=2,
+        lr=0.1,
+        check=2,
         progress=False,
     )
     assert set(project.instances["label"]) == {formula, "-1"}

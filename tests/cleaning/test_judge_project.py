@@ -23,7 +23,7 @@ from dross.cleaning.report import write_report
 from dross.errors import InvalidInput
 from tests.cleaning.made_judgements import flip
 
-QUICK = {"runs": 1, "epochs": 8, "rate": 0.05, "model": "linear", "progress": False}
+QUICK = {"repeats": 1, "epochs": 8, "lr": 0.05, "model": "linear", "progress": False}
 FEW = {"seeds": 3, "quick": True, "progress": False}
 
 
@@ -65,7 +65,7 @@ def tested(_tested, tmp_path):
 
 
 def ask(run, model=None, **options):
-    return dross.judge(run, with_model=model, **{"remove": 10} | FEW | options)
+    return dross.judge(run, estimator=model, **{"remove": 10} | FEW | options)
 
 
 def files(run):
@@ -199,7 +199,7 @@ def test_a_function_of_ones_own_from_the_command_line(tested, tmp_path):
     (tmp_path / "own_models.py").write_text(
         "from sklearn.naive_bayes import GaussianNB\n\n\ndef bayes():\n    return GaussianNB()\n"
     )
-    command = [sys.executable, "-m", "dross", "judge", str(tested), "--with", "own_models:bayes"]
+    command = [sys.executable, "-m", "dross", "judge", str(tested), "--estimator", "own_models:bayes"]
     command += ["--remove", "10", "--seeds", "2", "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

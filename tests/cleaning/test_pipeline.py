@@ -49,7 +49,7 @@ def test_a_function_that_does_not_give_data_is_refused(tmp_path, data, message):
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, monkeypatch):
     path, out = small_table(tmp_path / "t.csv"), tmp_path / "run"
-    quick = QUICK | {"model": "linear", "verified": 1}
+    quick = QUICK | {"model": "linear", "check": 1}
     clean = lambda **options: dross.clean(path, "kind", out=out, **quick | options)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(examine, "verify", interrupted)
@@ -64,8 +64,8 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left_alone(tmp_path, m
     project.decisions.record({3: ("keep", None)})
     assert (clean().about["made"], (out / "report.html").stat().st_mtime_ns) == made
     with pytest.raises(InvalidInput, match="other data or with other settings"):
-        clean(runs=1)
-    clean(runs=1, overwrite=True)
+        clean(repeats=1)
+    clean(repeats=1, overwrite=True)
     assert list(out.glob("decisions-*.sqlite"))  # set aside, not deleted
     assert not Project.open(out).decisions.current()
 
@@ -100,8 +100,8 @@ def test_an_attempt_that_failed_at_once_does_not_block_the_next(tmp_path):
     with pytest.raises(InvalidInput, match="takes pictures"):
         dross.clean(path, "kind", model="cnn", out=tmp_path / "run", **QUICK)
     dross.clean(path, "kind", out=tmp_path / "run", **QUICK)
-    with pytest.raises(InvalidInput, match="A rate must be above 0"):
-        dross.clean(path, "kind", out=tmp_path / "other", **QUICK | {"rate": -1.0})
+    with pytest.raises(InvalidInput, match="lr must be above 0"):
+        dross.clean(path, "kind", out=tmp_path / "other", **QUICK | {"lr": -1.0})
 
 
 def test_a_run_that_diverges_is_tried_once_more_at_a_third_of_the_rate(tmp_path):
@@ -115,7 +115,7 @@ def test_a_run_that_diverges_is_tried_once_more_at_a_third_of_the_rate(tmp_path)
             model="linear",
             out=tmp_path / "run",
             say=said.append,
-            **QUICK | {"rate": 1e4},
+            **QUICK | {"lr": 1e4},
         )
     assert len(list(tmp_path.glob("line.csv"))) == 1
 
@@ -160,9 +160,9 @@ WRONG = {
     "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not a"),
     "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
-    "too many runs": (TWO_CLASSES, {"runs": 10**6}, "runs must be at most 1,000, not 1000000"),
+    "too many runs": (TWO_CLASSES, {"repeats": 10**6}, "repeats must be at most 1,000, not 1000000"),
     "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
-    "half a run": (TWO_CLASSES, {"runs": 1.5}, "runs must be at least 1 and whole"),
+    "half a run": (TWO_CLASSES, {"repeats": 1.5}, "repeats must be at least 1 and whole"),
     "no label given": (TWO_CLASSES, {"label": None}, "label=.NAME"),
 }
 

@@ -16,7 +16,7 @@ from dross.cli import app
 from dross.errors import CorruptFile
 from tests.cleaning.made_inputs import QUICK, edit_json, other_parts
 
-FAST = QUICK | {"runs": 1, "epochs": 2, "verified": 2, "model": "linear"}
+FAST = QUICK | {"repeats": 1, "epochs": 2, "check": 2, "model": "linear"}
 
 
 def find_sentence(project: dross.Project) -> str:
@@ -64,7 +64,7 @@ def test_one_sentence_says_what_was_found_and_what_to_do(project):
 
 def test_the_command_prints_it(_copied, tmp_path):
     parts = [f"--{part}={_copied / part}.csv" for part in ("validation", "test")]
-    few = ["--runs=1", "--epochs=2", "--rate=0.05", "--verified=2", "--model=linear"]
+    few = ["--repeats=1", "--epochs=2", "--lr=0.05", "--check=2", "--model=linear"]
     where = [str(_copied / "train.csv"), "--label=target", f"--out={tmp_path / 'run'}"]
     said = CliRunner().invoke(app, ["clean", *where, *few, *parts])
     assert said.exit_code == 0

@@ -28,7 +28,7 @@ from dross.errors import CorruptFile, DrossError
 from tests.cleaning.made_inputs import set_in_json
 from tests.cleaning.made_labels import QUICK
 
-FEW = QUICK | {"runs": 1}
+FEW = QUICK | {"repeats": 1}
 FIGURE = Figure(before=0.13, after=0.125, change=-0.005, interval=(-0.008, -0.002))
 PLAN = KnownPlan(
     name="wrong-50",

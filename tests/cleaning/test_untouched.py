@@ -184,7 +184,7 @@ def test_overwriting_deletes_only_what_dross_wrote(little):
     kept = contents(elsewhere)
     Project.open(little).decisions.record({3: ("keep", None)})
     path = small_table(little.parent / "new.csv")
-    dross.clean(path, "kind", out=little, overwrite=True, **QUICK | {"runs": 1, "verified": 2})
+    dross.clean(path, "kind", out=little, overwrite=True, **QUICK | {"repeats": 1, "check": 2})
     assert {name: (little / name).read_text() for name in mine} == mine
     assert contents(elsewhere) == kept
     assert not list((little / "verdicts").glob("*")) and len(Project.open(little).instances) == 150

@@ -25,7 +25,7 @@ def _clean_quickly():
         yield
 
 
-QUICK = ["--runs", "1", "--epochs", "2", "--rate", "0.1", "--verified", "2"]
+QUICK = ["--repeats", "1", "--epochs", "2", "--lr", "0.1", "--check", "2"]
 ODD_NAMES = ["rate [/s]", "weight [kg]", "[bold]x", ":warning:", "cost $a_b$"]
 
 
@@ -147,7 +147,7 @@ def test_a_full_disk_while_scores_are_written(tmp_path, suffix):
 
 def test_a_full_disk_while_a_project_and_a_copy_are_written(tmp_path):
     path = write_table(tmp_path / "t.csv", count=400)
-    quick = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
+    quick = {"repeats": 1, "epochs": 2, "lr": 0.1, "check": 2, "progress": False}
     clean = lambda out="o": dross.clean(path, "kind", out=tmp_path / out, **quick)
     clean("first")  # what is imported on the way writes files of its own
     for most in (0, 500, 3_000, 10_000, 20_000):
@@ -163,7 +163,7 @@ def test_a_full_disk_while_a_project_and_a_copy_are_written(tmp_path):
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_full_disk_leaves_an_earlier_copy_and_its_list_as_they_were(tmp_path, suffix):
     """Also where one of the two would still fit: they are of the same decisions or not there."""
-    quick = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
+    quick = {"repeats": 1, "epochs": 2, "lr": 0.1, "check": 2, "progress": False}
     dross.clean(write_table(tmp_path / "t.csv", count=400), "kind", out=tmp_path / "o", **quick)
     export = lambda m: dross.export(
         tmp_path / "o", tmp_path / f"c{suffix}", remove=m, overwrite=True

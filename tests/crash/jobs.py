@@ -38,10 +38,10 @@ FOUND = (
 REFUSED = 3  # how a process ends that a DrossError ended
 OPTIONS = {
     "columns": {"note": "ignore"},
-    "runs": 2,
+    "repeats": 2,
     "epochs": 4,
-    "rate": 0.05,
-    "verified": 2,
+    "lr": 0.05,
+    "check": 2,
     "progress": False,
 }
 _HANG = 300  # seconds for one job, which takes a few

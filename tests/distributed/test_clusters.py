@@ -95,8 +95,8 @@ def test_a_verdict_by_a_cluster_is_the_one_of_this_process(cluster, tmp_path):
         tmp_path / "cancer.csv",
         "diagnosis",
         out=tmp_path / "run",
-        runs=2,
-        rate=0.02,
+        repeats=2,
+        lr=0.02,
         epochs=4,
         progress=False,
     )

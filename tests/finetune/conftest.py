@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dross import cli
 from tests.finetune.tiny import make_rows, save_model, write_rows
 
-QUICK = ["--runs", "1", "--epochs", "2", "--batch-size", "18", "--rate", "0.01"]
+QUICK = ["--repeats", "1", "--epochs", "2", "--batch-size", "18", "--lr", "0.01"]
 
 
 @pytest.fixture(scope="session")

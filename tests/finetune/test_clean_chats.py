@@ -80,8 +80,8 @@ def test_a_verdict_and_an_export(made, tmp_path):
     ]
     with pytest.raises(InvalidInput, match=r"end its name with \.jsonl"):
         run("export", folder, tmp_path / "cleaned.parquet", "--remove", 5)
-    with pytest.raises(InvalidInput, match="leave out with_model="):
-        dross.judge(folder, remove=5, with_model="sklearn:LogisticRegression")
+    with pytest.raises(InvalidInput, match="leave out estimator="):
+        dross.judge(folder, remove=5, estimator="sklearn:LogisticRegression")
 
 
 def test_a_changed_input_or_model_is_noticed(made, model, tmp_path):
@@ -102,7 +102,7 @@ def test_adapters_of_the_last_layer_on_messages_in_parquet(model, tmp_path):
     table = tmp_path / "chats.parquet"
     pandas.DataFrame(rows).to_parquet(table)
     folder = tmp_path / "run"
-    options = {"runs": 1, "epochs": 1, "batch_size": 30, "lora": 2, "last_layers": 1}
+    options = {"repeats": 1, "epochs": 1, "batch_size": 30, "lora": 2, "last_layers": 1}
     project = dross.clean_chats(table, model, out=folder, progress=False, **options)
     assert project.instances["source"].str.startswith("row ").all()
     done = dross.export(folder, tmp_path / "cleaned.parquet", remove=3)
@@ -123,7 +123,7 @@ def test_what_was_stopped_goes_on(made, model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tuner.Tuner, "recorded", never)
     again = dross.clean_chats(
-        chats, model, out=copy, runs=1, epochs=2, batch_size=18, rate=0.01, progress=False
+        chats, model, out=copy, repeats=1, epochs=2, batch_size=18, lr=0.01, progress=False
     )
     first = Project.open(folder).instances.drop(columns="confidence")
     pandas.testing.assert_frame_equal(again.instances.drop(columns="confidence"), first)

@@ -47,7 +47,7 @@ def made(tmp_path_factory):
     """A project with decisions and a verdict."""
     folder = tmp_path_factory.mktemp("project")
     small_table(folder / "table.csv", 120, note=[f"n{k}" for k in range(120)])
-    options = QUICK | {"runs": 1, "epochs": 3, "verified": 2, "model": "linear"}
+    options = QUICK | {"repeats": 1, "epochs": 3, "check": 2, "model": "linear"}
     project = dross.clean(folder / "table.csv", "kind", out=folder / "run", **options)
     log, other = project.decisions, project.classes[0]
     log.record(dict.fromkeys(range(5), ("remove", None)), "ann", "these look wrong")

@@ -26,7 +26,7 @@ from dross.integrations.sklearn import CleaningClassifier, CleaningRegressor
 from tests.cleaning.made_inputs import flipped
 from tests.quick_cleaning import quick_cleaning
 
-QUICK = {"runs": 1, "epochs": 6, "rate": 0.05, "model": "linear", "verified": 1}
+QUICK = {"repeats": 1, "epochs": 6, "lr": 0.05, "model": "linear", "check": 1}
 
 
 def made(count=400, share=0.2, kinds=("no", "yes")):
@@ -119,7 +119,7 @@ def test_a_frame_keeps_its_names_and_labels_their_type(folder):
 def test_validation_data_of_ones_own_are_not_learned():
     x, y, bad = made(280, kinds=(" ", "yes"))  # a class whose name is blank
     validation = (x[~bad][:80], y[~bad][:80])
-    how = {"validation": validation, "trusted_validation": True, "plan": "wrong-70"}
+    how = {"validation": validation, "validation_is_clean": True, "plan": "wrong-70"}
     model = quick(KNeighborsClassifier(1), **how).fit(x, y)
     assert not np.isnan(model.scores_).any() and len(model.wrong_) == 280
     assert model.estimator_.n_samples_fit_ <= 280

@@ -70,7 +70,7 @@ def try_wheel(programs: Path, place: Path) -> None:
     version = run(dross, "--version", cwd=place)
     assert "Exit codes" in run(dross, "--help", cwd=place)
     write_table(place / "table.csv")
-    quick = ("--runs", 1, "--epochs", 4, "--rate", 0.1, "--verified", 2, "--json", "--quiet")
+    quick = ("--repeats", 1, "--epochs", 4, "--lr", 0.1, "--check", 2, "--json", "--quiet")
     found = run(dross, "clean", "table.csv", "--label", "kind", *quick, cwd=place)
     assert json.loads(found)["counts"], found
     verdict = run(

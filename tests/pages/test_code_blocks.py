@@ -36,7 +36,7 @@ NOT_RUN = {
     r": \.venv/bin/python tests/regression": "tests/regression/test_digests.py runs it",
     r": dross demo": "tests/test_package.py runs it",
     r": dross review": "serves until it is stopped; tests/review runs it",
-    r": dross clean .*--runs 8": "the same command as elsewhere, with twice the runs",
+    r": dross clean .*--repeats 8": "the same command as elsewhere, with twice the runs",
     r": dross judge .*mymodels:pipeline": "tests/cleaning/test_judge_project.py runs a user's own",
     r"command-line.md: dross clean": "examples of data that are not here; run with people.csv",
     r"command-line.md: dross judge": "minutes; docs/how-to runs the same on a smaller model",

@@ -151,7 +151,7 @@ def recorder_case(optimizer_name: str, dropout: bool) -> Case:
     return compute
 
 
-QUICK = {"runs": 2, "epochs": 6, "rate": 0.05, "verified": 3, "progress": False}
+QUICK = {"repeats": 2, "epochs": 6, "lr": 0.05, "check": 3, "progress": False}
 
 
 def clean_case(write: Callable[[Path], dict[str, Any]], **options: Any) -> Case:

@@ -86,7 +86,7 @@ def make_project(
         "runs": 4,
         "counts": {"train": n, "validation": held, "test": held},
         "request": {"data": "people.csv", "label": "income", "columns": {}, "seed": 0},
-        "options": {"runs": 4, "verified": 16},
+        "options": {"repeats": 4, "check": 16},
         "labels": "observed",
         "digests": {},
         "recommendation": NOTHING,

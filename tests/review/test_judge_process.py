@@ -111,7 +111,7 @@ def made_with_own_code(tmp_path_factory):
     frame = pandas.DataFrame(rng.normal(size=(90, 3)).round(3), columns=["a", "b", "c"])
     frame["kind"] = np.where(frame["a"] > 0, "yes", "no")
     frame.to_csv(folder / "t.csv", index=False)
-    options = {"runs": 1, "epochs": 2, "rate": 0.1, "verified": 2, "progress": False}
+    options = {"repeats": 1, "epochs": 2, "lr": 0.1, "check": 2, "progress": False}
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr(sys, "path", list(sys.path))

@@ -85,4 +85,4 @@ def test_trusted_labels_are_said_to_be(browser, tmp_path):
     project = add_checks(make_project(tmp_path / "p", "table", 40), wanted=0, trusted=True)
     with serve_in_thread(project) as server, visit(browser, server, "&tab=validation") as page:
         wait_for_text(page, "found", "0 instances")
-        assert "--trusted-validation" in page.inner_text("#meaning")
+        assert "--validation-is-clean" in page.inner_text("#meaning")

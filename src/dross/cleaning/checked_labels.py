@@ -270,5 +270,5 @@ def _group_copies(copies: Copies, starts: dict[str, int], count: int) -> np.ndar
 def project_rows(project: Project, data: PreparedData) -> Rows:
     """The rows of a finished project, with the labels that were checked before it was made."""
     checked = read_used(project.folder, data)
-    trusted = project.about.get("trusted_validation") is True
+    trusted = project.about.get("validation_is_clean") is True
     return make_rows(data, checked, project.copies, trusted=trusted)

@@ -35,8 +35,8 @@ def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
     recipe = searched.recipe
     steps = recipe.epochs * recipe.steps_per_epoch(job.count)
     training = steps * searched.seconds_per_step
-    runs = job.options.runs * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
-    checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.verified / 16
+    runs = job.options.repeats * training * _STEP_OF_A_RUN * searched.enlarged ** (1 / 3)
+    checks = _CHECK_PER_TRAINING * training * searched.enlarged * job.options.check / 16
     measured = min(1.0, MOST_MEASURED / min(job.count, MOST_LEARNED))
     state = 8 * recipe.count_parameters()  # the parameters and their momentum
     kept = DefaultRetention().resolve(steps, state, 0)
@@ -44,7 +44,7 @@ def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
     batches = 8 * steps * recipe.batch_size
     return Cost(
         _PLANS_PER_EXAMINED * measured * examined + runs + checks,
-        job.options.runs * float(states + batches),
+        job.options.repeats * float(states + batches),
     )
 
 

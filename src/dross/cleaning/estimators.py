@@ -75,7 +75,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
         )
     elif ":" not in model:
         raise InvalidInput(
-            f"{name_option('with_model')} takes sklearn:NAME or module:function, and '{model}' has "
+            f"{name_option('estimator')} takes sklearn:NAME or module:function, and '{model}' has "
             "no colon. "
             f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
         )
@@ -83,7 +83,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
         found = _find_class(model, task)
         estimator = _make(found, _named(model))
     else:
-        found = import_function(model, name_option("with_model"))
+        found = import_function(model, name_option("estimator"))
         estimator = _make(found, _named(model)) if callable(found) else found
     name = _name(estimator)
     _check_methods(estimator, name)
@@ -198,4 +198,4 @@ def _find_kind(estimator: Any) -> str | None:
 
 
 def _named(model: str) -> str:
-    return name_option("with_model", model)
+    return name_option("estimator", model)

@@ -73,7 +73,7 @@ def examine(
         stages: The overall progress.
     """
     recipe = searched.recipe
-    trusted = job.options.trusted_validation
+    trusted = job.options.validation_is_clean
     rows = make_rows(job.prepared, checked, copies, trusted=trusted)
     job.say(f"Examining {len(rows):,} labels with models that did not learn them ...")
     stages.begin("labels")
@@ -86,7 +86,7 @@ def examine(
     scored_job = replace(job, prepared=scored_data)
     errors = None if rows.classes else rows.y - noise.best_other[0]
     scale = 1.0 if errors is None else error_scale(errors / job.prepared.scale[1])
-    parts = cut_for_runs(scored_data, job.options.runs, rows, job.request.seed)
+    parts = cut_for_runs(scored_data, job.options.repeats, rows, job.request.seed)
     stages.begin("runs", bars=2 * len(parts))
     recipe, runs, scored = _score(scored_job, recipe, parts, scale)
     stages.begin("checks")
@@ -255,7 +255,7 @@ def _verify(job: Job, run: Run, part: RunPart, scored: InstanceScores) -> Retrai
         scored.by_run[0][part.learned],
         part.held_out,
         part.held_out_pair(job.prepared),
-        count=job.options.verified,
+        count=job.options.check,
         scale=scored.scale,
         seed=job.request.seed,
         progress=job.progress,

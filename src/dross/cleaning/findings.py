@@ -176,7 +176,7 @@ def warn_of_disagreement(about: dict[str, Any]) -> str | None:
     return (
         f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
         f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
-        f"A higher {name_option('runs')} of dross clean makes it more stable."
+        f"A higher {name_option('repeats')} of dross clean makes it more stable."
     )
 
 

@@ -16,10 +16,10 @@ from .modality import PreparedData
 from .training import MODELS, Pair
 
 _MAX_RUNS = 1000
-_MAX_VERIFIED = 100_000
+_MAX_CHECKED = 100_000
 _MAX_BATCH_SIZE = 1_000_000  # a batch that is larger than the data has instances twice
 _WHY_RUNS = "each trains new models and keeps them on the disk"
-_WHY_VERIFIED = "each is checked by a training without it"
+_WHY_CHECKED = "each is checked by a training without it"
 CPU = torch.device("cpu")
 _ASSUMED = {"images": "annotated", "text": "annotated"}  # all else is observed
 
@@ -32,25 +32,25 @@ class Options:
 
     model: str | None = None
     make: str | None = None  # module:function that builds a model of the user's own
-    runs: int = 4
-    rate: float | None = None
+    repeats: int = 4
+    lr: float | None = None
     epochs: int | None = None
     batch_size: int | None = None
-    verified: int = 16
-    trusted_validation: bool = False  # no label of the validation part is doubted
+    check: int = 16
+    validation_is_clean: bool = False  # no label of the validation part is doubted
     labels: str | None = None  # annotated or observed; by default the kind of data decides
 
     def __post_init__(self):
-        check_count(self.runs, "runs", at_most=_MAX_RUNS, because=_WHY_RUNS)
+        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=_WHY_RUNS)
         check_count(
-            self.verified, "verified", at_least=1, at_most=_MAX_VERIFIED, because=_WHY_VERIFIED
+            self.check, "check", at_least=1, at_most=_MAX_CHECKED, because=_WHY_CHECKED
         )
         if self.epochs is not None:
             check_epochs(self.epochs)
         if self.batch_size is not None:
             check_batch_size(self.batch_size, _MAX_BATCH_SIZE)
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise InvalidInput(f"A rate must be above 0, not {self.rate}.")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
         if self.model is not None:
             check_name("model", self.model, MODELS)
         if self.labels is not None:

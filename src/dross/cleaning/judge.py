@@ -110,7 +110,7 @@ def judge(
     progress: bool = True,
     n_jobs: int | None = None,
     trust_code: Sequence[str] = (),
-    with_model: Any = None,
+    estimator: Any = None,
     device: str | None = None,
 ) -> Verdict:
     """Retrain with fresh seeds, with and without the edits, and compare on rows held out.
@@ -138,7 +138,7 @@ def judge(
             the work over a cluster instead.
         trust_code: the `module:function`s that the project was made with and that may be run. A
             project never causes code to be imported that this call does not name.
-        with_model: the model that judges, instead of the project's own: an estimator with the
+        estimator: the model that judges, instead of the project's own: an estimator with the
             methods of scikit-learn; the name of one, `sklearn:HistGradientBoostingClassifier`; or
             `module:function`, which returns one. It is fitted on the same inputs, as [N, features],
             with the same seeds and edits. Classes are numbered in the order of `project.classes`.
@@ -153,7 +153,7 @@ def judge(
 
     Raises:
         InvalidInput: there is nothing to judge, a number is out of range, the project needs code
-            that `trust_code` does not name, or `with_model` cannot be found or fitted.
+            that `trust_code` does not name, or `estimator` cannot be found or fitted.
         InputChanged: the data or the model's module have changed since `dross.clean`.
         CorruptFile: the folder is not a finished project, or a file is damaged.
         DrossError: the folder cannot be written.
@@ -161,7 +161,7 @@ def judge(
     Example:
         verdict = dross.judge("runs/people", remove=50)
         print(verdict.verdict, verdict.sentence)
-        dross.judge("runs/people", with_model=RandomForestClassifier(300))
+        dross.judge("runs/people", estimator=RandomForestClassifier(300))
     """
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
@@ -172,15 +172,15 @@ def judge(
     check_writable(project.folder)
     delete_stale_files(project.folder)
     if (train := judge_of(project.about["kind"])) is not None:
-        if with_model is not None:
+        if estimator is not None:
             raise InvalidInput(
                 "Chats are judged by the model that is fine-tuned: leave out "
-                f"{name_option('with_model')}."
+                f"{name_option('estimator')}."
             )
         count = QUICK_SEEDS if seeds is None else seeds
         return _judge_otherwise(train, project, edits, count, device=here, progress=progress)
-    model = None if with_model is None else find_model(with_model, project.about["task"])
-    prepared, recipe = reopen_inputs(project, trust_code, with_model=model is None)
+    model = None if estimator is None else find_model(estimator, project.about["task"])
+    prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
     judgement = Judgement(
         prepared=prepared,
         rows=project_rows(project, prepared),

@@ -249,7 +249,7 @@ def _try(job: Job, candidate: Candidate, data: PreparedData) -> Trial:
         _base_recipe(job, candidate.model, data),
         *learned,
         held_out,
-        rates=None if job.options.rate is None else (job.options.rate,),
+        rates=None if job.options.lr is None else (job.options.lr,),
         epochs=job.options.epochs,
         seed=job.request.seed,
         progress=job.progress,
@@ -319,7 +319,7 @@ def _describe_origins(job: Job) -> str:
     """Which of the numbers were found by the search, and which were given."""
     options = job.options
     values = {
-        name_option("rate"): options.rate,
+        name_option("lr"): options.lr,
         name_option("epochs"): options.epochs,
         name_option("batch_size"): options.batch_size,
     }

@@ -58,12 +58,12 @@ def clean(
     model: str | None = None,
     make: str | None = None,
     labels: str | None = None,
-    runs: int = 4,
-    rate: float | None = None,
+    repeats: int = 4,
+    lr: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    verified: int = 16,
-    trusted_validation: bool = False,
+    check: int = 16,
+    validation_is_clean: bool = False,
     seed: int = 0,
     device: str | None = None,
     overwrite: bool = False,
@@ -111,10 +111,11 @@ def clean(
             people would nearly always agree (topics, objects in images). `observed`: they are what
             happened (income, survival, default), so equal instances can differ. By default
             `annotated` for images and texts, and `observed` otherwise.
-        runs: how many independent runs the scores are averaged over.
-        rate, epochs, batch_size: for training. By default a search finds rate and epochs.
-        verified: how many of the most harmful, and how many others, to check by retraining.
-        trusted_validation: treat every label of `validation` as right. Otherwise
+        repeats: how many independent runs the scores are averaged over.
+        lr, epochs, batch_size: for training. By default a search finds the learning rate and the
+            epochs.
+        check: how many of the most harmful, and how many others, to check by retraining.
+        validation_is_clean: treat every label of `validation` as right. Otherwise
             `Project.labels_to_check` lists those that are likely wrong.
         seed: decides the split, the initial weights and the order of the batches.
         device: where features are computed and models trained: `cpu`, `cuda` or `mps` (whose runs
@@ -155,12 +156,12 @@ def clean(
     options = Options(
         model=model,
         make=make,
-        runs=runs,
-        rate=rate,
+        repeats=repeats,
+        lr=lr,
         epochs=epochs,
         batch_size=batch_size,
-        verified=verified,
-        trusted_validation=trusted_validation,
+        check=check,
+        validation_is_clean=validation_is_clean,
         labels=labels,
     )
     folder = _default_folder(data) if out is None else Path(out)

@@ -34,7 +34,7 @@ def names_code(request: Request) -> bool:
 
 
 def reopen_inputs(
-    project: Project, trust_code: Sequence[str] = (), *, with_model: bool = True
+    project: Project, trust_code: Sequence[str] = (), *, needs_model: bool = True
 ) -> tuple[PreparedData, Recipe]:
     """Read the input once more, and make the recipe of the models.
 
@@ -42,19 +42,19 @@ def reopen_inputs(
         project: The project.
         trust_code: The `module:function`s that may be imported. The project's own word is not
             enough.
-        with_model: Whether the recipe is to build models. If not, no code is needed for them.
+        needs_model: Whether the recipe is to build models. If not, no code is needed for them.
 
     Raises:
         InvalidInput: the project needs code that `trust_code` does not name.
         InputChanged: the input, or the code, has changed since `dross clean` read it.
         CorruptFile: project.json lacks something.
     """
-    about, make = project.about, _model_code(project) if with_model else None
+    about, make = project.about, _model_code(project) if needs_model else None
     try:
         saved = about["recipe"] | {"inputs": tuple(about["recipe"]["inputs"])}
     except (KeyError, TypeError):
         raise explain_lack(project.folder, "recipe") from None
-    needed = needed_code(project) if with_model else _data_code(project)
+    needed = needed_code(project) if needs_model else _data_code(project)
     check_trusted(needed, trust_code, str(project.folder))
     encoding = Encoding.from_json(about.get("encoding"))
     if encoding is None:

@@ -42,7 +42,7 @@ _REQUEST_FLAGS = (
 _OPTION_FLAGS = {
     "model": "--model",
     "make": "--model",
-    "rate": "--rate",
+    "lr": "--lr",
     "epochs": "--epochs",
     "batch_size": "--batch-size",
     "labels": "--labels",
@@ -243,7 +243,7 @@ def _write_command(about: dict[str, Any], folder: Path, short: bool) -> str:
     for name, flag in _OPTION_FLAGS.items():
         if options.get(name) is not None:
             words += [flag, str(options[name])]
-    words += ["--trusted-validation"] if options.get("trusted_validation") else []
+    words += ["--validation-is-clean"] if options.get("validation_is_clean") else []
     for name, (value, usual) in _defaults(request, options).items():
         if not short or value != usual:
             words += [f"--{name}", str(value)]
@@ -253,8 +253,8 @@ def _write_command(about: dict[str, Any], folder: Path, short: bool) -> str:
 def _defaults(request: dict[str, Any], options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Options that always have a value: what was given, and the default."""
     return {
-        "runs": (options["runs"], 4),
-        "verified": (options["verified"], 16),
+        "repeats": (options["repeats"], 4),
+        "check": (options["check"], 16),
         "seed": (request["seed"], 0),
     }
 

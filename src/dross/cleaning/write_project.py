@@ -95,7 +95,7 @@ def _describe_project(
         "label": source.label,
         "classes": source.classes,
         "counts": {part: len(ids) for part, ids in prepared.parts.items()},
-        "runs": options.runs,
+        "runs": options.repeats,
         "recipe": outcome.recipe.to_json(),
         "encoding": prepared.encoding,
         "notes": prepared.notes,
@@ -107,7 +107,7 @@ def _describe_project(
         "run_agreement": outcome.agreement,
         "labels": job.labels,
         "labels_assumed": options.labels is None,
-        "trusted_validation": options.trusted_validation,
+        "validation_is_clean": options.validation_is_clean,
         "noise": outcome.noise,
         "recommendation": outcome.recommendation,
         "verification": {
@@ -130,7 +130,7 @@ def _describe_checked(job: Job, labels: Frame) -> dict[str, Any]:
         "checked": int((labels["checked"] != "").sum()),
         "wrong": int(labels["checked"].isin(["wrong", "relabelled"]).sum()),
         "before": read_earlier(job.folder),
-        "trusted": job.options.trusted_validation,
+        "trusted": job.options.validation_is_clean,
     }
 
 

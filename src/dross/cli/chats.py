@@ -17,10 +17,10 @@ _OF_CHATS = (
     "lora",
     "last_layers",
     "max_tokens",
-    "yes",
+    "force",
 )
-_OF_BOTH = ("out", "validation", "test", "rate", "seed", "device", "overwrite")
-_WITH_DEFAULTS = ("runs", "epochs", "batch_size")
+_OF_BOTH = ("out", "validation", "test", "lr", "seed", "device", "overwrite")
+_WITH_DEFAULTS = ("repeats", "epochs", "batch_size")
 _OF_OUTPUT = ("quiet", "as_json")
 _OF_OTHERS = (
     "label",
@@ -32,7 +32,7 @@ _OF_OTHERS = (
     "na",
     "features",
     "backbone",
-    "trusted_validation",
+    "validation_is_clean",
 )
 
 

@@ -31,12 +31,12 @@ def clean(
     backbone: option.Backbone = None,
     model: option.Model = None,
     labels: option.Labels = None,
-    runs: option.Runs = None,
-    rate: option.Rate = None,
+    repeats: option.Repeats = None,
+    lr: option.Lr = None,
     epochs: option.Epochs = None,
     batch_size: option.BatchSize = None,
-    verified: option.Verified = 16,
-    trusted_validation: option.TrustedValidation = False,
+    check: option.Check = 16,
+    validation_is_clean: option.ValidationIsClean = False,
     prompt: option.Prompt = None,
     response: option.Response = None,
     source: option.Origin = None,
@@ -44,7 +44,7 @@ def clean(
     lora: option.Lora = None,
     last_layers: option.LastLayers = None,
     max_tokens: option.MaxTokens = None,
-    yes: option.Yes = False,
+    force: option.Force = False,
     seed: option.Seed = 0,
     device: option.Device = None,
     out: option.Out = None,
@@ -88,8 +88,8 @@ def _clean(given: dict[str, Any], *, progress: bool, say: Say) -> Any:
     chosen = without_chat_options(given)
     columns = chosen.pop("column") or []
     chosen |= {"columns": dict(map(_read_column_kind, columns)), "na": chosen["na"] or None}
-    if chosen["runs"] is None:
-        del chosen["runs"]
+    if chosen["repeats"] is None:
+        del chosen["repeats"]
     if ":" in (chosen["model"] or ""):
         chosen |= {"model": None, "make": chosen["model"]}
     return clean_data(**chosen, **how)
@@ -145,7 +145,7 @@ def judge(
         Option("--quick", help="A first look with fewer seeds."),
     ] = False,
     jobs: Annotated[int, Option(min=1, help="How many processes to train in.")] = 1,
-    with_model: option.WithModel = None,
+    estimator: option.Estimator = None,
     device: option.Device = None,
     trust_code: option.TrustCode = None,
     quiet: option.Quiet = False,
@@ -159,7 +159,7 @@ def judge(
     inconclusive. Without options it judges the decisions made on the page, or else the recommended
     plan. Data and models from module:function are run only if --trust-code names them.
 
-    The models are those of dross clean. With --with, your own model decides: any estimator of
+    The models are those of dross clean. With --estimator, your own model decides: any estimator of
     scikit-learn, or a function of yours that returns one. It learns the same numbers, with the
     same seeds and edits. Where seeds make no difference to it, each draws a bootstrap sample of the
     training part.
@@ -167,7 +167,7 @@ def judge(
     from ..cleaning.estimators import names_user_code
     from ..cleaning.judge import judge as judge_project
 
-    own = [with_model] if with_model is not None and names_user_code(with_model) else []
+    own = [estimator] if estimator is not None and names_user_code(estimator) else []
     show = choose_say(quiet, as_json) if quiet or as_json else _print_path
     _show_trusted([*own, *(trust_code or [])], show)
     verdict = judge_project(
@@ -181,7 +181,7 @@ def judge(
         n_jobs=jobs,
         device=device,
         trust_code=trust_code or [],
-        with_model=with_model,
+        estimator=estimator,
         progress=not quiet,
     )
     if as_json:

@@ -20,8 +20,8 @@ CLEAN_EXAMPLES = (
 )
 JUDGE_EXAMPLES = (
     "dross judge runs/people",
-    "dross judge runs/people --remove 50 --with sklearn:HistGradientBoostingClassifier",
-    "dross judge runs/people --with mymodels:pipeline",
+    "dross judge runs/people --remove 50 --estimator sklearn:HistGradientBoostingClassifier",
+    "dross judge runs/people --estimator mymodels:pipeline",
 )
 Data = Annotated[
     str,
@@ -92,7 +92,7 @@ LastLayers = Annotated[
 MaxTokens = Annotated[
     int | None, Option(min=2, help="Cut longer texts. Default: 1024.", rich_help_panel=CHATS)
 ]
-Yes = Annotated[bool, Option("--yes", help="Begin even if it takes hours.", rich_help_panel=CHATS)]
+Force = Annotated[bool, Option("--force", help="Begin even if it takes hours.", rich_help_panel=CHATS)]
 Features = Annotated[
     Path | None,
     Option(
@@ -116,7 +116,7 @@ Model = Annotated[
         "does better on held-out instances. For chats: the folder or the name of a language model."
     ),
 ]
-Runs = Annotated[
+Repeats = Annotated[
     int | None,
     Option(min=1, help="Independent runs to average the scores over. Default: 4; 2 for chats."),
 ]
@@ -129,20 +129,20 @@ Labels = Annotated[
         "annotated for images and texts, observed otherwise.",
     ),
 ]
-Rate = Annotated[float | None, Option(help="The learning rate; otherwise searched for.")]
+Lr = Annotated[float | None, Option(help="The learning rate; otherwise searched for.")]
 Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Instances per training step.")]
-Verified = Annotated[
+Check = Annotated[
     int,
     Option(
         min=1,
         help="How many of the most harmful instances, and how many others, to check by retraining.",
     ),
 ]
-TrustedValidation = Annotated[
+ValidationIsClean = Annotated[
     bool,
     Option(
-        "--trusted-validation",
+        "--validation-is-clean",
         help="Trust all labels of --validation: none is listed.",
     ),
 ]
@@ -180,10 +180,10 @@ TrustCode = Annotated[
         help="Code that the project was made with and that may be run. May be repeated.",
     ),
 ]
-WithModel = Annotated[
+Estimator = Annotated[
     str | None,
     Option(
-        "--with",
+        "--estimator",
         metavar="MODEL",
         help="The model that judges: sklearn:NAME, a class of scikit-learn, or module:function "
         "that returns an estimator.",

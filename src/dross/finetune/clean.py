@@ -48,13 +48,13 @@ def clean_chats(
     lora: int | None = None,
     last_layers: int | None = None,
     max_tokens: int | None = None,
-    runs: int = 2,
-    rate: float | None = None,
+    repeats: int = 2,
+    lr: float | None = None,
     epochs: int = 3,
     batch_size: int = 8,
     seed: int = 0,
     device: str | None = None,
-    yes: bool = False,
+    force: bool = False,
     overwrite: bool = False,
     progress: bool = True,
     say: Say | None = None,
@@ -78,12 +78,12 @@ def clean_chats(
         lora: train adapters of this rank instead of the weights.
         last_layers: train this many of the last layers only.
         max_tokens: cut longer texts; 1,024 by default, and never more than the model takes.
-        runs: how many recorded fine-tunings the scores are averaged over.
-        rate: the learning rate, which decays to 0; by default 2e-4 for adapters, else 2e-5.
+        repeats: how many recorded fine-tunings the scores are averaged over.
+        lr: the learning rate, which decays to 0; by default 2e-4 for adapters, else 2e-5.
         epochs, batch_size: for training.
         seed: decides the split, adapters and the order of the examples.
         device: `cpu` or `cuda`. By default a GPU if there is one, and else the CPU.
-        yes: start even if it takes more than an hour.
+        force: start even if it takes more than an hour.
         overwrite: replace what the folder holds. Decisions in it are set aside, not deleted.
         progress: show progress bars where stderr is a terminal.
         say: a function that gets a sentence about each stage; by default none is called.
@@ -93,7 +93,7 @@ def clean_chats(
 
     Raises:
         InvalidInput: the data, the model or an argument cannot be used, a package is missing, or it
-            takes more than an hour without `yes`.
+            takes more than an hour without `force`.
         NotSupported: the model is quantized, or cannot be differentiated twice.
         InvalidInput: the model is not on this machine and cannot be fetched.
         Diverged: training diverges.
@@ -113,8 +113,8 @@ def clean_chats(
         lora,
         last_layers,
         max_tokens,
-        runs,
-        rate,
+        repeats,
+        lr,
         epochs,
         batch_size,
     )
@@ -125,7 +125,7 @@ def clean_chats(
     request = Request(_absolute(data), RESPONSE, seed=seed, **files)
     folder = Path(out) if out is not None else Path("runs") / (Path(data).stem or "chats")
     job = _Job(request, options, folder, choose_device(device), progress, say or (lambda _: None))
-    return job.run(yes=yes, overwrite=overwrite)
+    return job.run(force=force, overwrite=overwrite)
 
 
 def _absolute(given: str | os.PathLike) -> str:
@@ -142,7 +142,7 @@ class _Job:
     progress: bool
     say: Say
 
-    def run(self, *, yes: bool, overwrite: bool) -> Project:
+    def run(self, *, force: bool, overwrite: bool) -> Project:
         files = digest_inputs(self.request)  # before they are read: what changes later is noticed
         loaded = load(self.options)
         examples, copies = open_examples(
@@ -156,7 +156,7 @@ class _Job:
                 return check_answer(finished, begun)
             started = time.monotonic()
             tuner = make_tuner(loaded, examples, self.options, self.device)
-            self._estimate(tuner, examples, yes)
+            self._estimate(tuner, examples, force)
             return check_answer(self._work(tuner, examples, copies, begun, started), begun)
 
     def _work(
@@ -167,7 +167,7 @@ class _Job:
         tapes = self.folder / "runs"
         scored = score(tuner, train, validation, tapes, self._store(begun, "scores"), **how)
         self.say(
-            f"Fine-tuned {self.options.runs} times and scored {len(train):,} examples and "
+            f"Fine-tuned {self.options.repeats} times and scored {len(train):,} examples and "
             f"{scored.tokens.shape[2]:,} tokens."
         )
         if (growth := float(scored.growth.max())) > WILD_GROWTH:
@@ -181,12 +181,12 @@ class _Job:
         report_plan(project.recommended)
         return project
 
-    def _estimate(self, tuner: Tuner, examples: Examples, yes: bool) -> None:
+    def _estimate(self, tuner: Tuner, examples: Examples, force: bool) -> None:
         count = len(examples.parts["train"])
         train, asked = examples.parts["train"].tolist(), len(examples.parts["validation"])
         cost = estimate(tuner, train, asked, QUICK_SEEDS)
         self.say(describe(cost))
-        check_affordable(cost, tuner, count, yes=yes)
+        check_affordable(cost, tuner, count, force=force)
 
     def _store(self, begun: dict[str, Any], what: str) -> ResultStore:
         """The results of exactly this job, so that a stopped one continues."""

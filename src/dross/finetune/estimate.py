@@ -14,7 +14,7 @@ _TIMED = 4  # steps, after a first one that is not
 _RETRACE = 6.0  # times a training: a retrace by token for two numbers, and its replay
 _STATE = 12  # bytes of a parameter in a state: itself and two of Adam
 _KEPT_WHOLE = 128e6  # bytes of states that a tape keeps without checkpoints
-LONG = 3600.0  # seconds: what takes longer is not started without --yes
+LONG = 3600.0  # seconds: what takes longer is not started without --force
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def estimate(tuner: Tuner, train: Sequence[int], asked: int, seeds: int) -> Cost
     started = time.monotonic()
     tuner.measure(train[: tuner.options.batch_size])
     measuring = (time.monotonic() - started) * asked / tuner.options.batch_size
-    training, runs = step * tuner.steps + measuring, tuner.options.runs
+    training, runs = step * tuner.steps + measuring, tuner.options.repeats
     states = tuner.steps * _STATE * tuner.parameters
     if states > _KEPT_WHOLE:
         states = 2 * math.sqrt(tuner.steps) * _STATE * tuner.parameters
@@ -67,13 +67,13 @@ def describe(cost: Cost) -> str:
     )
 
 
-def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None:
-    """Refuse what takes longer than an hour, unless the user has said yes, and say what fits.
+def check_affordable(cost: Cost, tuner: Tuner, count: int, *, force: bool) -> None:
+    """Refuse what takes longer than an hour, unless the user forces it, and say what fits.
 
     Raises:
         InvalidInput: it takes too long.
     """
-    if yes or cost.seconds <= LONG:
+    if force or cost.seconds <= LONG:
         return
     share = LONG / cost.seconds
     ways = [f"about {max(1, round(share * count)):,} of the {count:,} examples"]
@@ -87,7 +87,7 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, yes: bool) -> None
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
         f"This takes about {_duration(cost.seconds)} {where}. dross starts nothing that takes more "
-        f"than an hour unless told to: pass {name_option('yes', True)}. What fits into an hour: "
+        f"than an hour unless told to: pass {name_option('force', True)}. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
 

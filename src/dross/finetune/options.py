@@ -23,14 +23,14 @@ class ChatOptions:
     lora: int | None = None
     last_layers: int | None = None
     max_tokens: int | None = None
-    runs: int = 2
-    rate: float | None = None
+    repeats: int = 2
+    lr: float | None = None
     epochs: int = 3
     batch_size: int = 8
 
     def __post_init__(self):
         why = "each goes through all examples again"
-        check_count(self.runs, "runs", at_most=_MAX_RUNS, because=why)
+        check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=why)
         check_count(self.epochs, "epochs", at_most=_MAX_EPOCHS, because=why)
         check_count(
             self.batch_size, "batch_size", at_most=_MAX_BATCH_SIZE, because="a batch is one step"
@@ -39,8 +39,8 @@ class ChatOptions:
             value = getattr(self, name)
             if value is not None:
                 check_count(value, name, at_most=_MAX_TOKENS, because="no model has that many")
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise InvalidInput(f"A rate must be above 0, not {self.rate}.")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise InvalidInput(f"lr must be above 0, not {self.lr}.")
 
     @property
     def columns(self) -> ChatColumns:
@@ -50,4 +50,4 @@ class ChatOptions:
     @property
     def learning_rate(self) -> float:
         """As given, or what is usual for adapters and for whole models."""
-        return self.rate or (FULL_RATE if self.lora is None else LORA_RATE)
+        return self.lr or (FULL_RATE if self.lora is None else LORA_RATE)

@@ -85,7 +85,7 @@ def score(
     base = tuner.measure(train)[LOSS]
     store.begin()
     found = []
-    for number in range(tuner.options.runs):
+    for number in range(tuner.options.repeats):
         kept = store.get(number)
         if kept is None:
             tape, own = folder / f"run-{number}", mix_seeds(seed, _RUNS, number)

@@ -179,7 +179,7 @@ class Tuner:
         if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
             raise Diverged(
                 f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
-                f"not finite. Pass a lower {name_option('rate')}."
+                f"not finite. Pass a lower {name_option('lr')}."
             )
 
 

@@ -21,7 +21,7 @@ from ..cleaning.verdict import Verdict
 from ..errors import InvalidInput
 
 # what a caller says in another way, or what is meant for files
-_NO_OPTIONS = "data label out validation test task seed device progress say trusted_validation"
+_NO_OPTIONS = "data label out validation test task seed device progress say validation_is_clean"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HowToClean:
     plan: str | None = None  # the recommended one by default
     judge: bool = False
     judge_with: Any = None  # an estimator; by default dross' own model judges
-    trusted_validation: bool = False
+    validation_is_clean: bool = False
     out: str | os.PathLike | None = None  # by default the project is thrown away
     seed: int = 0
     device: str | None = None
@@ -86,7 +86,7 @@ def clean_rows(x: Any, labels: np.ndarray, how: HowToClean) -> CleanedRows:
             out=folder,
             seed=how.seed,
             device=how.device,
-            trusted_validation=how.trusted_validation,
+            validation_is_clean=how.validation_is_clean,
             progress=how.progress,
             **how.options,
         )
@@ -145,7 +145,7 @@ def _judge(project: Project, edits: Edits, how: HowToClean) -> Verdict | None:
         plan=how.plan,
         progress=how.progress,
         device=how.device,
-        with_model=how.judge_with,
+        estimator=how.judge_with,
     )
 
 

@@ -52,7 +52,7 @@ class _Cleaning(ABC):
         validation: Any = None,
         plan: str | None = None,
         judge: bool | str = False,
-        trusted_validation: bool = False,
+        validation_is_clean: bool = False,
         min_rows: int = 200,
         out: str | os.PathLike | None = None,
         random_state: Any = 0,
@@ -64,7 +64,7 @@ class _Cleaning(ABC):
         self.validation = validation
         self.plan = plan
         self.judge = judge
-        self.trusted_validation = trusted_validation
+        self.validation_is_clean = validation_is_clean
         self.min_rows = min_rows
         self.out = out
         self.random_state = random_state
@@ -157,7 +157,7 @@ class _Cleaning(ABC):
             plan=self.plan,
             judge=bool(self.judge),
             judge_with=clone(self._unfitted()) if self.judge == "estimator" else None,
-            trusted_validation=self.trusted_validation,
+            validation_is_clean=self.validation_is_clean,
             out=self.out,
             seed=int(seed),
             device=self.device,
@@ -243,7 +243,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         judge: whether to retrain with and without the changes, on parts of the rows that had no
             part in them; the answer is `verdict_`. With "estimator" the wrapped estimator is
             retrained, on the numbers that dross makes of X, instead of dross' model.
-        trusted_validation: all labels of the validation part are right.
+        validation_is_clean: all labels of the validation part are right.
         min_rows: with fewer rows nothing is cleaned, and a warning says so.
         out: a folder for the project, for `dross review` and the report. It takes one data set:
             leave it out in a cross-validation. What was decided on the page is followed by the next
@@ -251,7 +251,7 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         random_state: decides the folds and dross' models. None draws a new one each time.
         device: where dross' models are trained: `cpu`, `cuda` or `mps`.
         progress: show progress bars where stderr is a terminal.
-        options: further arguments of `dross.clean`, such as {"runs": 2, "model": "linear"}.
+        options: further arguments of `dross.clean`, such as {"repeats": 2, "model": "linear"}.
 
     Attributes:
         estimator_: the fitted estimator.

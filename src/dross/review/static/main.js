@@ -27,7 +27,7 @@ const MEANINGS = {
   copies: "Instances that occur more than once in the training part, or also in the test or validation part, identical or nearly so (≡ is the number of the group). A copy in another part makes every verdict look too good: remove it here or there. Of the others keep one; where the labels differ, the right one.",
   all: "Every training instance, from the most harmful to the most helpful.",
 };
-const MEANING_OF_TRUST = "All validation labels count as right (--trusted-validation), so none is listed.";
+const MEANING_OF_TRUST = "All validation labels count as right (--validation-is-clean), so none is listed.";
 const MEANING_OF_VALUE = "The given value is far from what models predict that did not learn it, so it may be wrong.";
 
 let filter = {};
