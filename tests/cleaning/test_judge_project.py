@@ -199,7 +199,15 @@ def test_a_function_of_ones_own_from_the_command_line(tested, tmp_path):
     (tmp_path / "own_models.py").write_text(
         "from sklearn.naive_bayes import GaussianNB\n\n\ndef bayes():\n    return GaussianNB()\n"
     )
-    command = [sys.executable, "-m", "dross", "judge", str(tested), "--estimator", "own_models:bayes"]
+    command = [
+        sys.executable,
+        "-m",
+        "dross",
+        "judge",
+        str(tested),
+        "--estimator",
+        "own_models:bayes",
+    ]
     command += ["--remove", "10", "--seeds", "2", "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

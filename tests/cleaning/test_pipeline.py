@@ -160,7 +160,11 @@ WRONG = {
     "too many epochs": (TWO_CLASSES, {"epochs": 10**40}, "epochs must be at most 1,000,000, not a"),
     "no epochs": (TWO_CLASSES, {"epochs": 0}, "epochs must be at least 1"),
     "too large a batch": (TWO_CLASSES, {"batch_size": 10**40}, "at most .*in memory together"),
-    "too many runs": (TWO_CLASSES, {"repeats": 10**6}, "repeats must be at most 1,000, not 1000000"),
+    "too many runs": (
+        TWO_CLASSES,
+        {"repeats": 10**6},
+        "repeats must be at most 1,000, not 1000000",
+    ),
     "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
     "half a run": (TWO_CLASSES, {"repeats": 1.5}, "repeats must be at least 1 and whole"),
     "no label given": (TWO_CLASSES, {"label": None}, "label=.NAME"),

@@ -197,7 +197,9 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
     slow = Cost(700.0, 7200.0, 9000.0, 1e9, 1e9)
     monkeypatch.setattr("dross.finetune.clean.estimate", lambda *given: slow)
     _, chats, _ = made
-    with pytest.raises(InvalidInput, match=r"about 2\.0 hours without a GPU.*force=True") as refused:
+    with pytest.raises(
+        InvalidInput, match=r"about 2\.0 hours without a GPU.*force=True"
+    ) as refused:
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
     for way in ("18 of the 36 examples", "lora=8 and last_layers=2"):
         assert way in str(refused.value)

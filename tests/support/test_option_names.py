@@ -1,6 +1,5 @@
 """Options are named as the user writes them, and missing packages with what installs them."""
 
-
 import pytest
 from typer.testing import CliRunner
 

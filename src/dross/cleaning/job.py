@@ -42,9 +42,7 @@ class Options:
 
     def __post_init__(self):
         check_count(self.repeats, "repeats", at_most=_MAX_RUNS, because=_WHY_RUNS)
-        check_count(
-            self.check, "check", at_least=1, at_most=_MAX_CHECKED, because=_WHY_CHECKED
-        )
+        check_count(self.check, "check", at_least=1, at_most=_MAX_CHECKED, because=_WHY_CHECKED)
         if self.epochs is not None:
             check_epochs(self.epochs)
         if self.batch_size is not None:

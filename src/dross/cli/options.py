@@ -92,7 +92,9 @@ LastLayers = Annotated[
 MaxTokens = Annotated[
     int | None, Option(min=2, help="Cut longer texts. Default: 1024.", rich_help_panel=CHATS)
 ]
-Force = Annotated[bool, Option("--force", help="Begin even if it takes hours.", rich_help_panel=CHATS)]
+Force = Annotated[
+    bool, Option("--force", help="Begin even if it takes hours.", rich_help_panel=CHATS)
+]
 Features = Annotated[
     Path | None,
     Option(
