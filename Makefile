@@ -1,6 +1,6 @@
 # make demo     the main job on data that ships with scikit-learn
 # make test     the tests
-# make check    style, types, and which folder may import which
+# make check    style and types
 # make fuzz     hostile inputs, kills at random moments and full disks, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
 # make package  build the wheel and the sdist, and try both in fresh environments
@@ -43,7 +43,6 @@ test: $(VENV)/installed
 check: $(VENV)/dev-installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 fuzz: $(VENV)/installed
