@@ -1,6 +1,6 @@
 """What the engine costs, as ratios in one run on one thread.
 
-    PYTHONPATH=. python benchmarks/engine.py [--rounds 20] [--device cpu|cuda] [--threads 1]
+    python -m benchmarks.engine [--rounds 20] [--device cpu|cuda] [--threads 1]
 
 Every pair of timings alternates within one loop and is compared by its median, so that a noisy
 machine disturbs both alike.
@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from .tables import make_parser
 from experiments.networks import cifar10_cnn, dense, mnist_cnn
-from tables import make_parser
 from torch import nn
 
 import dross

@@ -1,30 +1,26 @@
 """Does the growth of the adjoint tell wild runs of other models, too?
 
-    PYTHONPATH=src python benchmarks/language/growth.py
+    python -m benchmarks.language.growth
 
 Small networks on scikit-learn's digits, by SGD, momentum and AdamW at calm and at wild rates. Each
 run is compared with counterfactual trainings. What the tape alone says stands beside it, as in
 trust.py: these runs were not used to choose the bound of `scores.trust`.
 """
 
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tables import make_parser, print_head, print_row
-
 import dross
-from language.trust import measure_bend
-from language.truth import compare_with_truth
+
+from ..tables import make_parser, print_head, print_row
+from .trust import measure_bend
+from .truth import compare_with_truth
 
 TRAIN, VALIDATION, BATCH = 600, 400, 32
 SETTINGS = [  # optimizer, rate, epochs

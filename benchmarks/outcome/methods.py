@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import rivals
-from cases import NOISY, RIGHT, Case
+
+from . import rivals
+from .cases import NOISY, RIGHT, Case
 
 ROOT = Path(__file__).parents[2]
 

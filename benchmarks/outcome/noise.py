@@ -1,7 +1,8 @@
 """Ways for labels to be wrong: about a fifth of them."""
 
 import numpy as np
-from sets import DataSet
+
+from .sets import DataSet
 
 RATE = 0.2
 NONE = "none"

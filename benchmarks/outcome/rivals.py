@@ -12,10 +12,11 @@ Data-OOB             out-of-bag accuracy in bagging (Kwon and Zou 2023), the low
 
 import sys
 
-import judges
 import numpy as np
-from cases import Case
 from sklearn.model_selection import KFold, StratifiedKFold
+
+from . import judges
+from .cases import Case
 
 _FOLDS = 5
 _TINY = 1e-6

@@ -1,7 +1,7 @@
 """What a person gains: clean data with wrong labels, train an ordinary model, test on right labels.
 
-    python benchmarks/outcome/fetch.py && python benchmarks/outcome/sets.py dev held_out
-    python benchmarks/outcome/run.py [--held-out] [--sets NAMES] [--seeds 3] [--jobs 2] ...
+    python -m benchmarks.outcome.fetch && python -m benchmarks.outcome.sets dev held_out
+    python -m benchmarks.outcome.run [--held-out] [--sets NAMES] [--seeds 3] [--jobs 2] ...
 
 For every set, kind of noise, situation (validation labels right, or as wrong as the others; noisy
 ones of which a person checked 100 rows; one file without a validation part) and seed: each method
@@ -21,14 +21,11 @@ import traceback
 import warnings
 from pathlib import Path
 
-import judges
-import noise
 import numpy as np
-import rivals
-import sets
-import summary
-from cases import NOISY, RIGHT, SITUATIONS, Case, make_case, situations_of
-from methods import CLEAN_LEARNING, METHODS, is_shared
+
+from . import judges, noise, rivals, sets, summary
+from .cases import NOISY, RIGHT, SITUATIONS, Case, make_case, situations_of
+from .methods import CLEAN_LEARNING, METHODS, is_shared
 
 
 def measure(case: Case, method: str) -> dict:

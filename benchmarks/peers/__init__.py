@@ -2,8 +2,8 @@
 
     pip install -c constraints.txt -r benchmarks/peers-requirements.txt
     pip install --no-deps -r benchmarks/peers-no-deps.txt
-    PYTHONPATH=src DROSS_DATA=... python -m benchmarks.peers --quick
-    PYTHONPATH=src DROSS_DATA=... python -m benchmarks.peers [--only MODEL ...] [--methods NAME ...]
+    DROSS_DATA=... python -m benchmarks.peers --quick
+    DROSS_DATA=... python -m benchmarks.peers [--only MODEL ...] [--methods NAME ...]
     PYTHONPATH=src python -m benchmarks.peers --report docs/results
 
 --quick takes about two minutes; --report writes the page, its table and its figure from what was

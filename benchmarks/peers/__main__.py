@@ -1,6 +1,6 @@
 """Run what is missing, one process per step, and print each model's figures as they come.
 
-    PYTHONPATH=src DROSS_DATA=... python -m benchmarks.peers --quick
+    DROSS_DATA=... python -m benchmarks.peers --quick
 
 Results are kept in a folder as they finish, and what is there is not computed again.
 """

@@ -1,4 +1,4 @@
-"""Links that leave docs/, such as ../CHANGELOG.md, on a site that only has what is in docs/.
+"""Links that leave docs/, such as ../CONTRIBUTING.md, on a site that only has what is in docs/.
 
 On the repository's host such a link works as it stands. For the site a page is made of each target:
 of a Markdown file itself, of a source its text, of a folder the list of its files. Pages made so
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PREFIX = "repository/"
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(```|~~~)")
-ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "LICENSE")
+ALWAYS = ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "LICENSE")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 
 

@@ -19,7 +19,7 @@ from dross.engine.tolerance import SAME_KERNELS
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
-    reason="no GPU here; benchmarks/on_cuda.py and this file are run on one by hand",
+    reason="there is no GPU; this file is run on one by hand",
 )
 
 

@@ -46,10 +46,10 @@ def test_the_tested_versions_are_allowed():
     assert set(needed()) <= set(pins)
 
 
-def test_the_version_is_written_once():
+def test_the_citation_names_the_version():
     assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
-    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("## ")[1]
-    assert newest.split()[0] == dross.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {dross.__version__}" in citation
 
 
 def test_all_means_all():

@@ -68,11 +68,8 @@ def test_a_method_in_one_file_is_found(tmp_path, monkeypatch):
 
 
 def test_rows_are_merged_by_their_keys(tmp_path):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from tables import merge_rows
-    finally:
-        sys.path.pop(0)
+    from benchmarks.tables import merge_rows
+
     path = tmp_path / "a.csv"
     path.write_text("model,method,x\na,one,1\nb,one,2\n")
     new = [{"model": "b", "method": "one", "x": 3}, {"model": "b", "method": "two"}]

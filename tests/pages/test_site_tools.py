@@ -50,7 +50,7 @@ def test_a_name_without_entry_or_docstring_or_with_a_wrong_argument_is_found(too
     "uri, link, expected",
     [
         ("scale.md", "[a](results/README.md)", "[a](results/README.md)"),
-        ("scale.md", "[a](../CHANGELOG.md#x)", "[a](repository/CHANGELOG.md#x)"),
+        ("scale.md", "[a](../CONTRIBUTING.md#x)", "[a](repository/CONTRIBUTING.md#x)"),
         ("how-to/a.md", "[a](../../SECURITY.md)", "[a](../repository/SECURITY.md)"),
         ("architecture.md", "[a](../examples)", "[a](repository/examples/index.md)"),
         ("repository/CONTRIBUTING.md", "[a](docs/derivations.md)", "[a](../derivations.md)"),

@@ -10,7 +10,7 @@ choice, unless the environment says otherwise. On an H200 that took a training s
 CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network from 0.46 to 0.37 ms.
 
 Several directions share the model's filters and images, so theirs are more channels or more images
-of one convolution. As shifted images they would be copied nine times each (benchmarks/results/).
+of one convolution. As shifted images they would be copied nine times each.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -5,7 +5,7 @@ fresh data, fresh removals and fresh seeds. Most use the parts of `judge` that t
 decide (`Judgement`), with label noise that is known instead of estimated, because the estimate
 takes most of the time. Some are whole calls: `dross.clean` on a small table, then `dross.judge`.
 
-    python benchmarks/false_alarms.py --judgements 1200 --whole 40
+    python -m benchmarks.outcome.false_alarms --judgements 1200 --whole 40
 """
 
 import argparse

