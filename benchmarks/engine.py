@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from .tables import make_parser
 from experiments.networks import cifar10_cnn, dense, mnist_cnn
 from torch import nn
 
 import dross
 from dross.influence.retrace import reverse_step
+
+from .tables import make_parser
 
 
 def make_data(shape: tuple[int, ...], count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

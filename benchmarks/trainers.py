@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from .tables import make_parser, print_head, print_row
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dross
+
+from .tables import make_parser, print_head, print_row
 
 Train = Callable[[Path | None], object]  # with a tape, or without
 

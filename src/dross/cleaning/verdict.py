@@ -21,7 +21,9 @@ ERROR, LOG_LOSS, BRIER = "error", "log loss", "Brier score"
 ABSOLUTE_ERROR, SQUARED_ERROR = "absolute error", "squared error"
 IMPROVED, WORSE, INCONCLUSIVE = "improved", "worse", "inconclusive"
 
-FALSE_ALARMS = 0.025  # "improved" for random removals, at most; see benchmarks/outcome/false_alarms.py
+FALSE_ALARMS = (
+    0.025  # "improved" for random removals, at most; see benchmarks/outcome/false_alarms.py
+)
 NO_PROBABILITIES = "only its errors are compared"
 
 _COVERED = 0.975  # of both sides: intervals of 95 %
