@@ -118,7 +118,6 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
             assert run.complete
             alone = run.influence(rank_jobs.queries(p)[0]).values
             steps, tape = union_batches(p, size, 3), run.recording.tape
-            assert sorted(tape.hashes()[0]) == list(range(len(p.X)))  # seen by any of the ranks
             segments = [tape.read(index) for index in range(len(tape.entries))]
             taken = [step.ids.tolist() for segment in segments for step in segment.steps]
             if kind != "accumulated":

@@ -41,15 +41,14 @@ class Instances:
         """Read the data set once where it is small, and move it to the device where it fits.
 
         Arguments:
-            source: a map-style data set of (x, y) or of dicts, an iterable one of (id, x, y), a
-                pair of tensors or arrays (X, Y), or a `Collated` data set, whose batches are made
-                by a collator and never held.
+            source: a map-style data set of (x, y) or of dicts, a pair of tensors or arrays (X, Y),
+                or a `Collated` data set, whose batches are made by a collator and never held.
             device: where batches are needed.
             dtype: the model's type, to which floating-point data are converted.
             memory: bytes of data that may be held, on the host or the device, after reading.
         """
         self.device, self.dtype, self.memory = device, dtype, memory
-        self.source = source = as_map_style(source, self._max_bytes_held)
+        self.source = source = as_map_style(source)
         self.stored = _as_tensors(source)  # (X, Y) where all of it is at hand
         self.aliased = self.stored is not None  # the tensors are the user's, who may change them
         self.count = len(tree_leaves(self.stored[0])[0]) if self.stored else _length(source)
@@ -62,9 +61,6 @@ class Instances:
         self._sources: dict[int, BatchSource] = {}
         self._equal_weights: dict[int, Tensor] = {}
         self._reader: ThreadPoolExecutor | None = None
-        #: sees the ids of what is read from the source, and (x, y) in the model's type, or the
-        #: items that a collator puts together
-        self.watch: Callable[[np.ndarray, tuple[Any, Any] | list[Any]], None] | None = None
 
     def _read_if_small(self) -> tuple[Any, Any] | None:
         first = self._collate([0])
@@ -91,15 +87,7 @@ class Instances:
     def _look_up(self, ids: Tensor) -> tuple[Any, Any]:
         if self.stored:
             return self._move(map_pair(lambda t: t[ids.to(t.device)], self.stored))
-        if isinstance(self.source, Collated):
-            items = self.source.fetch(ids.tolist())
-            if self.watch is not None:
-                self.watch(ids.numpy(), items)
-            return self._move(self.source.collate_items(items))
-        pair = self._collate(ids.tolist())
-        if self.watch is not None:
-            self.watch(ids.numpy(), pair := map_pair(self._convert, pair))
-        return self._move(pair)
+        return self._move(self._collate(ids.tolist()))
 
     def _convert(self, t: Any) -> Any:
         return move_to(t, t.device, self.dtype) if isinstance(t, Tensor) else t
@@ -213,17 +201,9 @@ class Instances:
                 ids = np.arange(start, min(start + size, self.count))
                 yield tree_leaves(self[ids])[k]
 
-    def parts(self, count: int) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
-        """The first `count` instances of what is held, where it lies: ids and (x, y) in parts."""
-        leaves = tree_leaves(self.stored)
-        size = max(1, _BYTES_READ_AT_ONCE // max(1, sum(leaf[0].nbytes for leaf in leaves)))
-        for ids in torch.arange(min(count, self.count)).split(size):
-            rows = slice(int(ids[0]), int(ids[-1]) + 1)
-            yield ids.numpy(), tree_map(lambda t, rows=rows: self._convert(t[rows]), self.stored)
-
     def check(self, ids: Any, what: str = "Instance ids") -> np.ndarray:
-        """The ids as int64 [n], or an error that calls them `what`. Text ids become numbers."""
-        return check_ids(number_keys(self.source, ids), self.count, what)
+        """The ids as int64 [n], or an error that calls them `what`."""
+        return check_ids(ids, self.count, what)
 
     def _collate(self, ids: Sequence[int]) -> tuple[Any, Any]:
         if isinstance(self.source, Collated):
@@ -313,8 +293,7 @@ def check_ids(ids: Any, count: int, what: str) -> np.ndarray:
     if array.ndim > 1:
         raise InvalidInput(f"{what} must be one list of whole numbers, not of shape {array.shape}.")
     if array.dtype.kind not in "iu":
-        hint = " Ids that are texts need data=." if array.dtype.kind == "U" else ""
-        raise InvalidInput(f"{what} must be whole numbers, not {array.dtype}.{hint}")
+        raise InvalidInput(f"{what} must be whole numbers, not {array.dtype}.")
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
         raise InvalidInput(f"{what} must lie in 0..{count - 1}; found {wrong}.")
@@ -385,7 +364,7 @@ class indexed(Dataset):  # lower case, as it is used like a function: dross.data
         if stored and isinstance(stored[0], Tensor):
             dataset = torch.utils.data.TensorDataset(*stored)
         _length(dataset)
-        self.dataset = as_map_style(dataset, 0)
+        self.dataset = as_map_style(dataset)
 
     def __len__(self) -> int:
         """How many instances there are."""
@@ -548,7 +527,6 @@ def _update(digest: Any, value: Any) -> None:
 
 
 _LABELS = ("label", "labels", "target", "targets", "y", "cls")
-_KEYS = ("__key__", "id")
 
 
 class DictPairs:
@@ -566,86 +544,21 @@ class DictPairs:
         return split_columns(self.dataset[index])
 
 
-class KeyedPairs:
-    """An iterable data set of (id, x, y), read once.
-
-    Whole numbers as ids must be 0..N-1, in any order. Texts are sorted alphabetically and kept in
-    `keys`.
-    """
-
-    def __init__(self, dataset: Iterable, most_bytes: int):
-        found: dict[Any, tuple[Any, Any]] = {}
-        size = 0
-        for key, x, y in _read(dataset):
-            if key in found:
-                raise InvalidInput(
-                    f"The iterable data set gives the id {key!r} twice. Every instance needs its "
-                    "own id, and one pass must give each instance once."
-                )
-            found[key] = (x, y)
-            size += sum(
-                t.nbytes for t in tree_leaves((x, y)) if isinstance(t, (Tensor, np.ndarray))
-            )
-            if size > most_bytes:
-                raise InvalidInput(
-                    f"The iterable data set holds more than {most_bytes:,} bytes (after "
-                    f"{len(found)} instances), and a retrace needs each of them again by its id. "
-                    "Pass a map-style data set, which reads them one by one; or allow more: "
-                    "keep=dross.tape.Budget(bytes, in_memory=bytes)."
-                )
-        if not found:
-            raise InvalidInput("The data set is empty.")
-        texts = any(isinstance(key, str) for key in found)
-        if not texts and set(found) != set(range(len(found))):
-            raise InvalidInput(
-                f"The ids of the iterable data set must be 0 to {len(found) - 1}, each once, or "
-                f"texts; found {sorted(found)[-1]} among {len(found)} instances."
-            )
-        self.keys: list[str] | None = sorted(map(str, found)) if texts else None
-        order = self.keys if self.keys is not None else range(len(found))
-        self.pairs = [found[key] for key in order]
-        self._numbers = {key: k for k, key in enumerate(order)}
-
-    def __len__(self) -> int:
-        """How many instances there are."""
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """(x, y)."""
-        return self.pairs[index]
-
-    def number(self, keys: Any) -> Any:
-        """The numbers of instances that are known by texts; numbers as they are."""
-        names = [keys] if isinstance(keys, str) else keys
-        if self.keys is None or not all(isinstance(name, str) for name in names):
-            return keys
-        unknown = [name for name in names if name not in self._numbers]
-        if unknown:
-            raise InvalidInput(f"The data set has no instance with the id {unknown[0]!r}.")
-        return np.array([self._numbers[name] for name in names], dtype=np.int64)
-
-
-def as_map_style(source: Any, most_bytes: int) -> Any:
-    """A data set of dicts or an iterable one as pairs by number; any other as it is.
+def as_map_style(source: Any) -> Any:
+    """A map-style data set of dicts as pairs (x, y); any other source as it is.
 
     Raises:
-        InvalidInput: where ids or labels are missing; it says what to write.
+        InvalidInput: for an iterable data set, which cannot give an instance again by its id.
     """
     if isinstance(source, IterableDataset):
-        return KeyedPairs(source, most_bytes)
-    if isinstance(source, (tuple, list, DictPairs, KeyedPairs)) or not hasattr(source, "__len__"):
+        raise InvalidInput(
+            "An iterable data set cannot be used: a retrace needs each instance again by its id. "
+            "Pass a map-style data set (with a length and an index), such as "
+            "list(data_set), whose ids are 0 to N-1."
+        )
+    if isinstance(source, (tuple, list, DictPairs)) or not hasattr(source, "__len__"):
         return source
     return DictPairs(source) if _gives_dicts(source) else source
-
-
-def number_keys(source: Any, ids: Any) -> Any:
-    """Ids that are texts as the numbers of instances of this data set; any others as they are."""
-    return source.number(ids) if isinstance(source, KeyedPairs) else ids
-
-
-def keys_of(source: Any) -> list[str] | None:
-    """The texts by which a data set knows its instances, where it does."""
-    return source.keys if isinstance(source, KeyedPairs) else None
 
 
 def _gives_dicts(source: Any) -> bool:
@@ -668,7 +581,7 @@ def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
             "inputs besides it; or pass a data set that gives pairs (x, y)."
         )
     y = _as_tensor(columns.pop(labels[0]))
-    inputs = {name: _as_tensor(value) for name, value in columns.items() if name not in _KEYS}
+    inputs = {name: _as_tensor(value) for name, value in columns.items() if name != "id"}
     return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), y
 
 
@@ -680,24 +593,3 @@ def _as_tensor(value: Any) -> Any:
         return torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError):
         return value
-
-
-def _read(dataset: Iterable) -> Iterator[tuple[Any, Any, Any]]:
-    """(id, x, y) of every instance."""
-    for row in dataset:
-        parts: tuple[Any, ...]
-        if isinstance(row, Mapping):
-            key = next((row[name] for name in _KEYS if name in row), None)
-            parts = (key, *split_columns(row)) if key is not None else ()
-        else:
-            parts = tuple(row) if isinstance(row, (tuple, list)) else ()
-        key = parts[0] if len(parts) == 3 else None
-        key = key.item() if isinstance(key, (Tensor, np.generic)) and key.ndim == 0 else key
-        if isinstance(key, bool) or not isinstance(key, (int, str)):
-            shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-            raise InvalidInput(
-                "An iterable data set must give (id, x, y), or dicts with '__key__' or 'id': a "
-                f"number from 0 to N-1 or a text that stays the same. Found {shown!r:.80}. Add "
-                "an id where the data are read (enumerate), or pass a map-style data set."
-            )
-        yield key, parts[1], parts[2]

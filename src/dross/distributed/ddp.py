@@ -18,7 +18,6 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from ..data.batch import MicroBatch
-from ..data.instance_hashes import HashNotes
 from ..engine.objective import Objective
 from ..engine.optim import Optimizer
 from ..engine.state import State
@@ -94,32 +93,25 @@ def place_among_ranks(k: int, ranks: Reducer) -> int:
     return k * ranks.size + ranks.rank
 
 
-def share_step(
-    ranks: Reducer, micros: list[MicroBatch], opens_segment: bool, notes: HashNotes | None
-) -> SharedStep:
+def share_step(ranks: Reducer, micros: list[MicroBatch], opens_segment: bool) -> SharedStep:
     """Every rank's micro-batches, in their places, with their weights in the mean over ranks.
 
     Arguments:
         ranks: all of them call this.
         micros: this rank's micro-batches.
         opens_segment: whether the step opens a segment; the first rank's answer counts.
-        notes: of what instances look like; each rank gets to know what the others have seen.
     """
     if ranks.size == 1:
         return SharedStep(tuple(micros), opens_segment)
     weighted = [(micro.ids, micro.weights / ranks.size) for micro in micros]
-    seen = [] if notes is None else [notes.seen(micro.ids) for micro in micros]
-    gathered = ranks.gather((weighted, opens_segment, seen))
-    counts = [len(own) for own, _, _ in gathered]
+    gathered = ranks.gather((weighted, opens_segment))
+    counts = [len(own) for own, _ in gathered]
     if len(set(counts)) > 1:
         raise NotSupported(
             f"The ranks accumulated different numbers of micro-batches in one step ({counts}): let "
             "each have as many."
         )
-    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _, _ in gathered)
-    for found in (found for _, _, seen in gathered for found in seen):
-        if notes is not None:
-            notes.add_seen(*found)
+    merged = (MicroBatch(*own[k]) for k in range(counts[0]) for own, _ in gathered)
     return SharedStep(tuple(merged), gathered[0][1])
 
 
@@ -136,9 +128,8 @@ def after_averaging(action: Callable[[], None]) -> None:
 class NoTape:
     """Stands in for the TapeWriter where the first rank writes: counts steps and writes none."""
 
-    def __init__(self, steps: int, notes: HashNotes | None = None):
+    def __init__(self, steps: int):
         self.first = self.next = steps
-        self.notes = notes
 
     def wants_state(self) -> bool:
         """True: a step that opens a segment is rehearsed from its state.
@@ -157,8 +148,6 @@ class NoTape:
 
     def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
         """Count a step."""
-        if self.notes is not None:
-            self.notes.record(step.ids)
         self.next += 1
 
     def flush(self, after: State | None = None) -> None:

@@ -199,11 +199,6 @@ class ShardWriter(TapeWriter):
         if self.ranks.rank == 0:
             super()._remove(names)
 
-    def _write_hashes(
-        self, noted: int | None = None, *, whole: bool = False
-    ) -> tuple[dict, list[str]]:
-        return super()._write_hashes(noted, whole=whole) if self.ranks.rank == 0 else ({}, [])
-
     def finish(
         self,
         after: State | None = None,

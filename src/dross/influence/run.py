@@ -12,7 +12,6 @@ import torch
 from .._progress import report
 from .._text import named_values, say_count
 from ..data.batch import Augment
-from ..data.dataset import keys_of
 from ..engine.objective import Penalty
 from ..engine.state import State
 from ..errors import DrossWarning, InvalidInput
@@ -57,14 +56,6 @@ class Run:
     def complete(self) -> bool:
         """Whether the recording went to its end."""
         return self.recording.tape.complete
-
-    @property
-    def keys(self) -> list[str] | None:
-        """The text by which each instance is known, where an iterable data set gave texts as ids.
-
-        keys[k] is the key of instance k, in every result of this run.
-        """
-        return keys_of(self.recording.instances.source)
 
     def __len__(self) -> int:
         return len(self.recording.instances)

@@ -1,4 +1,4 @@
-"""Take a batch from a loop: its ids are checked, its data moved, compared and noted."""
+"""Take a batch from a loop: its ids are checked, its data moved and compared."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 from torch.utils._pytree import tree_map
 
 from ..data.batch import Batch, MicroBatch, make_batch
-from ..data.dataset import Collated, check_ids, move_to, number_keys
+from ..data.dataset import check_ids, move_to
 from ..engine.inspect import count_instances
 from ..errors import InvalidInput
 from .loop_tape import LoopTape, UserLoop
@@ -20,7 +20,7 @@ def take_batch(
 
     Arguments:
         loop: what is trained.
-        tape: where it is recorded; it notes what the instances look like.
+        tape: where it is recorded.
         position: the number of the step, and the batch's place in it.
         ids: of the instances [B].
         x: the inputs, as the data set has them.
@@ -32,7 +32,6 @@ def take_batch(
     """
     instances = loop.instances
     most = len(instances) if instances else np.iinfo(np.int32).max
-    ids = ids if instances is None else number_keys(instances.source, ids)
     ids = check_ids(ids, most, "Instance ids")
     x, y = (tree_map(lambda t: move_to(t, loop.device, loop.dtype), part) for part in (x, y))
     if len(ids) != count_instances(y):
@@ -42,8 +41,5 @@ def take_batch(
         )
     if instances is not None and tape.opened is None:
         check_first_batch(instances, ids, x, y)
-    if tape.notes is not None and tape.notes.wants(ids):
-        source = None if instances is None else instances.source
-        tape.notes.see(ids, source.items(ids) if isinstance(source, Collated) else (x, y))
     where = (loop.seed, position, loop.augment, loop.device, loop.dtype)
     return make_batch(x, y, MicroBatch(ids), *where), ids

@@ -27,7 +27,7 @@ from ..errors import InputChanged, InvalidInput
 from ..tape.format import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
-from ..tape.writer import TapeWriter, begin_notes
+from ..tape.writer import TapeWriter
 from .average_watch import AverageWatch
 from .torch_binding import LiveModel
 
@@ -79,7 +79,6 @@ class LoopTape:
         """earlier: the manifest of a tape to be continued."""
         self.loop, self.folder, self.earlier = loop, folder, earlier
         self.opened: OpenTape | None = None
-        self.notes = begin_notes(folder, loop.instances, loop.keep, earlier)
 
     @property
     def steps(self) -> int:
@@ -172,13 +171,13 @@ class LoopTape:
         state = live.read()
         cuts = ddp.writes_shards(loop.ranks, pure, loop.keep, state.nbytes, self.earlier)
         if loop.ranks.rank > 0 and not cuts:
-            return OpenTape(executor, live, ddp.NoTape(self.steps, self.notes))
+            return OpenTape(executor, live, ddp.NoTape(self.steps))
         given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)
         if cuts:
             options = {"ranks": loop.ranks, "layout": objective.layout}
-            writer = ReplicaWriter(self.folder, *given, notes=self.notes, **options)
+            writer = ReplicaWriter(self.folder, *given, **options)
         else:
-            writer = TapeWriter(self.folder, *given, notes=self.notes)
+            writer = TapeWriter(self.folder, *given)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)
@@ -194,7 +193,7 @@ class LoopTape:
         live = LiveModel(loop.model, loop.optimizer, sharded.layout, pure)
         state, manifest = live.read(), self._describe(objective, pure)
         given = (manifest, loop.keep, sum(ranks.gather(state.nbytes)), loop.expected_steps)
-        writer = ShardWriter(self.folder, *given, notes=self.notes, ranks=ranks)
+        writer = ShardWriter(self.folder, *given, ranks=ranks)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(ShardedExecutor(sharded), live, writer)

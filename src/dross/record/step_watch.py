@@ -303,7 +303,7 @@ class StepWatch:
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
         )
         own = [MicroBatch(m.ids, m.weights / self._scale).simplify() for m, _ in self._pending]
-        shared = ddp.share_step(ranks, own, writer.opens_segment(), self.tape.notes)
+        shared = ddp.share_step(ranks, own, writer.opens_segment())
         step = Step(shared.micros, live.numbers(), self._epoch, self._clip, self._scale)
         places = (ddp.place_among_ranks(k, ranks) for k in range(len(own)))
         micros = [shared.micros[place] for place in places]

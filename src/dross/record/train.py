@@ -26,7 +26,7 @@ from ..replay.recording import Recording
 from ..tape.format import RunSettings, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
-from ..tape.writer import TapeWriter, begin_notes, check_resume, prepare_folder
+from ..tape.writer import TapeWriter, check_resume, prepare_folder
 from .torch_binding import LiveModel
 from .training_loop import TrainingLoop
 from .training_plan import BatchPlan, LearningRate, plan_numbers
@@ -64,9 +64,8 @@ def train(
 
     Arguments:
         model: trained in place.
-        data: a map-style data set of (x, y) or of dicts with a column "label", a pair of
-            tensors X [N, ...], Y [N, ...], or an iterable data set of (id, x, y), which is read
-            once and held. An instance's id is its index.
+        data: a map-style data set of (x, y) or of dicts with a column "label", or a pair of
+            tensors X [N, ...], Y [N, ...]. An instance's id is its index.
         loss: loss(outputs, targets) -> one loss per instance [B], or "cross_entropy",
             "binary_cross_entropy", "squared_error".
         optimizer: of torch.optim.
@@ -140,7 +139,7 @@ def train(
     executor = Executor(objective, usual_batch=len(first))
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
-    return Run(Recording(Tape(path), executor, pure, instances, augment, seed).watched(), progress)
+    return Run(Recording(Tape(path), executor, pure, instances, augment, seed), progress)
 
 
 def _augment_first(augment: Augment, x: Any, seed: int, device: torch.device) -> Any:
@@ -173,10 +172,7 @@ def _open_tape(
         check_same_run(earlier, manifest)
         start = Tape(tape).end_state().map(lambda t: t.to(settings.device))
     given = (settings.keep, start.nbytes, settings.planned)
-    notes = begin_notes(tape, settings.instances, settings.keep, earlier)
-    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch, notes=notes)
-    if settings.instances is not None and notes is not None:
-        settings.instances.watch = notes.see
+    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch)
     if earlier is None:
         writer.flush(start)
     return writer, start

@@ -16,7 +16,6 @@ from .._checks import check_whole
 from ..data.batch import AnyBatch, Augment, LazyBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import to_bytes
-from ..data.instance_hashes import HashCheck
 from ..distributed.ranks import ALONE, Reducer
 from ..engine import compiled
 from ..engine.device import side_stream
@@ -31,7 +30,7 @@ from ..engine.step import Step, take_step
 from ..errors import InputChanged, InvalidInput, NotSupported
 from ..tape.format import AverageRecord, Segment
 from ..tape.reader import Tape
-from .segments import Block, SegmentReplay
+from .segments import Block, SegmentReplay, check_same
 
 
 @dataclass(frozen=True)
@@ -97,25 +96,7 @@ class Recording:
         compiles = bool(tape.entries) and compiled.is_requested()
         usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
         executor = Executor(objective, usual_batch=usual_batch)
-        return Recording(tape, executor, optimizer, instances, augment, made["seed"]).watched()
-
-    def watched(self) -> "Recording":
-        """This recording, with its instances compared with what the tape has noted about them.
-
-        All of them now, where they are held in memory; the others whenever they are read.
-
-        Raises:
-            InputChanged: it names the instances that are not what they were.
-        """
-        check = HashCheck(*self.tape.hashes())
-        if not len(check.known):  # a digest of the whole, or a tape of an earlier version
-            self.instances.watch = None
-        elif self.instances.stored is None:
-            self.instances.watch = check.see
-        else:
-            for ids, pair in self.instances.parts(len(check.known)):
-                check.see(ids, pair)
-        return self
+        return Recording(tape, executor, optimizer, instances, augment, made["seed"])
 
     def __reduce__(self):
         """Pickle a run as what it takes to open its tape in another process.
@@ -159,15 +140,17 @@ class Recording:
                     yield t, step, batches
 
     def walk_forward(self) -> Iterator[TakenStep]:
-        """Every kept step, taken again. The end of each segment is compared with the tape."""
+        """Every kept step, taken again. Each end that the tape knows is compared with it."""
         for index, segment in enumerate(self.segments(range(len(self.tape.entries)))):
-            state, kept = segment.states[0], len(segment.states) == len(segment.steps)
+            state = segment.states[0]
             all_batches = self.batches(segment.first, segment.steps)
             for k, (step, batches) in enumerate(zip(segment.steps, all_batches)):
-                state = segment.states[k] if kept else state
                 after, g, _ = take_step(self.executor, self.optimizer, state, step, batches)
                 yield TakenStep(segment.first + k, step, batches, state, g)
                 state = after
+                if k + 1 < len(segment.states):
+                    state = segment.states[k + 1]
+                    check_same(after, state, segment.first + k + 1, self.tape)
             self.replay.check_end(index, state, segment)
 
     def walk_backward(self, first: int, stop: int, position: int | None = None) -> Iterator[Block]:
@@ -306,10 +289,7 @@ class Recording:
         """Refuse frozen weights or data that the user has changed since the recording."""
         made = self.tape.manifest
         check_constants(made["model"], self.objective.model, self.objective.layout)
-        if not self.instances.aliased:
-            return
-        self.watched()
-        if not _has_digest(made, self.instances):
+        if self.instances.aliased and not _has_digest(made, self.instances):
             raise InputChanged(
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."

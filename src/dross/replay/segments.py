@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import AnyBatch, LazyBatch
+from ..data.dataset import EVERYTHING
 from ..distributed.ranks import Reducer
 from ..engine.device import HostCopy, side_stream, try_to_fit
 from ..engine.executor import Executor
@@ -83,10 +84,13 @@ class SegmentReplay:
     ) -> tuple[list[Tensor | None], Check]:
         """Check that each kept state leads to the next. The gradients found, and the last check.
 
-        On a tape of dross.train only the first step is checked, as a sample. In a loop of the
-        user's own anything may have happened between two steps, so all are.
+        On a tape of dross.train whose data were digested as a whole, only the first step is
+        checked, as a sample. Data that are read batch by batch may have changed anywhere, and in a
+        loop of the user's own anything may have happened between two steps: then all are.
         """
-        suspect = range(count) if self.tape.manifest["foreign"] else range(min(count, 1))
+        made = self.tape.manifest
+        is_sample_enough = made["data_digest"] == EVERYTHING and not made["foreign"]
+        suspect = range(min(count, 1)) if is_sample_enough else range(count)
         gradients: list[Tensor | None] = [None] * count
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
         check = do_nothing

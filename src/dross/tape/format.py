@@ -208,7 +208,6 @@ def _has(**checks: Callable[[Any], bool]) -> Callable[[Any], bool]:
 _TEXTS = _is_list_of(_is_text)
 _FILE = {"bytes": _is_count, "sha256": _is_sha256}
 _SEGMENT = {"first": _is_count, "steps": _is_count, "epochs": _is_range_of_epochs, **_FILE}
-_HASHES = {"instances": _is_count, **_FILE}
 _REQUIRED: dict[str, Callable[[Any], bool]] = {
     "id": _is_text,
     "foreign": _is_yes_or_no,
@@ -250,7 +249,6 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "attention_gap": _may_be_none(lambda value: isinstance(value, (int, float))),
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
-    "hashes": lambda value: isinstance(value, list),
     "held": _TEXTS,
     "average": lambda value: isinstance(value, dict),
     "shards": _is_count,
@@ -267,8 +265,6 @@ def _find_fault(manifest: dict) -> str | None:
         if key in manifest and not check(manifest[key]):
             return f"its entry '{key}' is {_show(manifest[key])}, which is not valid"
     files = [(f"segment {k}", _SEGMENT, each) for k, each in enumerate(manifest["segments"])]
-    noted = manifest.get("hashes", [])
-    files += [(f"file {k} of hashes", _HASHES, each) for k, each in enumerate(noted)]
     files += [("average", _FILE, manifest["average"])] if "average" in manifest else []
     for what, checks, entry in [*files, ("end", _FILE, manifest["end"])]:
         if fault := _find_fault_of_file(what, checks, entry):
@@ -325,10 +321,6 @@ def _find_fault_of_order(manifest: dict) -> str | None:
             return f"the epochs of segment {k} ({entry['file']}) come before the previous ones"
         names.add(entry["file"])
         expected, before = expected + entry["steps"], entry["epochs"][1]
-    for k, entry in enumerate(manifest.get("hashes", [])):
-        if entry["file"] in names:
-            return f"file {k} of hashes is {entry['file']}, which another entry names, too"
-        names.add(entry["file"])
     if manifest["steps"] != expected:
         return f"it says {manifest['steps']} steps, but its segments end at step {expected}"
     return None

@@ -3,8 +3,6 @@
     tape/manifest.json                    what was run, and every file with its digest
     tape/segment-000012.safetensors       a starting state (or every state) and the steps from it
     tape/state-000000000412.safetensors   the state after the last recorded step
-    tape/hashes-000000.safetensors        what each instance looked like, where that is not known
-                                          from a digest of the whole data set
     tape/average-000000000412.safetensors averaged weights, and how they came about
     tape/shard-000000000400-1-of-4.safetensors, tape/state-000000000412-1-of-4.safetensors
                                           the same states' part of another rank, where ranks wrote
@@ -26,13 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
 from .._text import say_count
-from ..data.instance_hashes import MAX_ID
 from ..distributed.shards import files_of, join_shards
 from ..engine.state import State
 from ..errors import CorruptFile, DrossError, InputChanged
@@ -90,7 +86,7 @@ class Tape:
     @property
     def nbytes(self) -> int:
         """The size of all files but the manifest."""
-        files = [*self.entries, *self.manifest.get("hashes", []), self.manifest["end"]]
+        files = [*self.entries, self.manifest["end"]]
         files += [self.manifest["average"]] if "average" in self.manifest else []
         return sum(each["bytes"] for entry in files for each in files_of(entry))
 
@@ -119,7 +115,6 @@ class Tape:
             self.read(index)
         self.end_state()
         self.average()
-        self.hashes()
 
     def average(self) -> AverageRecord | None:
         """What is known of averaged weights, if anything; raises CorruptFile or DrossError."""
@@ -127,24 +122,6 @@ class Tape:
             return None
         with self._refusing_other_content(entry):
             return AverageRecord.decode(*self._load(entry))
-
-    def hashes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of instances and what their hashes were; raises CorruptFile or DrossError.
-
-        Where an id comes twice, the last one counts.
-        """
-        found = [np.zeros((2, 0), dtype=np.int64)]
-        for entry in self.manifest.get("hashes", []):
-            with self._refusing_other_content(entry):
-                tensors, _ = self._load(entry)
-                part = np.stack([tensors[key].numpy().astype("<i8") for key in ("ids", "hashes")])
-                if part.shape != (2, entry["instances"]):
-                    raise ValueError(f"it has hashes of shape {part.shape}")
-                if ((part[0] < 0) | (part[0] >= MAX_ID)).any():
-                    raise ValueError(f"its ids reach from {part[0].min()} to {part[0].max()}")
-                found.append(part)
-        ids, hashes = np.concatenate(found, axis=1)
-        return ids, hashes
 
     @contextmanager
     def _refusing_other_content(self, entry: dict) -> Iterator[None]:

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from .._checks import check_folder
 from .._io import Raw, replace_file
-from ..data.dataset import Instances
-from ..data.instance_hashes import HashNotes
 from ..distributed.background import run_in_background
 from ..distributed.shards import explain_other_ranks, files_of
 from ..engine.state import State
@@ -46,7 +43,6 @@ class _Written:
 
     segments: list[dict]
     end: dict | None  # the state after them, on the disk like they are. None: no commit is due
-    noted: int  # how many notes of instances there were when it began
     seconds: float  # that the end took
 
 
@@ -70,11 +66,9 @@ class TapeWriter:
         state_bytes: int,
         planned: int | None,
         step_bytes: int = 0,
-        notes: HashNotes | None = None,
     ):
         self.folder, self.manifest = Path(folder), manifest
         self.state_bytes, self.planned = state_bytes, planned
-        self.notes = notes  # of what the instances look like
         self.keep = keep.resolve(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest["steps"]  # the first step of `open`
@@ -115,8 +109,6 @@ class TapeWriter:
         kept = None
         if before is not None and self.wants_state():
             kept = before.map(lambda t: t.detach())
-        if self.notes is not None:
-            self.notes.record(step.ids)  # first: no step is written without its notes
         self.open.append((step, kept, checksum))
 
     def make_room(self, epoch: int, after: Callable[[], State] | None = None) -> None:
@@ -154,14 +146,15 @@ class TapeWriter:
         with suppress(DrossError):  # it is tried again: there may be room by now
             self._settle(wait_for_it=True)
         self._write_closed(after, commit=True)
-        noted, gone = self._write_hashes(whole=complete)
+        changed: dict = {}
+        gone: list[str] = []
         if average is not None:
             old = self.manifest.get("average", {}).get("file")
             entry = self._write(f"average-{self.next:012d}.safetensors", *average.encode())
             self._sync(entry["file"])
-            noted["average"] = entry
-            gone = [*gone, old] if old not in (None, entry["file"]) else gone
-        self._commit({**self.manifest, **noted, "complete": complete})
+            changed["average"] = entry
+            gone = [old] if old not in (None, entry["file"]) else []
+        self._commit({**self.manifest, **changed, "complete": complete})
         self._remove(gone)
 
     # --- in a thread of its own -------------------------------------------------------------------
@@ -175,8 +168,7 @@ class TapeWriter:
         due = not self._may_defer_commit() or (commit and bool(self._closed or self._unnamed))
         host = lambda t: t.detach().cpu()  # a thread of its own does not know the GPU's streams
         end = after.map(host) if due else None
-        noted = 0 if self.notes is None else len(self.notes)
-        write = partial(self._write_files, self._closed, end, noted)
+        write = partial(self._write_files, self._closed, end)
         if in_background:
             self._writing = run_in_background(write, "dross: write the tape")
         else:
@@ -194,18 +186,18 @@ class TapeWriter:
         self._closed = [*self._closed, segment]
         self.open, self.first = [], segment.end
 
-    def _write_files(self, segments: list[Segment], end: State | None, noted: int) -> _Written:
+    def _write_files(self, segments: list[Segment], end: State | None) -> _Written:
         """Write segments, and the state after them where a commit is due. It changes nothing."""
         number = self._new_number(self._unnamed)
         entries = [self._write_segment(number + k, each) for k, each in enumerate(segments)]
         if end is None:
-            return _Written(entries, None, noted, 0.0)
+            return _Written(entries, None, 0.0)
         started = time.monotonic()
         for entry in (*self._unnamed, *entries):
             self._sync(entry["file"])
         steps = segments[-1].end if segments else self._steps_written()
         written = self._write_end(steps, end)
-        return _Written(entries, written, noted, time.monotonic() - started)
+        return _Written(entries, written, time.monotonic() - started)
 
     def _settle(self, *, wait_for_it: bool = False) -> None:
         """Take over what the thread has written, if it is done.
@@ -233,7 +225,7 @@ class TapeWriter:
         known = self._steps_written()
         self._closed = [segment for segment in self._closed if segment.first >= known]
         if written.end is not None:
-            self._publish(written.end, written.noted, written.seconds)
+            self._publish(written.end, written.seconds)
 
     def _may_write_in_background(self) -> bool:
         # Files go as the manifest lets go of them: a bounded tape has to commit at once.
@@ -249,25 +241,22 @@ class TapeWriter:
         last = self._unnamed[-1] if self._unnamed else None
         return self.manifest["steps"] if last is None else last["first"] + last["steps"]
 
-    def _publish(self, end: dict, noted: int, seconds: float) -> None:
+    def _publish(self, end: dict, seconds: float) -> None:
         """Let the manifest name what has been written.
 
         Arguments:
             end: the file of the state after the last step.
-            noted: how many notes of instances belong to it.
             seconds: that writing took so far.
         """
         started = time.monotonic()
         old_end, steps = self.manifest.get("end"), self._steps_written()
         entries = [*self.manifest.get("segments", []), *self._unnamed]
         entries, dropped = self._drop_old_epochs(entries)
-        hashes, replaced = self._write_hashes(noted)
-        others = [end, *hashes.get("hashes", [])]
-        entries, merged = self._merge_to_fit(entries, sum(other["bytes"] for other in others))
-        named = {"segments": entries, "end": end, "steps": steps}
-        manifest = {**self.manifest, **hashes, **named}
+        entries, merged = self._merge_to_fit(entries, end["bytes"])
+        manifest = {**self.manifest, "segments": entries, "end": end, "steps": steps}
+        replaced = []
         if steps > self.manifest["steps"] and (average := manifest.pop("average", None)):
-            replaced = [*replaced, average["file"]]  # it does not know the new steps
+            replaced = [average["file"]]  # it does not know the new steps
         self._commit(manifest)
         now = time.monotonic()
         self._unnamed = []
@@ -287,38 +276,6 @@ class TapeWriter:
     def _remove(self, names: list[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
-
-    def _write_hashes(
-        self, noted: int | None = None, *, whole: bool = False
-    ) -> tuple[dict, list[str]]:
-        """Write what has been noted of instances since the last time.
-
-        A new file takes in those before it that are no larger, so that there are few, and nothing
-        is written more often than there are files. A complete tape has one.
-
-        noted: only so many notes; those of later steps wait until these are on the tape.
-
-        Returns the manifest's entry, and the files that it no longer names.
-        """
-        entries = self.manifest.get("hashes", [])
-        if self.notes is None:
-            return {}, []
-        kept, start = [*entries], sum(entry["instances"] for entry in entries)
-        if whole and (len(entries) > 1 or start < len(self.notes)):
-            self.notes.sort()
-            kept, start = [], 0
-        count = len(self.notes) if noted is None else noted
-        if start >= count:
-            return {"hashes": kept}, []
-        while kept and kept[-1]["instances"] <= count - start:
-            start -= kept.pop()["instances"]
-        ids, hashes = (torch.from_numpy(each[: count - start]) for each in self.notes.since(start))
-        number = max((int(entry["file"][7:13]) for entry in entries), default=-1) + 1
-        tensors = {"ids": ids.to(torch.int32), "hashes": hashes}
-        new = self._write(f"hashes-{number:06d}.safetensors", tensors, {})
-        self._sync(new["file"])
-        gone = [entry["file"] for entry in entries[len(kept) :]]
-        return {"hashes": [*kept, {"instances": count - start, **new}]}, gone
 
     def _drop_old_epochs(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
         """The entries to keep, and the files of the others."""
@@ -439,7 +396,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
             )
         read_manifest(folder)  # never clear a folder that is not a tape
         (folder / MANIFEST).unlink()
-        for kind in ("segment", "shard", "state", "hashes", "average", "retrace"):
+        for kind in ("segment", "shard", "state", "average", "retrace"):
             for file in folder.glob(f"{kind}-*.safetensors*"):
                 file.unlink()
     elif folder.exists() and not _holds_only_remains(folder):
@@ -454,7 +411,7 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
 
 # `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
 _TEMPORARY = re.compile(
-    r"\.?((segment|shard|state|hashes|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
+    r"\.?((segment|shard|state|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
     r"\.(\d+|tmp|\d+\.tmp)"
 )
 
@@ -485,19 +442,6 @@ def storage_failed(path: Path, error: OSError, steps: int) -> DrossError:
     }
     cause = causes.get(error.errno or 0, error.strerror or str(error))
     return DrossError(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")
-
-
-def begin_notes(
-    folder: str | os.PathLike, instances: Instances | None, keep: Keep, earlier: dict | None
-) -> HashNotes | None:
-    """Notes of what instances look like, starting with those of a tape to be continued.
-
-    None where the data set is held in memory: then the manifest has a digest of all of it.
-    """
-    if instances is not None and instances.stored:
-        return None
-    noted = None if earlier is None else Tape(folder).hashes()
-    return HashNotes(noted, renew=keep.last_epochs is not None)
 
 
 def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
