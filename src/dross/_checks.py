@@ -103,7 +103,6 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> str:
     return name
 
 
-TABLES = ("pandas", "pyarrow", "sklearn", "scipy", "joblib")  # what cleaning needs
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # where a module has another name
 
 

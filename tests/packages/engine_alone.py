@@ -54,7 +54,6 @@ def main() -> None:
             "pandas": scores.to_frame,
             "pyarrow": lambda: scores.save(Path(folder) / "scores.parquet"),
             "joblib": lambda: run.counterfactual([[0]], n_jobs=2),
-            "scikit-learn": lambda: dross.clean(x.numpy(), y.numpy(), out=Path(folder) / "out"),
             "matplotlib": scores.plot,
         }.items():
             try:

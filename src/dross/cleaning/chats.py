@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 
 from .._checks import check_name, name_option
 from ..errors import InvalidInput, first_line
@@ -125,9 +127,6 @@ def _read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     try:
         rows = parquet.ParquetFile(io.BytesIO(read_bytes(path))).read().to_pylist()
     except (arrow.ArrowException, OSError, ValueError) as error:
@@ -227,9 +226,6 @@ def copy_chats(source: Path, removed: set[str]) -> tuple[bytes, int]:
 
 
 def _copy_parquet(raw: bytes, removed: set[str]) -> tuple[bytes, int]:
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     table = parquet.ParquetFile(io.BytesIO(raw)).read()
     kept = np.array([f"row {k}" not in removed for k in range(1, len(table) + 1)], dtype=bool)
     sink = io.BytesIO()

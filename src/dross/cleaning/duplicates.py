@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from .._checks import fits
@@ -20,7 +23,7 @@ from .._text import say_count
 from ..errors import CorruptFile
 from .explain import format_cell
 from .images import load_picture
-from .modality import PARTS, Frame, PreparedData, Source, import_pandas
+from .modality import PARTS, Frame, PreparedData, Source
 from .tables import Column
 from .task import parse_finite
 
@@ -103,7 +106,6 @@ class Copies:
 
 def no_copies() -> Copies:
     """A table without rows: no copies were found, or an earlier version did not look for any."""
-    pandas = import_pandas()
     table = pandas.DataFrame({name: pandas.Series(dtype=kind) for name, kind in _TYPES.items()})
     return Copies(table, pandas.DataFrame())
 
@@ -112,7 +114,7 @@ def join_content(copies: Copies) -> Frame:
     """One table for the file."""
     named = copies.table.add_prefix(_APART).reset_index(drop=True)
     content = copies.content.reset_index(drop=True).astype(object)
-    return import_pandas().concat([content, named], axis=1)
+    return pandas.concat([content, named], axis=1)
 
 
 def split_content(joined: Frame, counts: dict[str, int], path: Any) -> Copies:
@@ -579,9 +581,6 @@ def _make_groups(
     everything: _Instances, keys: np.ndarray, natural: set[int], near: list[_Pair]
 ) -> Copies:
     """Join pairs to groups, and leave out those without a training instance."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     firsts = np.unique(keys, return_index=True)[1]
     counts = np.where(np.isin(keys, list(natural)), 1, np.bincount(keys)[keys])
     nearest = np.where(counts > 1, 0.0, np.inf)
@@ -610,7 +609,7 @@ def _order(
         return no_copies()
     source = everything.source.take(members)
     same = _number_same(everything.data, source.content, keys)
-    table = import_pandas().DataFrame(
+    table = pandas.DataFrame(
         {
             "group": group,
             "part": np.array(PARTS, object)[everything.part[members]],
@@ -631,7 +630,7 @@ def _order(
     table["first"] = by_group["id"].transform("min")
     places = table.sort_values(["rank", "least", "first", "group"], kind="stable").index
     table = table.loc[places].drop(columns=["rank", "least", "first"])
-    table["group"] = import_pandas().factorize(table["group"])[0]
+    table["group"] = pandas.factorize(table["group"])[0]
     content = source.content.reset_index(drop=True).loc[places].reset_index(drop=True)
     return Copies(table.reset_index(drop=True), content)
 

@@ -13,6 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import joblib
+import sklearn
+from sklearn.base import BaseEstimator
+from sklearn.utils import all_estimators
+
 from .._checks import name_option
 from ..errors import InvalidInput, first_line
 from .user_code import import_function, source_digest
@@ -36,9 +41,6 @@ class JudgingModel:
 
     def describe(self) -> dict[str, str]:
         """Everything that decides what it learns, as JSON holds it."""
-        import joblib
-        import sklearn
-
         try:
             known = joblib.hash(self.estimator)
         except Exception:  # an object that cannot be pickled, such as a lambda in a pipeline
@@ -97,8 +99,6 @@ def _is_sklearn(entry: str) -> bool:
 
 def _find_class(entry: str, task: str) -> type:
     """A class of scikit-learn by its name, wherever in it, or in the module that is named."""
-    from sklearn.base import BaseEstimator
-
     module, _, name = entry.partition(":")
     if module == "sklearn":
         known = _list_estimators()
@@ -125,8 +125,6 @@ def _find_class(entry: str, task: str) -> type:
 
 
 def _list_estimators() -> dict[str, type]:
-    from sklearn.utils import all_estimators
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about deprecated modules
         found: list[tuple[str, type]] = all_estimators()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -201,8 +202,6 @@ def find_reasons(
 
 def _find_similar(x: Tensor, ids: np.ndarray) -> list[list[int]]:
     """The nearest other training instances of each."""
-    from sklearn.neighbors import NearestNeighbors
-
     flat = x.reshape(len(x), -1).numpy()
     neighbors = NearestNeighbors(n_neighbors=min(_MAX_SIMILAR + 1, len(flat))).fit(flat)
     places = neighbors.kneighbors(flat[ids], return_distance=False)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from .._checks import name_option
 from .._io import delete_stale, hold_lock, make_folder, staged_file, sync_folder
 from .._text import disarm_cell
@@ -22,7 +24,7 @@ from .edits import Edits, choose_edits
 from .images import check_replaceable, write_pictures
 from .inputs import check_output_file, check_output_folder, input_paths
 from .memory import give_back, name_row, pixels_of
-from .modality import PreparedData, import_pandas
+from .modality import PreparedData
 from .project import Project
 from .project_files import MEND, is_written_by_dross
 from .registered import set_cleaned
@@ -132,11 +134,10 @@ def copy_for_python(project: Project, remove: int | None, relabel: int | None) -
     if request.given is None:
         kind = source.suffix.lower() if source.suffix.lower() in PARQUET else ".csv"
         raw, _ = copy_table(source, kind, label, named, request.reading)
-        pandas = import_pandas()
         return (pandas.read_parquet if kind in PARQUET else pandas.read_csv)(io.BytesIO(raw))
     raw, _ = copy_table(source, ".parquet", label, named)
     try:
-        frame = import_pandas().read_parquet(io.BytesIO(raw))
+        frame = pandas.read_parquet(io.BytesIO(raw))
         return give_back(frame, label, request.given, pixels_of(source))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptFile(
@@ -151,7 +152,7 @@ set_cleaned(copy_for_python)
 def _read_rows(source: Path, raw: bytes) -> Any:
     """Conversations for Python: a DataFrame of Parquet, a list of rows of JSONL."""
     if source.suffix.lower() in PARQUET:
-        return import_pandas().read_parquet(io.BytesIO(raw))
+        return pandas.read_parquet(io.BytesIO(raw))
     return [json.loads(line) for line in raw.split(b"\n") if line.strip()]
 
 

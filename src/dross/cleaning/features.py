@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from .._checks import fit_together, name_option
@@ -22,7 +24,7 @@ from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
 from ..errors import CorruptFile, InvalidInput, first_line
 from .images import load_picture
-from .modality import PreparedData, import_pandas
+from .modality import PreparedData
 from .tables import PARQUET, read_bytes
 from .task import LARGEST
 from .text import SCALE
@@ -190,8 +192,6 @@ def _fit_square(picture: Any) -> Any:
 
     Small pictures are enlarged to a smaller square: it shows as much, in a third of the time.
     """
-    from PIL import Image, ImageOps
-
     side = _SMALL_SIDE if max(picture.size) <= _SMALL_PICTURE else _SIDE
     return ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC)
 
@@ -365,7 +365,7 @@ def _read_npy(raw: bytes, path: Path) -> np.ndarray:
 
 def _read_parquet(raw: bytes, path: Path) -> np.ndarray:
     try:
-        frame = import_pandas().read_parquet(io.BytesIO(raw))
+        frame = pandas.read_parquet(io.BytesIO(raw))
     except Exception as error:  # a damaged file can fail anywhere inside the parser
         raise InvalidInput(f"{path} cannot be read as Parquet: {first_line(error)}") from None
     others = [str(name) for name in frame.columns if frame[name].dtype.kind not in "fiub"]

@@ -10,14 +10,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
+from PIL import Image
 
 from .._checks import name_option
 from .._io import break_seal, digest_bytes, digest_file, make_folder, seal, sync_folder, write_json
 from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
 from .memory import is_in_array, read_picture
-from .modality import ENCODER_VERSION, Frame, Source, import_pandas
+from .modality import ENCODER_VERSION, Frame, Source
 from .tables import AS_USUAL, Reading, has_text, read_frame, row_names
 
 # images ---
@@ -86,7 +88,7 @@ def read_folder(folder: Path) -> Source:
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)
-    content = import_pandas().DataFrame({"path": names})
+    content = pandas.DataFrame({"path": names})
     notes = _note_left_out(folder, everything, set(labels))
     return _drop_broken(Source("images", "class", content, labels, names, notes), folder)
 
@@ -126,7 +128,7 @@ def read_listing(table: Path, paths: str, label: str, reading: Reading = AS_USUA
     frame = frame[whole]
     names = row_names(frame.index)
     labels = frame[label].astype(str).str.strip().to_numpy(dtype=object)
-    content = import_pandas().DataFrame({"path": frame[paths].tolist()})
+    content = pandas.DataFrame({"path": frame[paths].tolist()})
     return _drop_broken(Source("images", label, content, labels, names, notes), table.parent)
 
 
@@ -155,8 +157,6 @@ def _open(path: Path) -> np.ndarray | None:
 
     They are uint8, or float32 where a picture has more than 256 shades.
     """
-    from PIL import Image
-
     if is_in_array(path):
         return read_picture(path)
     if not os.path.isfile(path):  # opening a pipe would wait for ever
@@ -187,8 +187,6 @@ def _to_bytes_range(shades: np.ndarray, mode: str, path: Path) -> np.ndarray:
 
 def load_picture(path: Path) -> Any:
     """The picture in its own size, a PIL.Image in RGB."""
-    from PIL import Image
-
     pixels = _open(path)
     if pixels is None:
         raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")
@@ -241,8 +239,6 @@ class ImageEncoder:
 
     def _load(self, path: Path) -> np.ndarray:
         """One picture in the common size, uint8 or float32 [H, W, C]."""
-        from PIL import Image
-
         picture = _open(path)
         if picture is None:
             raise InvalidInput(f"{path} could be opened before, but not any more. Was it moved?")

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from torch import Tensor
 
 from .._checks import check_count, name_option
@@ -391,8 +392,6 @@ def draw_sample(y: np.ndarray | None, count: int, seed: int) -> np.ndarray:
 
 def _prepare(estimator: Any, seed: int) -> Any:
     """An unfitted copy with every `random_state`, also those of its steps, set from the seed."""
-    from sklearn.base import clone
-
     copy: Any = clone(estimator, safe=False)
     if hasattr(copy, "get_params") and hasattr(copy, "set_params"):
         names = [name for name in copy.get_params() if name.split("__")[-1] == "random_state"]

@@ -43,6 +43,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import norm, t
+from sklearn import ensemble
+from sklearn.decomposition import TruncatedSVD
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from torch import Tensor
 
 from ..data.seeds import mix_seeds
@@ -173,10 +178,6 @@ class Expert:
 
 def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
     """The experts that suit the features; the first two also learn from trusted rows alone."""
-    from sklearn import ensemble
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
-
     if not classes:
         part = 0.3  # of the features at each split: as in classification, trees that differ
         extra = lambda: ensemble.ExtraTreesRegressor(
@@ -213,8 +214,6 @@ def list_experts(x: np.ndarray, classes: int) -> list[Expert]:
 
 def make_boosting(classes: int) -> Any:
     """Gradient boosting that learns in a tenth of a second."""
-    from sklearn import ensemble
-
     if not classes:
         return ensemble.HistGradientBoostingRegressor(
             max_iter=40, learning_rate=0.15, max_leaf_nodes=15, max_bins=63, random_state=0
@@ -344,8 +343,6 @@ def _smooth(probabilities: np.ndarray, smoothing: float) -> np.ndarray:
 
 def principal_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
     """The first components of the features, standardized and clipped at 3, float64 [N, 8]."""
-    from sklearn.decomposition import TruncatedSVD
-
     if x.shape[1] > _COMPONENTS:
         sample = x
         if len(x) > MOST_LEARNED:
@@ -563,8 +560,6 @@ class NumberNoiseModel:
         self, predicted: np.ndarray, usual: np.ndarray, y: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of the labels if they are good, and if they are wrong, each [N]."""
-        from scipy.stats import norm, t
-
         scale = self.scale * usual
         good = t.pdf((y - predicted) / scale, self.freedom) / scale
         low, high = self.range
@@ -680,8 +675,6 @@ def _fit_rates(
 
 def _usual_errors(rows: Rows, predicted: np.ndarray, learned: np.ndarray, seed: int) -> np.ndarray:
     """The absolute error that is usual for rows like each, out-of-fold, [N]."""
-    from sklearn.neighbors import KNeighborsRegressor
-
     errors = np.abs(rows.y - predicted)
     usual = float(np.median(errors[learned])) if learned.any() else 1.0
     usual = usual or float(errors.mean()) or 1.0

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import torch
+from scipy import sparse
 
 from .._checks import check_name
 from .._io import digest_file, make_folder, write_bytes
 from ..errors import DrossError, InvalidInput, first_line
-from .modality import PARTS, Frame, Series, import_pandas
+from .modality import PARTS, Frame, Series
 
 # memory_files ---
 
@@ -157,9 +160,6 @@ def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
     Raises:
         InvalidInput: they are not one label for each instance.
     """
-    import torch
-
-    pandas = import_pandas()
     about.setdefault("y", _describe(y))
     if isinstance(y, torch.Tensor):
         about["y_tensor"] = str(y.dtype).removeprefix("torch.")
@@ -183,9 +183,6 @@ def check_labels(y: Any, count: int, who: str, about: dict[str, Any]) -> Series:
 
 
 def _describe(y: Any) -> str:
-    import torch
-
-    pandas = import_pandas()
     if isinstance(y, torch.Tensor):
         return "tensor"
     if isinstance(y, pandas.Series):
@@ -194,7 +191,6 @@ def _describe(y: Any) -> str:
 
 
 def _as_column(y: Any, who: str) -> Series:
-    pandas = import_pandas()
     if isinstance(y, (pandas.DataFrame, pandas.Index)) or hasattr(y, "categories"):
         y = np.asarray(y)
     try:
@@ -216,7 +212,6 @@ def _as_column(y: Any, who: str) -> Series:
 
 def _simplify(column: Series, who: str) -> Series:
     """A column of objects as one of a simple type; texts where they are mixed."""
-    pandas = import_pandas()
     present = column[column.notna().to_numpy()]
     for place, cell in zip(np.flatnonzero(column.notna().to_numpy()), present):
         if not isinstance(cell, _SIMPLE) or isinstance(cell, complex):
@@ -312,7 +307,6 @@ def take_given(
 
 
 def _take_part(x: Any, y: Any, who: str, text: str | None) -> _Part:
-    pandas = import_pandas()
     if isinstance(x, pandas.DataFrame):
         part = _take_frame(x, y, who)
     else:
@@ -334,8 +328,8 @@ def _take_frame(x: Frame, y: Any, who: str) -> _Part:
     frame: Any = x.copy(deep=False)
     about: dict[str, Any] = {"x": "frame", "index": [_plain(name) for name in x.index.names]}
     frame.index = frame.index.set_names([None] * frame.index.nlevels)
-    if isinstance(frame.index, import_pandas().RangeIndex):  # Parquet would only describe it
-        frame.index = import_pandas().Index(np.asarray(frame.index))
+    if isinstance(frame.index, pandas.RangeIndex):  # Parquet would only describe it
+        frame.index = pandas.Index(np.asarray(frame.index))
     if frame.columns.nlevels > 1:
         raise InvalidInput(f"{who} has columns of several levels. Give them one name each.")
     if all(isinstance(name, (int, np.integer)) for name in frame.columns):
@@ -370,7 +364,6 @@ def _take_array(x: Any, who: str) -> _Part:
     if array.dtype.kind == "c":
         raise InvalidInput(f"{who} has complex numbers. Give their parts as columns.")
     about |= {"dtype": str(array.dtype), "dimensions": array.ndim}
-    pandas = import_pandas()
     if array.ndim > 2:
         return _take_pictures(array, who, about)
     if array.ndim == 1 and all(isinstance(cell, str) for cell in array.tolist()):
@@ -394,17 +387,14 @@ def _take_pictures(array: np.ndarray, who: str, about: dict[str, Any]) -> _Part:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidInput(f"{who} has pixels that are not finite numbers. Correct them first.")
     array = np.moveaxis(array, 1, 3) if layout == "first" else array
-    frame = import_pandas().DataFrame(index=range(len(array)))
+    frame = pandas.DataFrame(index=range(len(array)))
     about |= {"pixels": layout}
     return _Part(frame, _LABEL, about, pictures=np.ascontiguousarray(array))
 
 
 def _as_array(x: Any, who: str, about: dict[str, Any]) -> np.ndarray:
     """X as an array; what it was is noted in `about`."""
-    import torch
-    from scipy import sparse
-
-    if isinstance(x, import_pandas().Series):
+    if isinstance(x, pandas.Series):
         about["x"] = "series"
         series: Any = x
         return series.to_numpy(dtype=object if series.dtype.kind not in "buif" else None)
@@ -552,8 +542,6 @@ def _restore_array(frame: Frame, about: dict[str, Any]) -> np.ndarray:
 
 def _make_tensor(array: np.ndarray, name: str) -> Any:
     """name: of its type, as the project has it."""
-    import torch
-
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is not a type of tensor")
@@ -565,12 +553,10 @@ def _restore_container(x: np.ndarray, about: dict[str, Any]) -> Any:
     if kind == "list":
         return x.tolist()
     if kind == "series":
-        return import_pandas().Series(x)
+        return pandas.Series(x)
     if kind == "tensor":
         return _make_tensor(x, about["tensor"])
     if kind == "sparse":
-        from scipy import sparse
-
         made = (sparse.csr_array if about["array"] else sparse.csr_matrix)(x)
         return made.asformat(about["format"])
     return x

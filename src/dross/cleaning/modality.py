@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from .task import check_size, read_number
 # source ---
 
 
-# pandas is imported when it is needed, and typed as Any: its own types are hard to satisfy.
+# typed as Any: the types of pandas are hard to satisfy
 Frame = Any  # a pandas.DataFrame
 Series = Any  # a pandas.Series
 
@@ -25,13 +26,6 @@ PARTS = ("train", "validation", "test")
 ENCODER_VERSION = 2  # a project is opened again with the one that made it
 MIN_INSTANCES = 40  # with fewer, no part is large enough to learn from or to judge with
 _MIN_INSTANCES_OF_A_CLASS = 5  # of a smaller class, no model can learn much
-
-
-def import_pandas() -> Any:
-    """Import pandas now, so that `import dross` does not have to."""
-    import pandas
-
-    return pandas
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ def join_parts(sources: dict[str, Source]) -> tuple[Source, dict[str, np.ndarray
     ]
     whole = replace(
         first,
-        content=import_pandas().concat(contents, ignore_index=True),
+        content=pandas.concat(contents, ignore_index=True),
         labels=np.concatenate([source.labels for source in sources.values()]),
         names=names,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._checks import TABLES, check_installed, name_option
+from .._checks import name_option
 from .._progress import Overall, overall_progress
 from ..engine.device import choose_device
 from ..errors import InvalidInput
@@ -137,7 +137,6 @@ def clean(
         worst = project.instances.sort_values("harm_rank").head(20)
         X, y = dross.clean(X, y, out="runs/mine").cleaned()
     """
-    check_installed("dross.clean", *TABLES, "matplotlib", "jinja2", "PIL")
     asked: dict[str, Any] = {
         "label": label,
         "text": text,

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 from .._checks import fit_together, fits
 from .._progress import show_progress
@@ -474,8 +475,6 @@ def learned_something(rows: Rows, noise: LabelNoise) -> bool:
         predicted = noise.average - frequencies
         each = predicted[np.arange(len(rows)), rows.y] - predicted @ frequencies
     else:
-        from scipy.stats import rankdata
-
         order = lambda values: (rankdata(values) - (len(values) + 1) / 2) / len(values)
         each = order(noise.average[used, 0]) * order(rows.y[used])
     figure = compare(each * 0, -each, rows.groups)

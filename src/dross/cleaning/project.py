@@ -30,7 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .._checks import TABLES, check_installed, fit_together, fits
+from .._checks import fit_together, fits
 from .._figures import open_axes
 from ..errors import CorruptFile, InputChanged
 from .decisions import TRAIN, Decision, Decisions
@@ -99,7 +99,6 @@ class Project:
             InputChanged: another version of dross wrote it in another format.
             DrossError: project.json cannot be read.
         """
-        check_installed("A project", *TABLES)
         project = Project(Path(folder))
         if not (project.folder / ABOUT).is_file():
             raise CorruptFile(explain_missing(project.folder))

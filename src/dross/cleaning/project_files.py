@@ -13,10 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas
+from pyarrow import ArrowException
+
 from .._checks import fit_together, fits
 from .._io import break_seal, digest_bytes, find_stale, seal, write_json
 from ..errors import CorruptFile, DrossError
-from .modality import PARTS, Frame, import_pandas
+from .modality import PARTS, Frame
 from .plans import is_recommendation
 
 ABOUT = "project.json"
@@ -252,10 +255,8 @@ def read_whole(path: Path, digest: str | None) -> bytes:
 
 def read_table(path: Path, digest: str | None) -> Frame:
     """The table in a file, read as `read_whole` does and with the same errors."""
-    from pyarrow import ArrowException
-
     raw = read_whole(path, digest)
     try:
-        return import_pandas().read_parquet(io.BytesIO(raw))
+        return pandas.read_parquet(io.BytesIO(raw))
     except (OSError, ValueError, KeyError, TypeError, ArrowException) as error:
         raise CorruptFile(f"{path} cannot be read ({error}). {MEND}") from None

@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pandas
 
 from .checked_labels import CheckedLabels
 from .label_noise import LIKELY, LabelNoise
-from .modality import Frame, PreparedData, import_pandas
+from .modality import Frame, PreparedData
 from .scoring import InstanceScores, mean_over_runs, rank
 
 
@@ -26,7 +27,6 @@ def instance_table(
         checked: What a person has said: a label that was corrected was wrong.
         outliers: See `outlier_ranks`, [N].
     """
-    pandas = import_pandas()
     part = data.part("train")
     count = len(part)
     beliefs = _describe_labels(data, noise, np.arange(count))
@@ -73,7 +73,6 @@ def label_table(
         checks: The places of the labels that would decide most, the first first.
         trusted: Whether no validation label is doubted.
     """
-    pandas = import_pandas()
     part = checked.part
     source, count = data.part(part), len(data.y[part])
     start = len(data.y["train"]) if part == "validation" else 0

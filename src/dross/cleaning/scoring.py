@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
+from sklearn.ensemble import IsolationForest
 from torch import Tensor
 
 from ..data.dataset import Instances
@@ -204,8 +206,6 @@ def split_half_agreement(by_run: np.ndarray) -> float | None:
 
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Spearman's; nan where one of them is constant or has fewer than three values."""
-    from scipy.stats import rankdata
-
     if len(first) < 3:
         return float("nan")
     a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
@@ -267,8 +267,6 @@ def rank(values: np.ndarray) -> np.ndarray:
 
 def outlier_ranks(run: Run, data: Pair) -> np.ndarray:
     """How unusual each instance looks to the model, [N]: 1 the most, 0 the least."""
-    from sklearn.ensemble import IsolationForest
-
     learned = run.recording.instances
     try:
         seen = features(run, Instances(data, learned.device, learned.dtype))

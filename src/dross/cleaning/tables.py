@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from .._checks import check_name, name_option
 from .._text import say_count
 from ..errors import InvalidInput, first_line
-from .modality import ENCODER_VERSION, Column, Frame, Series, Source, import_pandas
+from .modality import ENCODER_VERSION, Column, Frame, Series, Source
 from .task import check_size, parse_finite, parse_numbers, read_number
 
 # csv_text ---
@@ -230,7 +237,7 @@ def _to_dates(cells: Series) -> Series:
     """Cells as dates; NaT for all others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_pandas().to_datetime(cells, errors="coerce", format="mixed", utc=True)
+        return pandas.to_datetime(cells, errors="coerce", format="mixed", utc=True)
 
 
 def _are_dates(cells: Series) -> bool:
@@ -269,11 +276,6 @@ class TableEncoder:
     """
 
     def __init__(self, content: Frame, columns: list[Column], version: int = ENCODER_VERSION):
-        from sklearn.compose import ColumnTransformer
-        from sklearn.impute import SimpleImputer
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
         self.columns = [column for column in columns if column.kind not in _NOT_LEARNT]
         if not self.columns:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
@@ -316,7 +318,6 @@ class TableEncoder:
 
     def _parse(self, content: Frame) -> Frame:
         """Columns of float64, and of str for categories; a date becomes three columns."""
-        pandas = import_pandas()
         parsed: dict[str, Series] = {}
         for column in self.columns:
             name, cells = column.name, content[column.name]
@@ -431,7 +432,7 @@ def read_frame(
         notes += _note_missing(columns[name], name, missing)
     absent = {None, *missing}
     cells = {name: [None if cell in absent else cell for cell in columns[name]] for name in columns}
-    return import_pandas().DataFrame(cells, index=frame.index), notes
+    return pandas.DataFrame(cells, index=frame.index), notes
 
 
 def _as_text(column: Series) -> list[str | None]:
@@ -457,7 +458,6 @@ def _parse_csv(
             f"line has names (the first is on line {records.short[0]}); the cells that are not "
             "there count as missing."
         )
-    pandas = import_pandas()
     columns = list(zip(*records.rows)) or [()] * len(records.names)
     frame = pandas.DataFrame(dict(enumerate(columns)), index=records.lines, dtype=object)
     frame.columns = records.names
@@ -467,7 +467,7 @@ def _parse_csv(
 def _parse_parquet(raw: bytes, path: Path) -> Frame:
     """The table with its named index, if it has one, as its first columns."""
     try:
-        frame = import_pandas().read_parquet(io.BytesIO(raw))
+        frame = pandas.read_parquet(io.BytesIO(raw))
         if any(name is not None for name in frame.index.names):
             frame = frame.reset_index(allow_duplicates=True)
     except Exception as error:  # a damaged file can fail anywhere inside the parser
@@ -682,9 +682,6 @@ def _copy_parquet(
 
     None if the labels are not a column of the file, but an index that it only describes.
     """
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     table = parquet.ParquetFile(io.BytesIO(read_bytes(source))).read()
     if new:
         places = [k for k, name in enumerate(table.schema.names) if name == str(labels.name)]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas
 
 from ..errors import InvalidInput
 
@@ -28,8 +29,6 @@ def read_learnable(text: Any) -> float | None:
 
 def parse_numbers(cells: Any) -> Any:
     """A pandas.Series of cells as numbers, infinities among them; nan for all others."""
-    import pandas
-
     numbers: Any = pandas.to_numeric(cells, errors="coerce")
     return numbers.astype(float)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ..errors import InvalidInput
 from .modality import Frame
@@ -18,8 +19,6 @@ class TextEncoder:
     """Turns the column `text` into tf-idf vectors, float32 [N, words]."""
 
     def __init__(self, content: Frame, max_words: int = _MAX_WORDS):
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
         affordable = max(_MIN_WORDS, _MAX_BYTES // (4 * max(len(content), 1)))
         self.vectorizer = TfidfVectorizer(
             max_features=min(max_words, affordable), sublinear_tf=True, min_df=2

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from .modality import (
     assemble,
     check_learnable,
     consecutive_ids,
-    import_pandas,
 )
 
 _INPUTS_SHOWN = 50
@@ -205,4 +205,4 @@ def _content(inputs: list[Tensor]) -> Any:
     every = torch.cat([x.float() for x in inputs])
     flat = every.reshape(len(every), -1)[:, :_INPUTS_SHOWN].numpy()
     columns = {f"input {k}": [f"{value:.4g}" for value in flat[:, k]] for k in range(flat.shape[1])}
-    return import_pandas().DataFrame(columns)
+    return pandas.DataFrame(columns)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from .._checks import name_option
 from .edits import BY_DECISIONS, Edits
@@ -182,8 +183,6 @@ def _seeds_error(differences: np.ndarray) -> float:
 
 
 def _quantile(passes: int) -> float:
-    from scipy.stats import t
-
     return float(t.ppf(_COVERED, passes - 1))
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from .._figures import encode_png
 from .._io import digest_file, sync_folder, write_bytes, write_json
 from .._text import disarm_cell
@@ -17,7 +19,7 @@ from .duplicates import Copies, join_content
 from .examine import Outcome
 from .images import load_thumbnail
 from .job import Job
-from .modality import PARTS, Frame, PreparedData, import_pandas
+from .modality import PARTS, Frame, PreparedData
 from .project import DIGESTED, LABELS, Project
 from .project_files import ABOUT, write_sealed
 from .report import write_report
@@ -140,7 +142,6 @@ def _write_content(folder: Path, prepared: PreparedData) -> None:
     write_bytes(folder / "content.parquet", content.to_parquet())
     content = validation.content.reset_index(drop=True).astype(object)
     labels = [str(label) for label in validation.labels]
-    pandas = import_pandas()
     named = pandas.DataFrame({" source": validation.names, " label": labels}, dtype=object)
     content = pandas.concat([content, named], axis=1)
     write_bytes(folder / "validation.parquet", content.to_parquet())

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 
 from ..cleaning.chats import Chat, ChatColumns, read_chats
 from ..cleaning.duplicates import Copies, count_copies, find_copies, no_copies
-from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble, import_pandas
+from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
 from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
 from ..errors import InvalidInput
@@ -46,7 +47,7 @@ class Examples:
         """What the examples of a part look like."""
         chats = [self.chats[place] for place in self.parts[part]]
         columns = {"text": [c.text for c in chats], "origin": [c.origin for c in chats]}
-        return import_pandas().DataFrame(columns, dtype=object)
+        return pandas.DataFrame(columns, dtype=object)
 
     def names(self, part: str) -> list[str]:
         """Where the examples of a part are: `line 17`."""
@@ -123,7 +124,6 @@ def _find_copies(
     chats: list[Chat], given: dict[str, np.ndarray], device: torch.device, progress: bool
 ) -> Found:
     """Copies among everything, by the words that are said."""
-    pandas = import_pandas()
     content = pandas.DataFrame({"text": [chat.text for chat in chats]}, dtype=object)
     labels = np.array([chat.response for chat in chats], dtype=object)
     source = Source("text", "response", content, labels, [chat.name for chat in chats])
@@ -177,5 +177,5 @@ def _move_copies(copies: Copies, data: np.ndarray, parts: dict[str, np.ndarray])
     if not kept.any():
         return no_copies()
     table = table[kept].reset_index(drop=True)
-    table["group"] = import_pandas().factorize(table["group"])[0]
+    table["group"] = pandas.factorize(table["group"])[0]
     return Copies(table, copies.content[kept].reset_index(drop=True))

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from .._io import write_bytes, write_json
 from .._version import __version__
 from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import FILE as COPIES
 from ..cleaning.duplicates import join_content
-from ..cleaning.modality import PARTS, Frame, import_pandas
+from ..cleaning.modality import PARTS, Frame
 from ..cleaning.plans import KEEP, REMOVE
 from ..cleaning.project import DIGESTED, LABELS, TOKENS, Project
 from ..cleaning.scoring import rank, split_half_agreement
@@ -57,7 +58,7 @@ def _tabulate(examples: Examples, scored: ChatScores, found: ChatRecommendation)
     train, scores, by_run = examples.parts["train"], scored.scores, scored.by_run
     count = len(train)
     missing = np.full(count, np.nan)
-    table = import_pandas().DataFrame(
+    table = pandas.DataFrame(
         {
             "source": examples.names("train"),
             "label": examples.labels("train"),
@@ -87,7 +88,6 @@ def _tabulate(examples: Examples, scored: ChatScores, found: ChatRecommendation)
 
 def _no_labels() -> Frame:
     """The labels of answers are not checked one by one: a table without rows."""
-    pandas = import_pandas()
     texts = ("source", "label", "prediction", "checked")
     numbers = ("wrong", "probability", "label_probability")
     empty = {name: pandas.Series(dtype=object) for name in texts}
@@ -103,7 +103,7 @@ def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
         each = np.full(len(texts), np.nan)
         each[examples.encoded.learned(place)] = effects
         rows.append({"texts": texts, "effects": each.tolist()})
-    return import_pandas().DataFrame(rows)
+    return pandas.DataFrame(rows)
 
 
 def _describe(
