@@ -77,7 +77,7 @@ def test_a_backbone_that_cannot_be_loaded(
     words = ("clean", pictures, "--out", tmp_path / "run", "--epochs", "2")
     code, printed = run(*words, "--backbone", "timm:resnet18")
     assert code == 1 and error in printed and said in printed and "see the manual" not in printed
-    assert "--backbone" in printed and not caplog.records  # nothing but the sentence
+    assert "`backbone`" in printed and not caplog.records  # nothing but the sentence
     assert sorted(pictures.rglob("*")) == before and not (tmp_path / "run/project.json").exists()
 
 

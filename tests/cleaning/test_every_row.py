@@ -151,7 +151,7 @@ def test_the_kind_of_labels_is_stated_and_kept(_made, one):
     out = project.folder.parent / "other"
     printed = CliRunner().invoke(cli.app, [*words, str(out)], catch_exceptions=False)
     assert printed.exit_code == 0
-    assumed = "Labels: observed (assumed, change it with --labels annotated). They are what"
+    assumed = "Labels: observed (assumed, change it with `labels` as annotated). They are what"
     assert assumed in " ".join(printed.output.split())
     about = json.loads((out / "project.json").read_text())
     assert about["labels"] == "observed" and about["labels_assumed"] is True

@@ -296,7 +296,7 @@ def test_files_that_hold_no_features_are_refused_in_a_sentence(tmp_path):
     ):
         with pytest.raises(InvalidInput, match=message):
             prepare(Request(str(tmp_path / "t.csv"), "kind", features=str(tmp_path / name)))
-    with pytest.raises(InvalidInput, match=r"either features=\.\.\. or backbone="):
+    with pytest.raises(InvalidInput, match=r"`features` or `backbone`, not both"):
         Request("t.csv", "kind", features="a.npy", backbone="wordllama")
 
 

@@ -104,7 +104,7 @@ def test_the_current_folder_is_not_searched_first_afterwards(tmp_path):
     code = (
         "import sys; sys.path[:] = [p for p in sys.path if p]\n"
         "from dross.cleaning.user_code import import_function\n"
-        "import_function('mine:f', 'data')\n"
+        "import_function('mine:f')\n"
         "import colorsys; print(colorsys.__file__)"
     )
     done = subprocess.run(

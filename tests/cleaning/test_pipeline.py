@@ -167,7 +167,7 @@ WRONG = {
     ),
     "unknown labels": (TWO_CLASSES, {"labels": "guessed"}, "labels.*annotated.*observed"),
     "half a run": (TWO_CLASSES, {"repeats": 1.5}, "repeats must be at least 1 and whole"),
-    "no label given": (TWO_CLASSES, {"label": None}, "label=.NAME"),
+    "no label given": (TWO_CLASSES, {"label": None}, "as `label`"),
 }
 
 

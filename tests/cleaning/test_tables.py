@@ -114,14 +114,14 @@ def test_what_counts_as_missing_can_be_said(tmp_path):
     assert prepared.source.classes == ["-", "NA", "None"] and len(prepared.source) == 90
     assert "In 'kind', 'x' (30) counts as missing" in " ".join(prepared.notes)
     frame, notes = tables.read_frame(tmp_path / "t.csv", asked=["kind"])
-    assert frame["kind"].notna().sum() == 30 and "na=..." in notes[-1]
+    assert frame["kind"].notna().sum() == 30 and "`na`" in notes[-1]
     assert "'NA' (30), 'None' (30), '-' (30) count as missing" in notes[-1]
 
 
 def test_a_separator_can_be_said(tmp_path):
     rows = [f"{x}^{kind}" for x, kind in zip(numbers(), kinds("a", "b"))]
     (tmp_path / "t.csv").write_text("\n".join(["x^kind", *rows]), encoding="utf-8")
-    with pytest.raises(InvalidInput, match=r"one column.*separator="):
+    with pytest.raises(InvalidInput, match=r"one column.*`separator`"):
         prepare(Request(str(tmp_path / "t.csv"), "kind"))
     assert len(prepare(Request(str(tmp_path / "t.csv"), "kind", separator="^")).source) == ROWS
 

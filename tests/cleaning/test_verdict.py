@@ -140,7 +140,7 @@ def test_advice_is_about_what_can_be_settled():
     steady = values(1.0, 0.98, 1.0, spread=0.0, passes=3)
     steady[:, 1] += np.array([0.015, 0.0, -0.015])[:, None]  # only the seeds disagree
     said = verdict.advise("inconclusive", {"log loss": verdict.compare_metric(steady)}, 3, 400)
-    assert "seeds would show it (seeds=...)." in said
+    assert "seeds would show it (`seeds`)." in said
 
 
 def exact(before, after, low, high):

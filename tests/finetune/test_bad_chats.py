@@ -41,7 +41,7 @@ ROWS = {
     "nothing": ("\n\n", "has no rows"),
     "no response": (
         '{"question": "a", "text": "b"}\n',
-        r"none looks like the responses.* prompt=\.\.\. and response=",
+        r"none looks like the responses.* `prompt` and `response`",
     ),
     "a number": (
         '{"prompt": "a", "response": 3}\n',
@@ -102,7 +102,7 @@ def test_no_model_no_tokenizer_no_template(run, tmp_path):
     assert code == 1 and "has no tokenizer" in said and "save_pretrained" in said
     base = save_model(tmp_path / "base", template=None)
     code, said = run("clean", chats, "--model", base)
-    assert code == 1 and "has no chat template" in said and "--template plain" in said
+    assert code == 1 and "has no chat template" in said and "pass `template`" in said
     assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
     with pytest.raises(InvalidInput, match=r"cannot be read: .*It is a file, or 'plain'"):
         load(ChatOptions(str(base), template=str(tmp_path / "none.jinja")))
@@ -143,7 +143,7 @@ def test_an_adapter_over_a_whole_model_is_trained_on(model, tmp_path):
     fresh.tokenizer.save_pretrained(tmp_path / "adapter")
     loaded = load(ChatOptions(str(tmp_path / "adapter")))
     assert loaded.trained and all("lora" in name for name in loaded.trained)
-    with pytest.raises(InvalidInput, match="leave out lora="):
+    with pytest.raises(InvalidInput, match="leave out `lora`"):
         load(ChatOptions(str(tmp_path / "adapter"), lora=2))
 
 
@@ -198,10 +198,10 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
     monkeypatch.setattr("dross.finetune.clean.estimate", lambda *given: slow)
     _, chats, _ = made
     with pytest.raises(
-        InvalidInput, match=r"about 2\.0 hours without a GPU.*force=True"
+        InvalidInput, match=r"about 2\.0 hours without a GPU.*pass `force`"
     ) as refused:
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
-    for way in ("18 of the 36 examples", "lora=8 and last_layers=2"):
+    for way in ("18 of the 36 examples", "`lora` of 8 and `last_layers` of 2"):
         assert way in str(refused.value)
     check_affordable(slow, None, 36, force=True)  # type: ignore[arg-type]
 

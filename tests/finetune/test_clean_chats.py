@@ -80,7 +80,7 @@ def test_a_verdict_and_an_export(made, tmp_path):
     ]
     with pytest.raises(InvalidInput, match=r"end its name with \.jsonl"):
         run("export", folder, tmp_path / "cleaned.parquet", "--remove", 5)
-    with pytest.raises(InvalidInput, match="leave out estimator="):
+    with pytest.raises(InvalidInput, match="leave out `estimator`"):
         dross.judge(folder, remove=5, estimator="sklearn:LogisticRegression")
 
 

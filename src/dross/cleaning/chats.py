@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from .._checks import check_name, name_option
+from .._checks import check_name
 from ..errors import InvalidInput, first_line
 from .tables import PARQUET, read_bytes
 
@@ -148,8 +148,7 @@ def _find_columns(path: Path, names: Mapping[str, None], given: ChatColumns) -> 
         lacking = "prompts" if prompt is None else "responses"
         raise InvalidInput(
             f"{path} has the columns {', '.join(names) or 'none'}: none of them is '{MESSAGES}', "
-            f"and none looks like the {lacking}. Name them: {name_option('prompt')} and "
-            f"{name_option('response')}."
+            f"and none looks like the {lacking}. Name them: `prompt` and `response`."
         )
     return ChatColumns(prompt, response, source)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._checks import fits, name_option
+from .._checks import fits
 from ..errors import CorruptFile, InvalidInput
 from .decisions import VALIDATION, Decision, Decisions, check_belongs, check_decision
 from .duplicates import Copies
@@ -140,7 +140,7 @@ def read_checked(folder: Path, data: PreparedData) -> CheckedLabels:
         raise InvalidInput(
             f"Only {left} of {count} validation labels are left: the others are marked as wrong. "
             f"That is too few. Say what they really are with dross review {folder}, or give "
-            f"another validation file: {name_option('validation')}."
+            f"another validation file with `validation`."
         )
     return checked
 

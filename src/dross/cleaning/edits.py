@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .._checks import name_option
 from ..errors import InvalidInput
 from .decisions import TRAIN, Decision, check_belongs
 from .modality import MIN_INSTANCES
@@ -52,13 +51,14 @@ def choose_edits(
     count = len(project.instances)
     if plan is not None:
         if remove is not None or relabel is not None or decisions:
-            names = ", ".join(map(name_option, ("remove", "relabel", "decisions")))
-            raise InvalidInput(f"{name_option('plan')} says what to do; leave out {names}.")
+            raise InvalidInput(
+                "`plan` determines the changes; leave out `remove`, `relabel` and `decisions`."
+            )
         return _from_plan(find_plan(project, plan))
     for option, value in (("remove", remove), ("relabel", relabel)):
         if value is not None and not 0 < value < count:
             raise InvalidInput(
-                f"{name_option(option, value)} must lie between 1 and {count - 1}: there are "
+                f"`{option}` must lie between 1 and {count - 1}, not {value}: there are "
                 f"{count} training instances."
             )
     if relabel is not None or remove is not None:
@@ -69,7 +69,7 @@ def choose_edits(
     if decisions:
         raise InvalidInput(
             "Nothing has been removed or relabelled on the page yet. "
-            f"Decide with dross review {project.folder}, or pass {name_option('remove', 10)}."
+            f"Decide with dross review {project.folder}, or pass `remove`."
         )
     return _from_suggestion(project)
 
@@ -84,8 +84,8 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
     if not remove and suspects.empty:
         raise InvalidInput(
-            f"There is nothing to do for {name_option('relabel', relabel)}: no label is probably "
-            f"wrong. Pass {name_option('remove', 10)}, or relabel by hand with dross review "
+            f"`relabel` has no rows to change: no label is probably "
+            f"wrong. Pass `remove`, or relabel by hand with dross review "
             f"{project.folder}."
         )
     predictions = suspects.head(relabel)["prediction"]
@@ -120,8 +120,7 @@ def _from_suggestion(project: Project) -> Edits:
     if project.recommended is None:
         raise InvalidInput(
             "Nothing has been decided, and no change is recommended. "
-            f"{project.about['recommendation']['reason']} To remove some anyway, "
-            f"pass {name_option('remove', 10)}."
+            f"{project.about['recommendation']['reason']} To remove some anyway, pass `remove`."
         )
     return _from_plan(project.recommended)
 

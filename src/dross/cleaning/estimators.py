@@ -18,7 +18,6 @@ import sklearn
 from sklearn.base import BaseEstimator
 from sklearn.utils import all_estimators
 
-from .._checks import name_option
 from ..errors import InvalidInput, first_line
 from .user_code import import_function, source_digest
 
@@ -77,7 +76,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
         )
     elif ":" not in model:
         raise InvalidInput(
-            f"{name_option('estimator')} takes sklearn:NAME or module:function, and '{model}' has "
+            f"`estimator` takes sklearn:NAME or module:function, and '{model}' has "
             "no colon. "
             f"For a class of scikit-learn: {_named(f'sklearn:{_nearest(model, task) or model}')}."
         )
@@ -85,7 +84,7 @@ def find_model(model: Any, task: str) -> JudgingModel:
         found = _find_class(model, task)
         estimator = _make(found, _named(model))
     else:
-        found = import_function(model, name_option("estimator"))
+        found = import_function(model)
         estimator = _make(found, _named(model)) if callable(found) else found
     name = _name(estimator)
     _check_methods(estimator, name)
@@ -196,4 +195,4 @@ def _find_kind(estimator: Any) -> str | None:
 
 
 def _named(model: str) -> str:
-    return name_option("estimator", model)
+    return f"`estimator` {model}"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas
 
-from .._checks import name_option
 from .._io import delete_stale, hold_lock, make_folder, staged_file, sync_folder
 from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
@@ -205,8 +204,7 @@ class _Task:
         for path in (self.to, self.listed):
             if path.exists() and not overwrite:
                 raise InvalidInput(
-                    f"{path} already exists. Choose another name, or pass "
-                    f"{name_option('overwrite', True)}."
+                    f"{path} already exists. Choose another name, or pass `overwrite`."
                 )
             if path.is_dir() and not (is_folder and path == self.to):
                 raise InvalidInput(f"{path} is a folder. Choose another name.")

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from .._checks import fit_together, name_option
+from .._checks import fit_together
 from .._progress import progress_bar
 from ..data.fingerprint import digest_tensors
 from ..distributed.jobs import ResultStore
@@ -88,12 +88,10 @@ def check_backbone(name: str, kind: str) -> None:
         what = {"images": "pictures", "text": "texts"}[library.kinds[0]]
         raise InvalidInput(
             f"The backbone {name} looks at {what}, but these data are read as {kind}. Leave "
-            f"{name_option('backbone')} out, or pass your own features: "
-            f"{name_option('features', 'FILE')}."
+            "`backbone` out, or pass your own `features`."
         )
     if not is_installed(name):
-        asked = name_option("backbone", name)
-        raise InvalidInput(f"{asked} is not installed. Install it: {library.install}")
+        raise InvalidInput(f"The backbone {name} is not installed. Install it: {library.install}")
 
 
 def is_installed(name: str) -> bool:
@@ -136,7 +134,7 @@ def load_backbone(name: str, device: torch.device) -> Compute:
         raise InvalidInput(
             f"The weights of the backbone {name} cannot be fetched or read "
             f"({type(error).__name__}: {first_line(error)}). Check its name and the network, or "
-            f"choose another: {name_option('backbone')}. What was computed so far is kept."
+            f"choose another with `backbone`. What was computed so far is kept."
         ) from error
 
 
@@ -149,8 +147,7 @@ def _import_library(name: str, library: _Library) -> None:
         raise InvalidInput(
             f"The library of the backbone {name} is installed, but cannot be imported here "
             f"({type(error).__name__}: {first_line(error)}). Install one that fits torch "
-            f"{torch.__version__} ({library.install}), or choose another: "
-            f"{name_option('backbone')}."
+            f"{torch.__version__} ({library.install}), or choose another with `backbone`."
         ) from error
 
 
@@ -463,7 +460,7 @@ def read_features(folder: Path, backbone: str, data_digest: str, count: int, dig
             return features
     raise CorruptFile(
         f"{store.folder} lacks a part of the features that the models of this project learnt, or "
-        f"holds others. Run dross clean again with {name_option('overwrite', True)}; your "
+        f"holds others. Run dross clean again with `overwrite`; your "
         "decisions are set aside, not deleted."
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._checks import fits, name_option
+from .._checks import fits
 from .chats import CHATS
 from .duplicates import describe_copies
 from .modality import Frame
@@ -176,7 +176,7 @@ def warn_of_disagreement(about: dict[str, Any]) -> str | None:
     return (
         f"The {about['runs']} runs agree poorly on what is harmful (rank correlation "
         f"{agreement:.2f} between halves of them): more than half of the order of harm is chance. "
-        f"A higher {name_option('repeats')} of dross clean makes it more stable."
+        f"A higher `repeats` of dross clean makes it more stable."
     )
 
 

@@ -14,7 +14,6 @@ import pandas
 import torch
 from PIL import Image
 
-from .._checks import name_option
 from .._io import break_seal, digest_bytes, digest_file, make_folder, seal, sync_folder, write_json
 from .._text import check_encodable, printable, say_count
 from ..errors import InvalidInput
@@ -83,8 +82,7 @@ def read_folder(folder: Path) -> Source:
     if loose:
         raise InvalidInput(
             f"{loose[0].name} lies directly in {folder}. Put the pictures of each class into a "
-            "folder with its name, or pass a CSV of paths and labels with "
-            f"{name_option('images')} and {name_option('label')}."
+            "folder with its name, or pass a CSV of paths and labels with `images` and `label`."
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     labels = np.array([name.split("/")[0] for name in names], dtype=object)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._checks import name_option
 from .._io import digest_file, digest_files
 from .._text import check_encodable
 from ..errors import InvalidInput
@@ -74,8 +73,9 @@ class Request:
                 f"A seed is a whole number from 0 to {_MAX_SEED - 1}, not {self.seed}."
             )
         if self.features is not None and self.backbone not in (None, "none"):
-            names = f"{name_option('features')} or {name_option('backbone')}"
-            raise InvalidInput(f"Give either {names}, not both: each says what models learn.")
+            raise InvalidInput(
+                "Pass `features` or `backbone`, not both: each determines what models learn."
+            )
         for path in (self.data, self.validation, self.test, self.features):
             if path is not None:
                 check_encodable(path)
@@ -181,7 +181,7 @@ def _read_file(path: Path, request: Request, task: str | None) -> Source:
     if os.path.isdir(path):
         return read_folder(path)
     if request.label is None:
-        raise InvalidInput(f"Which column is to be predicted? Pass {name_option('label', 'NAME')}.")
+        raise InvalidInput("Which column is to be predicted? Pass its name as `label`.")
     if request.images is not None:
         return read_listing(path, request.images, request.label, request.reading)
     return read_table(

@@ -32,7 +32,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from .._checks import check_count, name_option
+from .._checks import check_count
 from .._io import staged_file, write_json
 from .._progress import progress_bar
 from ..data.seeds import mix_seeds
@@ -175,8 +175,7 @@ def judge(
     if (train := judge_of(project.about["kind"])) is not None:
         if estimator is not None:
             raise InvalidInput(
-                "Chats are judged by the model that is fine-tuned: leave out "
-                f"{name_option('estimator')}."
+                "Chats are judged by the model that is fine-tuned: leave out `estimator`."
             )
         count = QUICK_SEEDS if seeds is None else seeds
         return _judge_otherwise(train, project, edits, count, device=here, progress=progress)

@@ -11,7 +11,6 @@ import pandas
 import torch
 from torch import Tensor
 
-from .._checks import name_option
 from ..errors import InvalidInput
 from .task import check_size, read_number
 
@@ -109,7 +108,7 @@ def check_learnable(source: Source) -> None:
         raise InvalidInput(
             f"'{source.label}' has {len(classes)} different values for {len(source)} instances: "
             "too many to be classes. Is it the right column? For a number to be predicted, pass "
-            f"{name_option('task', 'regression')}."
+            f"`task` as regression."
         )
 
 

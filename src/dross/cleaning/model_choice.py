@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._checks import name_option
 from ..data.seeds import mix_seeds
 from ..errors import CorruptFile, Diverged, InvalidInput
 from .features import (
@@ -67,7 +66,7 @@ def choose_backbone(request: Request, options: Options, data: PreparedData) -> t
         if options.model == "cnn" and request.backbone != NONE:
             raise InvalidInput(
                 f"A cnn learns pictures, not the features of {request.backbone}. Choose "
-                f"{name_option('model', 'linear')} or mlp, or {name_option('backbone', NONE)}."
+                f"`model` as linear or mlp, or `backbone` as {NONE}."
             )
         check_backbone(request.backbone, kind)
         return request.backbone, ""
@@ -303,7 +302,7 @@ def use_lowered_rate(job: Job, recipe: Recipe) -> Recipe:
 def _base_recipe(job: Job, model: str, data: PreparedData) -> Recipe:
     """Everything but the rate and the epochs."""
     options = job.options
-    make = None if options.make is None else import_function(options.make, name_option("make"))
+    make = None if options.make is None else import_function(options.make)
     return Recipe(
         "custom" if make else model,
         data.shape,
@@ -319,9 +318,9 @@ def _describe_origins(job: Job) -> str:
     """Which of the numbers were found by the search, and which were given."""
     options = job.options
     values = {
-        name_option("lr"): options.lr,
-        name_option("epochs"): options.epochs,
-        name_option("batch_size"): options.batch_size,
+        "`lr`": options.lr,
+        "`epochs`": options.epochs,
+        "`batch_size`": options.batch_size,
     }
     chosen = [flag for flag, value in values.items() if value is None]
     if not chosen:

@@ -7,7 +7,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .._checks import name_option
 from .._io import hold_lock, make_folder, write_json
 from .._text import check_encodable
 from ..errors import DrossError, InputChanged, InvalidInput
@@ -74,19 +73,18 @@ def check_answer(project: Project, begun: dict[str, Any]) -> Project:
     if not _is_same_job(project.about, begun):
         raise InputChanged(
             f"{project.folder} holds the results of other data or settings: another process has "
-            f"written to it in the meantime. Choose another folder: {name_option('out')}."
+            f"written to it in the meantime. Choose another folder with `out`."
         )
     return project
 
 
 def _check_ownership(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"{folder} is a file. Choose a folder: {name_option('out')}.")
+        raise InvalidInput(f"{folder} is a file. Choose a folder with `out`.")
     names = _names(folder)
     if names and not _is_begun_by_dross(folder) and not _is_finished_by_dross(folder):
         raise InvalidInput(
-            f"{folder} exists and was not made by dross. Choose another folder: "
-            f"{name_option('out')}."
+            f"{folder} exists and was not made by dross. Choose another folder with `out`."
         )
 
 
@@ -127,7 +125,7 @@ def _enter(folder: Path, begun: dict[str, Any], overwrite: bool) -> Project | No
         return None  # an attempt that failed before anything else was done
     raise InvalidInput(
         f"{folder} holds a run on other data or with other settings. Choose another folder with "
-        f"{name_option('out')}, or replace it with {name_option('overwrite', True)} "
+        f"`out`, or replace it with `overwrite` "
         "(decisions that were made there are set aside, not deleted)."
     )
 

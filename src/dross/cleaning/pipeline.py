@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from .._checks import name_option
 from .._progress import Overall, overall_progress
 from ..engine.device import choose_device
 from ..errors import InvalidInput
@@ -297,7 +296,7 @@ def _describe_data(prepared: PreparedData, say: Say) -> None:
 def _describe_labels(job: Job) -> str:
     """Which kind of labels is taken for granted, and what it changes."""
     assumed = "" if job.options.labels else "assumed, change it with "
-    how = f" ({assumed}{name_option('labels', other_kind(job.labels))})" if assumed else ""
+    how = f" ({assumed}`labels` as {other_kind(job.labels)})" if assumed else ""
     if job.labels == "annotated":
         return (
             f"Labels: annotated{how}. Somebody judged each instance, and careful people would "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from .._checks import fit_together, fits, name_option
+from .._checks import fit_together, fits
 from ..errors import InputChanged
 from .features import Encoding, encode_again
 from .inputs import Request, digest_inputs, digest_listed_pictures, prepare
@@ -64,7 +64,7 @@ def reopen_inputs(
     function = None
     if make is not None:
         _check_source(make, about.get("model_source"))
-        function = import_function(make, name_option("make"))
+        function = import_function(make)
     try:
         return prepared, Recipe.from_json(saved, function)
     except TypeError:

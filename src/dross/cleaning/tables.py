@@ -24,7 +24,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from .._checks import check_name, name_option
+from .._checks import check_name
 from .._text import say_count
 from ..errors import InvalidInput, first_line
 from .modality import ENCODER_VERSION, Column, Frame, Series, Source
@@ -133,7 +133,7 @@ def read_records(text: str, separator: str, name: str, *, verbatim: bool = False
             raise InvalidInput(
                 f"{name} cannot be read as a table: line {line} has {len(row)} cells, but the "
                 f"first has {len(names)} names. If the separator is not {separator!r}, pass "
-                f"{name_option('separator')}."
+                f"`separator`."
             )
         if len(row) < len(names):
             short.append(line)
@@ -281,7 +281,7 @@ class TableEncoder:
             reasons = "; ".join(f"{column.name}: {column.why}" for column in columns)
             raise InvalidInput(
                 f"No column is left to learn from ({reasons}). Say which are "
-                f"numbers, categories or dates: {name_option('columns')}."
+                f"numbers, categories or dates with `columns`."
             )
         numbers = make_pipeline(
             SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
@@ -498,7 +498,7 @@ def _check_asked(own_names: list[Any], asked: list[str], path: Path) -> None:
     if asked and asked[0] not in names and len(names) == 1:
         raise InvalidInput(
             f"{path} was read as one column named '{names[0][:60]}'. Is the separator "
-            f"something other than a comma, semicolon, tab or |? Pass {name_option('separator')}."
+            f"something other than a comma, semicolon, tab or |? Pass `separator`."
         )
     for name in asked:
         check_name("column", name, names)
@@ -529,7 +529,7 @@ def _note_missing(column: list[str | None], name: str, missing: Sequence[str]) -
         return []
     counts = ", ".join(f"'{cell}' ({count:,})" for cell, count in said.most_common(3))
     verb = "counts" if len(said) == 1 else "count"
-    return [f"In '{name}', {counts} {verb} as missing; {name_option('na')} changes this."]
+    return [f"In '{name}', {counts} {verb} as missing; `na` changes this."]
 
 
 def row_names(rows: Iterable[int]) -> list[str]:
@@ -602,7 +602,7 @@ def _parse_labels(column: Series, name: str, task: str | None, notes: list[str])
         task = _infer_task(column, numbers)
         distinct = f"{column.nunique()} classes"
         meaning = "a number to be predicted (regression)" if task == "regression" else distinct
-        notes.append(f"'{name}' is taken for {meaning}; {name_option('task')} changes this.")
+        notes.append(f"'{name}' is taken for {meaning}; `task` changes this.")
     check_name("task", task, ("classification", "regression"))
     if task == "classification":
         return column.astype(str).str.strip().to_numpy(dtype=object)

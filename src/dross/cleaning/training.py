@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, stack_module_state, vmap
 
-from .._checks import check_name, name_option
+from .._checks import check_name
 from .._progress import Advance, progress_bar
 from ..data.seeds import mix_seeds
 from ..engine.autodiff import call_model
@@ -438,7 +438,7 @@ def _choose_rate(curves: dict[float, list[float]], tried: list[int]) -> tuple[fl
     if not losses:
         raise Diverged(
             "Training diverges at every rate that was tried "
-            f"({', '.join(map(str, curves))}). Pass a smaller one: {name_option('lr', 0.001)}."
+            f"({', '.join(map(str, curves))}). Pass a smaller `lr`, such as 0.001."
         )
     limit = _ABOUT_AS_GOOD * min(losses.values())
     good = [pair for pair, loss in losses.items() if loss <= limit]

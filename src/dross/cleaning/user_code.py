@@ -21,7 +21,6 @@ import pandas
 import torch
 from torch import Tensor
 
-from .._checks import name_options
 from ..errors import InvalidInput
 from .modality import (
     PARTS,
@@ -36,23 +35,20 @@ _INPUTS_SHOWN = 50
 _LINES_SHOWN = 40  # of the source of code that is not trusted yet
 
 
-def import_function(entry: str, option: str) -> Callable[..., Any]:
+def import_function(entry: str) -> Callable[..., Any]:
     """Import a function; modules in the current folder are found too.
 
     Arguments:
         entry: Its name as `module:function`.
-        option: The option that the user gave it with, for error messages.
     """
     module, _, name = entry.partition(":")
     try:
         with _current_folder_first():
             return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise InvalidInput(
-            f"{option} {entry}: there is no module '{module}' to import ({error})."
-        ) from None
+        raise InvalidInput(f"{entry}: there is no module '{module}' to import ({error}).") from None
     except (AttributeError, ValueError):
-        raise InvalidInput(f"{option} {entry}: the module has no function '{name}'.") from None
+        raise InvalidInput(f"{entry}: the module has no function '{name}'.") from None
 
 
 @contextmanager
@@ -113,12 +109,11 @@ def check_trusted(entries: Sequence[str], trusted: Sequence[str], who: str) -> N
     """
     missing = [entry for entry in entries if entry not in trusted]
     if missing:
-        flags = name_options("trust_code", entries)
         shown = "\n\n".join(show_source(entry) for entry in missing)
         raise InvalidInput(
             f"{who} was made with code that is not a part of dross, and using it runs that code: "
-            f"{', '.join(missing)}. Read it below. If you trust it, add "
-            f"{flags}.\n\n{shown}"
+            f"{', '.join(missing)}. Read it below. If you trust it, pass it as "
+            f"`trust_code`: {', '.join(entries)}.\n\n{shown}"
         )
 
 
@@ -161,7 +156,7 @@ def prepare_from_python(entry: str, label: str) -> PreparedData:
             optionally "validation" and "test" likewise, and "classes", the names of the classes.
         label: The name of what is learnt.
     """
-    returned = import_function(entry, "data")()
+    returned = import_function(entry)()
     if not isinstance(returned, dict) or "train" not in returned:
         raise InvalidInput(
             f"{entry} must return a dict with train, and if you like validation and test, each a "

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from .._checks import name_option
 from .edits import BY_DECISIONS, Edits
 from .findings import name_some
 
@@ -357,8 +356,7 @@ def advise(verdict: str, metrics: Mapping[str, Comparison], seeds: int, rows: in
     if by_rows < 0.9:
         enough = _round_up(max(seeds * by_seeds**2 / (1 - by_rows**2), seeds + 2))
         return (
-            f"If the {name} really changes by {seen}, about {enough} seeds would show it "
-            f"({name_option('seeds')})."
+            f"If the {name} really changes by {seen}, about {enough} seeds would show it (`seeds`)."
         )
     enough = _round_up(rows * max(by_rows, 1.0) ** 2 * 1.3)
     return (
@@ -379,13 +377,12 @@ def warn_of_sight(edits: Edits) -> str:
         return (
             "Models made this list that saw the labels which measure it, so it is not called an "
             "improvement: judge a plan, which is repeated without them, or give a test file "
-            f"({name_option('test')})."
+            "(`test`)."
         )
     who = "These decisions were" if edits.what == BY_DECISIONS else "This list was"
     return (
         f"{who} made with all labels in sight, those that measure the models included, and so the "
-        f"change may look better than it is. A separate test file gives a stronger verdict "
-        f"({name_option('test')})."
+        "change may look better than it is. A separate test file gives a stronger verdict (`test`)."
     )
 
 

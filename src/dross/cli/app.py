@@ -10,7 +10,6 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from .._checks import in_shell
 from .._environment import prepare_environment
 from .._text import printable
 from .._version import __version__
@@ -38,14 +37,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    context: typer.Context,
     debug: Annotated[bool, Option("--debug", help="Show the whole traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """The options that every command has; the help of `dross` itself is in `app`."""
-    context.with_resource(in_shell())
 
 
 def command(group: typer.Typer, *, examples: Sequence[str] = ()) -> Callable[[Command], Command]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._checks import name_option
 from ..cleaning.chats import Chat
 from ..errors import InvalidInput, first_line
 from .model import Loaded
@@ -82,7 +81,7 @@ def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
         if start < 0:
             raise InvalidInput(
                 f"{chat.name}: the chat template does not write what the assistant says. Give "
-                f"another: {name_option('template', 'FILE')}."
+                f"another with `template`."
             )
         learned.append((start, len(text)))
     return text, learned

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._checks import name_option
 from ..errors import InvalidInput
 from .plans import count_trials
 from .tuner import Tuner
@@ -80,14 +79,14 @@ def check_affordable(cost: Cost, tuner: Tuner, count: int, *, force: bool) -> No
     options = tuner.options
     longest = max(len(example["input_ids"]) for example in tuner.examples)
     if share * longest >= 16:
-        ways.append(name_option("max_tokens", int(share * longest)))
+        ways.append(f"`max_tokens` of {int(share * longest)}")
     if options.lora is None or options.last_layers is None:
-        adapters = f"{name_option('lora', 8)} and {name_option('last_layers', 2)}"
+        adapters = "`lora` of 8 and `last_layers` of 2"
         ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
-        f"This takes about {_duration(cost.seconds)} {where}. dross starts nothing that takes more "
-        f"than an hour unless told to: pass {name_option('force', True)}. What fits into an hour: "
+        f"This takes about {_duration(cost.seconds)} {where}. Nothing that takes more "
+        f"than an hour starts unless you pass `force`. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
 

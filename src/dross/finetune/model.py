@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._checks import name_option
 from ..engine.precision import MathAttention
 from ..errors import InvalidInput, NotSupported, first_line
 from .options import ChatOptions
@@ -93,7 +92,7 @@ def _load(options: ChatOptions) -> Loaded:
         if options.lora is not None or options.last_layers is not None:
             raise InvalidInput(
                 f"{folder} is an adapter, which is trained further: leave out "
-                f"{name_option('lora')} and {name_option('last_layers')}, or give its base model."
+                f"`lora` and `last_layers`, or give its base model."
             )
     else:
         model = _load_model(options.model)
@@ -202,7 +201,7 @@ def _fetch(name: str, get: Callable[..., Any]) -> Any:
     except OSError as error:
         raise InvalidInput(
             f"The model '{name}' is not on this machine and cannot be fetched "
-            f"({first_line(error)}). Give the folder of a model: {name_option('model', 'PATH')}."
+            f"({first_line(error)}). Pass the folder of a model as `model`."
         ) from None
 
 
@@ -235,10 +234,7 @@ def _last_layers(model: Any, options: ChatOptions) -> list[nn.Module]:
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = list(max(stacks, key=len, default=()))
     if not layers:
-        raise NotSupported(
-            f"{options.model} has no stack of layers for {name_option('lora')} or "
-            f"{name_option('last_layers')}."
-        )
+        raise NotSupported(f"{options.model} has no stack of layers for `lora` or `last_layers`.")
     return layers if options.last_layers is None else layers[-options.last_layers :]
 
 
@@ -253,7 +249,7 @@ def _add_adapters(model: Any, options: ChatOptions) -> Any:
     if not names:
         raise NotSupported(
             f"The layers of {options.model} have no linear maps for adapters. Leave out "
-            f"{name_option('lora')}; {name_option('last_layers')} trains a part of the weights "
+            f"`lora`; `last_layers` trains a part of the weights "
             "themselves."
         )
     settings = {"r": rank, "lora_alpha": 2 * int(rank or 0), "lora_dropout": 0.0}
@@ -313,9 +309,9 @@ def _load_tokenizer(options: ChatOptions) -> Any:
     if not tokenizer.chat_template:
         raise InvalidInput(
             f"The tokenizer of {options.model} has no chat template, so dross does not know how to "
-            "write a conversation for this model. Use the instruct version of the model, give "
-            f"a file with a template ({name_option('template', 'FILE')}), or pass "
-            f"{name_option('template', 'plain')}: the prompt, a line end, the response."
+            "write a conversation for this model. Use the instruct version of the model, or "
+            "pass `template`: a file with a template, or plain for the prompt, a line end and the "
+            "response."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

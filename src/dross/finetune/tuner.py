@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import name_option
 from .._progress import Advance
 from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
@@ -179,7 +178,7 @@ class Tuner:
         if not all(torch.isfinite(p).all() for p in self.loaded.trained.values()):
             raise Diverged(
                 f"Fine-tuning diverged at the rate {self.options.learning_rate:g}: the weights are "
-                f"not finite. Pass a lower {name_option('lr')}."
+                f"not finite. Pass a lower `lr`."
             )
 
 
