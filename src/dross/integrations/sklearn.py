@@ -8,7 +8,12 @@ model[-1].plan_, model[-1].removed_, model[-1].relabelled_
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -20,16 +25,37 @@ from sklearn.base import (
     clone,
 )
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
 
+from .._checks import check_name
+from ..cleaning.edits import choose_edits, find_plan
+from ..cleaning.judge import judge
 from ..cleaning.modality import MIN_INSTANCES
+from ..cleaning.pipeline import clean
+from ..cleaning.plans import RULES, KnownPlan
+from ..cleaning.project import Project
+from ..cleaning.verdict import Verdict
 from ..errors import DrossWarning, InvalidInput
-from .cleaned_rows import CleanedRows, HowToClean, clean_rows, take
 
 _COPIED = ("n_features_in_", "feature_names_in_")  # from the estimator that was fitted
 _SEEDS = 2**31 - 1
+
+# arguments of dross.clean that are parameters of the estimators, or meant for files
+_NO_OPTIONS = "data label out validation test task seed device progress say validation_is_clean"
+
+
+@dataclass(frozen=True)
+class _Cleaned:
+    """What to do with each row of X."""
+
+    plan: KnownPlan | None  # in rows of X
+    scores: np.ndarray  # float64 [N]
+    wrong: np.ndarray  # float64 [N]: the probability that each label is wrong
+    removed: np.ndarray  # int64 [R]: rows
+    relabelled: dict[int, str]  # row -> its new label
+    verdict: Verdict | None = None
 
 
 def _wrapped_has(name: str):
@@ -91,13 +117,16 @@ class _Cleaning(ABC):
             Diverged: training diverges at every rate that was tried.
             DrossError: the folder `out` cannot be written.
         """
+        self._check_parameters()
         y = _check_column(y)
         fitted = self._fit_estimator(X, y, sample_weight, None)
         if not hasattr(X, "shape") and not isinstance(X, (list, tuple)):
             X = np.asarray(X)
         cleaned = self._clean(X, self._learn_labels(y))
-        self.plan_, self.verdict_ = cleaned.plan, cleaned.verdict
-        self.scores_, self.wrong_ = cleaned.scores, cleaned.wrong
+        self.plan_ = cleaned.plan
+        self.verdict_ = cleaned.verdict
+        self.scores_ = cleaned.scores
+        self.wrong_ = cleaned.wrong
         self.removed_ = cleaned.removed
         self.relabelled_ = {row: self._read(label) for row, label in cleaned.relabelled.items()}
         if len(self.removed_) or self.relabelled_:
@@ -124,48 +153,103 @@ class _Cleaning(ABC):
                 raise InvalidInput(
                     f"{type(estimator).__name__} takes no sample_weight. Leave it out."
                 )
-            options["sample_weight"] = weights if rows is None else take(weights, rows)
+            options["sample_weight"] = weights if rows is None else _safe_indexing(weights, rows)
         if rows is not None:
-            X, y = take(X, rows), y[rows]
+            X = _safe_indexing(X, rows)
+            y = y[rows]
         return estimator.fit(X, y, **options)
 
-    def _clean(self, X: Any, labels: np.ndarray) -> CleanedRows:
-        count, how = len(labels), self._how()
-        fewest = max(self.min_rows, MIN_INSTANCES)
-        if count >= fewest:
-            return clean_rows(X, labels, how)
-        warnings.warn(
-            f"The {count:,} rows are too few to clean, so {type(self).__name__} has learned all of "
-            f"them as they are. It cleans at least {fewest} rows (min_rows).",
-            DrossWarning,
-            stacklevel=3,
-        )
-        unknown = np.full(count, np.nan)
-        return CleanedRows(None, unknown, unknown, np.zeros(0, dtype=np.int64), {})
-
-    def _how(self) -> HowToClean:
+    def _check_parameters(self) -> None:
+        validation = self.validation
+        if validation is not None and not (isinstance(validation, tuple) and len(validation) == 2):
+            raise InvalidInput(f"validation must be a pair (X, y) or None, not {validation!r}.")
         if not isinstance(self.judge, bool) and self.judge != "estimator":
             raise InvalidInput(f"judge must be True, False or 'estimator', not {self.judge!r}.")
+        if self.plan is not None:
+            check_name("plan", self.plan, tuple(RULES))
+        known = set(signature(clean).parameters) - set(_NO_OPTIONS.split())
+        for name in self.options or {}:
+            check_name("option of dross.clean", name, sorted(known))
+
+    def _clean(self, X: Any, labels: np.ndarray) -> _Cleaned:
+        """Clean the rows; labels [N] are text for classes and float64 for numbers."""
+        count = len(labels)
+        fewest = max(self.min_rows, MIN_INSTANCES)
+        if count < fewest:
+            warnings.warn(
+                f"The {count:,} rows are too few to clean, so {type(self).__name__} has learned "
+                f"all of them as they are. It cleans at least {fewest} rows (min_rows).",
+                DrossWarning,
+                stacklevel=3,
+            )
+            unknown = np.full(count, np.nan)
+            return _Cleaned(None, unknown, unknown, np.zeros(0, dtype=np.int64), {})
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(_SEEDS)
         validation = self.validation
-        if isinstance(validation, tuple) and len(validation) == 2:
+        if validation is not None:
             validation = (validation[0], self._name_labels(validation[1]))
-        return HowToClean(
-            validation=validation,
-            plan=self.plan,
-            judge=bool(self.judge),
-            judge_with=clone(self._unfitted()) if self.judge == "estimator" else None,
-            validation_is_clean=self.validation_is_clean,
-            out=self.out,
-            seed=int(seed),
-            device=self.device,
-            progress=self.progress,
-            options=dict(self.options or {}),
-        )
+        with _project_folder(self.out) as folder:
+            project = clean(
+                X,
+                labels,
+                validation=validation,
+                task=self._task,
+                out=folder,
+                seed=int(seed),
+                device=self.device,
+                validation_is_clean=self.validation_is_clean,
+                progress=self.progress,
+                **(self.options or {}),
+            )
+            return self._read_project(project, labels)
+
+    def _read_project(self, project: Project, labels: np.ndarray) -> _Cleaned:
+        """What the project says, in rows of X: its ids count the rows that have a label."""
+        names = project.instances["source"]
+        rows = names.str.removeprefix("place ").astype(int).to_numpy()
+        scores = np.full(len(labels), np.nan)
+        scores[rows] = project.instances["score"].to_numpy()
+        wrong = np.full(len(labels), np.nan)
+        wrong[rows] = project.instances["wrong"].to_numpy()
+        plan = project.recommended
+        if self.plan is not None:
+            known = {plan.name for plan in project.plans}  # without rules that touch no row
+            plan = find_plan(project, self.plan) if self.plan in known else None
+        if plan is not None:
+            plan = replace(
+                plan,
+                removed=np.sort(rows[plan.removed]),
+                relabelled={int(rows[id]): label for id, label in plan.relabelled.items()},
+            )
+        edits = None
+        if project.current_decisions():  # made on the page of a project that is kept
+            edits = choose_edits(project, None, None, decisions=False)
+        removed = np.zeros(0, dtype=np.int64)
+        relabelled: dict[int, str] = {}
+        if edits is not None:
+            removed = np.sort(rows[edits.removed])
+            relabelled = {int(rows[id]): label for id, label in sorted(edits.relabelled.items())}
+        elif plan is not None:
+            removed = plan.removed
+            relabelled = dict(sorted(plan.relabelled.items()))
+        verdict = None
+        if self.judge and (len(removed) or relabelled):
+            verdict = judge(
+                project.folder,
+                plan=self.plan,
+                progress=self.progress,
+                device=self.device,
+                estimator=clone(self._unfitted()) if self.judge == "estimator" else None,
+            )
+        if self._task == "classification":
+            removed, relabelled = _keep_classes(labels, removed, relabelled)
+        return _Cleaned(plan, scores, wrong, removed, relabelled, verdict)
 
     # --- what depends on the task ---
+
+    _task: str
 
     @abstractmethod
     def _default(self) -> Any:
@@ -218,10 +302,10 @@ class _Cleaning(ABC):
 
     def __sklearn_tags__(self) -> Any:
         """scikit-learn's tags: what the wrapped estimator takes, with one label for each row."""
-        from sklearn.utils import get_tags
-
-        tags, wrapped = super().__sklearn_tags__(), get_tags(self._unfitted())  # type: ignore[misc]
-        tags.input_tags, tags.non_deterministic = wrapped.input_tags, wrapped.non_deterministic
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        wrapped = get_tags(self._unfitted())
+        tags.input_tags = wrapped.input_tags
+        tags.non_deterministic = wrapped.non_deterministic
         tags.target_tags.positive_only = wrapped.target_tags.positive_only
         tags.classifier_tags = wrapped.classifier_tags or tags.classifier_tags
         tags.regressor_tags = wrapped.regressor_tags or tags.regressor_tags
@@ -270,6 +354,8 @@ class CleaningClassifier(_Cleaning, ClassifierMixin, MetaEstimatorMixin, BaseEst
         print(model.plan_, len(model.removed_), model.score(X_test, y_test))
     """
 
+    _task = "classification"
+
     def _default(self) -> Any:
         return LogisticRegression(max_iter=1000)
 
@@ -298,6 +384,8 @@ class CleaningRegressor(_Cleaning, RegressorMixin, MetaEstimatorMixin, BaseEstim
     Everything is as in `CleaningClassifier`, except `classes_`; the default estimator is Ridge().
     """
 
+    _task = "regression"
+
     def _default(self) -> Any:
         return Ridge()
 
@@ -316,3 +404,25 @@ def _check_column(y: Any) -> np.ndarray:
             "MultiOutputClassifier or MultiOutputRegressor takes one Cleaning... per column."
         )
     return column_or_1d(array, warn=True)
+
+
+@contextmanager
+def _project_folder(out: str | os.PathLike | None) -> Iterator[Path]:
+    """The folder of the project; without `out` one that is deleted in the end."""
+    if out is not None:
+        yield Path(out)
+        return
+    with TemporaryDirectory(prefix="dross-") as place:
+        yield Path(place) / "project"
+
+
+def _keep_classes(
+    labels: np.ndarray, removed: np.ndarray, relabelled: dict[int, str]
+) -> tuple[np.ndarray, dict[int, str]]:
+    """The same changes, except for those of classes of which nothing would be left."""
+    after = labels.copy()
+    after[list(relabelled)] = list(relabelled.values())
+    gone = set(labels) - set(np.delete(after, removed))
+    kept = [row for row in removed if labels[row] not in gone]
+    relabelled = {row: new for row, new in relabelled.items() if labels[row] not in gone}
+    return np.array(kept, dtype=np.int64), relabelled
