@@ -25,7 +25,7 @@ from dross.engine.autodiff import probe_direction
 from dross.engine.inspect import inspect_run
 from dross.engine.precision import Autocast, Precision
 from dross.integrations.transformers import InstanceLosses
-from dross.integrations.transformers.data import Split
+from dross.integrations.transformers.trainer import Split
 
 from ..tables import make_parser, print_head, print_row
 from .stages import Experiment

@@ -204,7 +204,7 @@ def run_exact(experiment: Experiment) -> dict:
     """
     from dross.engine.step import take_step
     from dross.integrations.transformers import InstanceLosses
-    from dross.integrations.transformers.data import Split
+    from dross.integrations.transformers.trainer import Split
 
     model, offset = keep_norms_wide(experiment.model().double()), 2e-4
     data = dross.data.Collated(experiment.train[:6], experiment.pad, Split(["labels"], False))

@@ -15,8 +15,8 @@ import dross
 from dross.data.dataset import Collated
 from dross.engine.objective import Objective
 from dross.integrations.transformers import RecordingTrainer, recording
-from dross.integrations.transformers.data import Split
 from dross.integrations.transformers.losses import InstanceLosses
+from dross.integrations.transformers.trainer import Split
 from tests.integrations.language import Exact, classifier, language_model, pad, settings, texts
 from tests.integrations.slopes import slope
 from tests.record.user_loops import close

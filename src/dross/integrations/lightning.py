@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.utilities import GradClipAlgorithmType
 except ImportError as error:
     raise ImportError(
         "dross.integrations.lightning needs lightning: pip install 'dross[lightning]'."
@@ -63,13 +64,17 @@ class DrossCallback(Callback):
         overwrite: bool = False,
         seed: int = 0,
     ):
-        self.path, self.loss, self.split = path, loss, split
-        self.keep, self.overwrite, self.seed = keep, overwrite, seed
+        self.path = path
+        self.loss = loss
+        self.split = split
+        self.keep = keep
+        self.overwrite = overwrite
+        self.seed = seed
         self.recorder: Recorder | None = None
         self._drawn: DrawnIds | None = None
         self._loader: Any = None
         self._module: Any = None
-        self._patched: list[tuple[Any, str]] = []
+        self._patches = ExitStack()  # undoes what this callback changes in module and trainer
         self._open: tuple[ExitStack, Followed] | None = None
 
     # --- before training --------------------------------------------------------------------------
@@ -120,8 +125,9 @@ class DrossCallback(Callback):
 
     def _follow_module(self, trainer: Any, module: Any) -> None:
         """Wrap the module's training_step and the trainer's clip."""
-        step, clip = module.training_step, trainer.precision_plugin.clip_gradients
+        step = module.training_step
         backward = module.manual_backward
+        clip = trainer.precision_plugin.clip_gradients
 
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
             return self._training_step(trainer, module, step, batch, *args, **kwargs)
@@ -131,37 +137,36 @@ class DrossCallback(Callback):
                 self._open[1](loss, 1 / self._size)
             backward(loss, *args, **kwargs)
 
-        def clip_gradients(optimizer: Any, clip_val: Any = 0.0, *given: Any, **named: Any) -> None:
-            (algorithm,) = (*given, *named.values()) or ("norm",)
-            kind = "value" if getattr(algorithm, "value", algorithm) == "value" else "max_norm"
+        def clip_gradients(
+            optimizer: Any,
+            clip_val: Any = 0.0,
+            gradient_clip_algorithm: Any = GradClipAlgorithmType.NORM,
+        ) -> None:
+            kind = "value" if gradient_clip_algorithm == "value" else "max_norm"
             if clip_val > 0 and self.recorder is not None:
                 with self.recorder.clipping(**{kind: float(clip_val)}):
-                    clip(optimizer, clip_val, *given, **named)
+                    clip(optimizer, clip_val, gradient_clip_algorithm)
 
         self._patch(module, "training_step", training_step)
         self._patch(module, "manual_backward", manual_backward)
         self._patch(trainer.precision_plugin, "clip_gradients", clip_gradients)
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
-        owner.__dict__[name] = value
-        self._patched.append((owner, name))
-
-    def _unpatch(self) -> None:
-        for owner, name in self._patched:
-            owner.__dict__.pop(name, None)
-        self._patched = []
+        vars(owner)[name] = value
+        self._patches.callback(vars(owner).pop, name, None)
 
     # --- a batch ----------------------------------------------------------------------------------
 
     def _training_step(
         self, trainer: Any, module: Any, step: Callable, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        recorder, drawn = self.recorder, self._drawn
-        assert recorder is not None and drawn is not None
-        ids, (x, y) = drawn.take(), self._split(batch)
+        assert self.recorder is not None and self._drawn is not None
+        ids = self._drawn.take()
+        x, y = self._split(batch)
         self._size = len(ids)
         stack = ExitStack()
-        followed = stack.enter_context(recorder.observe(ids, x, y, epoch=trainer.current_epoch))
+        observed = self.recorder.observe(ids, x, y, epoch=trainer.current_epoch)
+        followed = stack.enter_context(observed)
         with stack:
             self._open = (stack, followed)
             outputs = step(batch, *args, **kwargs)
@@ -189,7 +194,8 @@ class DrossCallback(Callback):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """The gradient of the batch is there: it waits for a step."""
         if self._open is not None and pl_module.automatic_optimization:
-            stack, self._open = self._open[0], None
+            stack, _ = self._open
+            self._open = None
             stack.close()
 
     # --- after it ---------------------------------------------------------------------------------
@@ -202,9 +208,10 @@ class DrossCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep every step that was taken."""
         if self._open is not None:
-            stack, self._open = self._open[0], None
+            stack, _ = self._open
+            self._open = None
             stack.__exit__(type(exception), exception, exception.__traceback__)
-        self._unpatch()
+        self._patches.close()
         if self.recorder is not None:
             self.recorder.__exit__(type(exception), exception, exception.__traceback__)
 
@@ -215,7 +222,7 @@ class DrossCallback(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the module and the trainer as they were."""
-        self._unpatch()
+        self._patches.close()
 
     # --- what can be asked ------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ run = dict(net.callbacks_)["dross"].recorded_run()
 """
 
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,16 @@ class DrossCallback(Callback):
         overwrite: bool = False,
         seed: int = 0,
     ):
-        self.path, self.keep, self.overwrite, self.seed = path, keep, overwrite, seed
+        self.path = path
+        self.keep = keep
+        self.overwrite = overwrite
+        self.seed = seed
 
     def initialize(self) -> "DrossCallback":
         """Forget an earlier training."""
         self.recorder_: Recorder | None = None
         self._followed: Followed | None = None
-        self._patched: list[tuple[Any, str]] = []
-        self._handle: Any = None
+        self._patches = ExitStack()  # undoes what this callback changes in the net
         return self
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
@@ -70,8 +73,10 @@ class DrossCallback(Callback):
                 "dross follows one of each."
             )
         _check_criterion(net.criterion_)
-        self._net, load, step = net, net.get_iterator, net.train_step_single
-        self._end()
+        self._patches.close()
+        self._net = net
+        load = net.get_iterator
+        step = net.train_step_single
 
         def get_iterator(dataset: Any, training: bool = False) -> Any:
             loader = load(dataset, training=training)
@@ -85,14 +90,16 @@ class DrossCallback(Callback):
         for _, callback in net.callbacks_:
             if isinstance(callback, GradientNormClipping):
                 self._follow_clip(callback)
-        self._handle = net.criterion_.register_forward_hook(self._watch)
+        self._patches.callback(net.criterion_.register_forward_hook(self._watch).remove)
 
     def _begin(self, net: Any, loader: Any) -> Any:
         """The training data are known: begin the recording."""
         self._drawn: DrawnIds = note_ids(loader)
-        self._rows, dataset = np.arange(len(loader.dataset)), loader.dataset
+        dataset = loader.dataset
+        self._rows = np.arange(len(dataset))
         while isinstance(dataset, Subset):  # what is left of X beside the net's validation part
-            self._rows, dataset = np.asarray(dataset.indices)[self._rows], dataset.dataset
+            self._rows = np.asarray(dataset.indices)[self._rows]
+            dataset = dataset.dataset
         self.source_ = Collated(dataset, loader.collate_fn, _split)
         self.recorder_ = Recorder(
             net.module_,
@@ -114,7 +121,8 @@ class DrossCallback(Callback):
                 f"fit passes {', '.join(fit_params)} to the module, which dross cannot replay. Put "
                 "them into X: a dict of arrays becomes the module's keyword arguments."
             )
-        ids, (x, y) = self._rows[self._drawn.take()], _split(batch)
+        ids = self._rows[self._drawn.take()]
+        x, y = _split(batch)
         epoch = max(len(self._net.history) - 1, 0)
         with self.recorder_.observe(ids, x, y, epoch=epoch) as self._followed:
             try:
@@ -135,30 +143,23 @@ class DrossCallback(Callback):
     def _follow_clip(self, clip: Any) -> None:
         if clip.gradient_clip_value is not None and float(clip.gradient_clip_norm_type) != 2:
             raise NotSupported("dross follows clipping by the Euclidean norm: use norm type 2.")
-        own = clip.on_grad_computed
+        clip_gradients = clip.on_grad_computed
 
         def on_grad_computed(net: Any, named_parameters: Any, **kwargs: Any) -> None:
             limit = clip.gradient_clip_value
             if limit is not None and self.recorder_ is not None:
                 with self.recorder_.clipping(max_norm=float(limit)):
-                    own(net, named_parameters, **kwargs)
+                    clip_gradients(net, named_parameters, **kwargs)
 
         self._patch(clip, "on_grad_computed", on_grad_computed)
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
-        owner.__dict__[name] = value
-        self._patched.append((owner, name))
-
-    def _end(self) -> None:
-        for owner, name in self._patched:
-            owner.__dict__.pop(name, None)
-        self._patched = []
-        if self._handle is not None:
-            self._handle.remove()
+        vars(owner)[name] = value
+        self._patches.callback(vars(owner).pop, name, None)
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
         """Close the tape, and leave the net as it was."""
-        self._end()
+        self._patches.close()
         if self.recorder_ is not None:
             self.recorder_.close()
 
@@ -187,14 +188,16 @@ class InstanceLosses:
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
         """One loss per instance, [B]."""
-        net, criterion = self.net, self.net.criterion_
+        net = self.net
+        criterion = net.criterion_
         if isinstance(net, NeuralNetBinaryClassifier):
             outputs = outputs.reshape(y.shape)
         kinds = [kind for kind in type(net).__mro__ if "get_loss" in vars(kind)]
-        own = next(kind for kind in kinds if kind.__module__.startswith("skorch"))
-        before, criterion.reduction = criterion.reduction, "none"
+        by_skorch = next(kind for kind in kinds if kind.__module__.startswith("skorch"))
+        before = criterion.reduction
+        criterion.reduction = "none"
         try:
-            losses = own.get_loss(net, outputs, y, training=True)
+            losses = by_skorch.get_loss(net, outputs, y, training=True)
         finally:
             criterion.reduction = before
         return losses if losses.dim() == 1 else losses.flatten(1).mean(1)

@@ -25,8 +25,10 @@ from ...data.dataset import Collated, move_to
 from ...engine.objective import Objective
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Buffers, Query, QueryPart
+from ...record.followed import Followed
 
 IGNORED = -100  # the label of a token that has no loss
+_TOLERANCE = 1e-3  # of the loss: divisors that are closer to each other than this do not matter
 _KINDS = {
     ForCausalLMLoss: "next token",
     ForMaskedLMLoss: "token",
@@ -96,10 +98,12 @@ class InstanceLosses:
         """The losses of a batch. y: its labels by name."""
         if self.kind == "answer":
             return self._of_answers(outputs, y)
-        logits, labels = _widen(_logits(outputs)), y["labels"]
+        logits = _widen(outputs["logits"] if isinstance(outputs, dict) else outputs[0])
+        labels = self._align(y["labels"])
         if not self.has_tokens:
             return self._of_labels(logits, labels)
-        labels, logits = self._align(labels), self._align_logits(logits)
+        if self.kind == "next token":
+            logits = logits[:, :-1]
         losses = self._cross_entropy(logits.flatten(0, 1), labels.flatten()).view(labels.shape)
         return losses[_counted(labels)] if self.each_token else losses.sum(1)
 
@@ -130,12 +134,8 @@ class InstanceLosses:
     def _align(self, labels: Tensor) -> Tensor:
         return labels[:, 1:] if self.kind == "next token" else labels
 
-    def _align_logits(self, logits: Tensor) -> Tensor:
-        return logits[:, :-1] if self.kind == "next token" else logits
-
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        smoothing = self.smoothing
-        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)
 
     def _of_labels(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem = self.problem
@@ -151,15 +151,14 @@ class InstanceLosses:
         return each.flatten(1).mean(1)
 
     def _of_answers(self, outputs: Any, y: dict[str, Tensor]) -> Tensor:
-        total: Tensor | None = None
+        losses = []
         for end in ("start", "end"):
             logits = _widen(outputs[f"{end}_logits"])
-            places = y[f"{end}_positions"].view(-1).clamp(0, logits.shape[1])
-            ignored = {"ignore_index": logits.shape[1], "reduction": "none"}
-            loss = F.cross_entropy(logits, places, **ignored) / 2
-            total = loss if total is None else total + loss
-        assert total is not None
-        return total
+            outside = logits.shape[1]  # an answer that lies outside of the text is ignored
+            places = y[f"{end}_positions"].view(-1).clamp(0, outside)
+            loss = F.cross_entropy(logits, places, ignore_index=outside, reduction="none")
+            losses.append(loss / 2)
+        return losses[0] + losses[1]
 
 
 def _counted(labels: Tensor) -> Tensor:
@@ -170,13 +169,71 @@ def _counted(labels: Tensor) -> Tensor:
     return counted | first
 
 
-def _logits(outputs: Any) -> Tensor:
-    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-
-
 def _widen(logits: Tensor) -> Tensor:
     """At least float32, as transformers does it; a double stays one."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Shares:
+    """The share that each example's loss has in the loss of a batch, inferred from that loss.
+
+    Trainer passes the number of labelled tokens of all accumulated micro-batches to the model. Some
+    models divide by it, others take the mean over the micro-batch and ignore it, and what counts as
+    a token differs between models. So the loss of a batch is compared with the sum of its examples'
+    losses, and the divisor that fits is used. This is checked again whenever the divisors that
+    have fitted so far differ.
+    """
+
+    def __init__(self) -> None:
+        self.fitting: list[str] = []  # the divisors that have fitted so far; empty: any may fit
+
+    def find(
+        self, losses: Any, y: dict[str, Tensor], items: Any, loss: Tensor, followed: Followed
+    ) -> float:
+        """The share in this batch.
+
+        Arguments:
+            losses: the function that gives the losses of the examples.
+            y: the labels of the batch.
+            items: Trainer's num_items_in_batch, where it counts them.
+            loss: what the trainer computed.
+            followed: gives the losses of the examples where they are needed.
+
+        Raises:
+            NotSupported: where the loss is not the sum of the examples' losses divided by any of
+                them.
+        """
+        divisors = self.divisors(losses, y, items)
+        known = {name: divisors[name] for name in self.fitting if name in divisors}
+        if known and max(known.values()) == min(known.values()):
+            return 1 / next(iter(known.values()))
+        if not torch.isfinite(loss).all():
+            return 1 / next(iter(divisors.values()))  # the step itself is refused
+        total = float(followed.losses().double().sum())
+        value = float(loss.detach())
+        off = {name: abs(total / d - value) for name, d in (known or divisors).items()}
+        limit = _TOLERANCE * abs(value)
+        best = min(off.values())
+        if best > limit:
+            tried = ", ".join(f"{name}: {total / d:.6g}" for name, d in divisors.items())
+            raise NotSupported(
+                f"The trainer's loss of this batch is {value:.6g}. The losses of its examples give "
+                f"other values, divided by the number of {tried}. Something else is in the loss "
+                "(an auxiliary loss, another reduction, compute_loss_func). Pass the loss of each "
+                "example: losses=fn, where fn(outputs, labels) returns [B] and the trainer's loss "
+                "is their mean or their sum divided by the number of tokens."
+            )
+        self.fitting = [name for name, error in off.items() if error <= max(best, 1e-9 * limit)]
+        return 1 / divisors[self.fitting[0]]
+
+    @staticmethod
+    def divisors(losses: Any, y: dict[str, Tensor], items: Any) -> dict[str, float]:
+        """What a loss may be divided by, by name."""
+        found = {} if items is None else {"counted items": float(items)}
+        if isinstance(losses, InstanceLosses):
+            found["tokens"] = float(losses.count(y).sum())
+        found["examples"] = float(len(next(iter(y.values()))))
+        return {name: divisor for name, divisor in found.items() if divisor > 0}
 
 
 def loss_of(

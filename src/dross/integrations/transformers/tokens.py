@@ -10,7 +10,7 @@ losses per token, and each step's ids are those of the tokens: example i has the
 starts[i] .. starts[i+1] - 1. Nothing else changes, and it costs about the same.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,19 +65,22 @@ def per_token(run: Run) -> TokenRun:
         InvalidInput: where examples have no losses per token.
     """
     recording = run.recording
-    losses, source = recording.objective.loss, recording.instances.source
+    losses = recording.objective.loss
+    source = recording.instances.source
     if not isinstance(losses, InstanceLosses) or not isinstance(source, Collated):
         raise InvalidInput("Scores per token need a run of a model with one loss per token.")
     losses = losses.token_by_token()
     counts = [int(losses.slots(source.collate([i])[1])[0]) for i in range(len(source))]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    kinds = (recording.instances.device, recording.instances.dtype)
-    objective = replace(recording.objective, loss=losses)
     tokens = replace(
         recording,
         tape=_TokenTape(recording.tape, starts),
-        executor=Executor(objective),
-        instances=Instances(_Tokens(source, starts), *kinds),
+        executor=Executor(replace(recording.objective, loss=losses)),
+        instances=Instances(
+            _Tokens(source, starts),
+            recording.instances.device,
+            recording.instances.dtype,
+        ),
     )
     return TokenRun(replace(run, recording=tokens), starts)
 
@@ -116,6 +119,7 @@ class _TokenTape(Tape):
         return replace(segment, steps=steps)
 
     def _expand(self, micro: MicroBatch) -> MicroBatch:
-        first, last = self.starts[micro.ids], self.starts[micro.ids + 1]
-        ranges: Sequence[np.ndarray] = [np.arange(a, b) for a, b in zip(first, last)]
-        return MicroBatch(np.concatenate(ranges), np.repeat(micro.weights, last - first))
+        first = self.starts[micro.ids]
+        last = self.starts[micro.ids + 1]
+        ids = np.concatenate([np.arange(start, end) for start, end in zip(first, last)])
+        return MicroBatch(ids, np.repeat(micro.weights, last - first))

@@ -1,27 +1,31 @@
-"""Trainer with a recorder inside: the training is the trainer's own, step by step."""
+"""Trainer with a recorder inside: the training is the trainer's own, step by step.
+
+Examples carry their ids through the trainer's columns and its collator.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback
 
-from ...data.dataset import Collated
+from ..._text import say_count
+from ...data.dataset import Collated, ModelKwargs
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Query
-from ...influence.run import Run, load
+from ...influence.run import load
 from ...record.recorder import Recorder
 from ...tape.retention import Keep
 from ...tape.writer import rewind
-from .data import ID, IdCollator, Split, WithIds, check_rows, packing_refused, take_ids
-from .losses import InstanceLosses, loss_of
-from .shares import Shares
-from .tokens import TokenRun, per_token
+from .losses import InstanceLosses, Shares, loss_of
+from .tokens import per_token as _per_token
+
+ID = "dross_id"  # the column of the ids
 
 
 class RecordingMixin:
@@ -56,7 +60,8 @@ class RecordingMixin:
         _check_settings(settings)
         self.recorder: Recorder | None = None
         self._dross = {"path": path, "keep": keep, "overwrite": overwrite}
-        self._shares, self._given_losses = Shares(), losses
+        self._shares = Shares()
+        self._given_losses = losses
         self._following: tuple[ExitStack, Tensor] | None = None
         super().__init__(*args, **kwargs)
         _check_settings(self.args)
@@ -192,12 +197,9 @@ class RecordingMixin:
         if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
             # as train() does it: accelerate puts autocast into the model's forward
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        given = (self._dross["path"], self.model, self._collated(self.train_dataset), self._losses)
-        run = load(*given)
-        return self._by_token(run) if per_token else run
-
-    def _by_token(self, run: Run) -> TokenRun:
-        return per_token(run)
+        data = self._collated(self.train_dataset)
+        run = load(self._dross["path"], self.model, data, self._losses)
+        return _per_token(run) if per_token else run
 
     def loss_of(
         self: Any, dataset: Any = None, collator: Any = None, *, each: bool = False
@@ -301,6 +303,136 @@ def _check_settings(args: Any) -> None:
             "neftune_noise_alpha adds noise that Trainer takes out of the model after training, "
             "so the run could not be replayed. Train without it."
         )
+
+
+class WithIds(Dataset):
+    """A data set of dicts, each with its id under "dross_id"."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> dict:
+        """The example, with its id."""
+        return self._add(i, self.dataset[i])
+
+    def __getitems__(self, ids: Sequence[int]) -> list[dict]:
+        """These examples, read at once where the data set can do that."""
+        together = getattr(self.dataset, "__getitems__", None)
+        items = [self.dataset[i] for i in ids] if together is None else together(list(ids))
+        return [self._add(i, item) for i, item in zip(ids, items)]
+
+    def _add(self, i: int, item: Any) -> dict:
+        if not isinstance(item, Mapping):
+            raise InvalidInput(
+                f"Example {i} of the training set has the type {type(item).__name__}; dross needs "
+                "dicts of columns, as datasets.Dataset gives them, to let each carry its id."
+            )
+        return {**item, ID: int(i)}
+
+
+class IdCollator:
+    """Takes the ids out of the examples, and puts them into the batch that a collator makes."""
+
+    def __init__(self, collate: Any):
+        self.collate = collate
+
+    def __call__(self, examples: list[dict]) -> Any:
+        """The collator's batch with the ids under "dross_id"."""
+        missing = [k for k, example in enumerate(examples) if ID not in example]
+        if missing:
+            raise InvalidInput(
+                "The examples reach the collator without their ids: something between the data "
+                f"set and the collator drops the column '{ID}'. Keep it, or leave the loader to "
+                "Trainer."
+            )
+        ids = [example[ID] for example in examples]
+        bare = [{k: v for k, v in example.items() if k != ID} for example in examples]
+        batch = self.collate(bare)
+        batch[ID] = torch.tensor(ids)
+        return batch
+
+
+def take_ids(inputs: Any) -> Tensor:
+    """The ids of a batch, taken out of it."""
+    if ID not in inputs:
+        raise InvalidInput(
+            f"The batch does not say which examples it is made of ('{ID}' is missing): this "
+            "trainer makes its own loader, or its collator drops the ids. Let "
+            "get_train_dataloader of Trainer make the loader, or give the loader "
+            "WithIds(train_dataset) and IdCollator(collator) of "
+            "dross.integrations.transformers.trainer."
+        )
+    return inputs.pop(ID)
+
+
+class Split:
+    """Takes a batch apart: what the model is called with, and the labels by name."""
+
+    def __init__(self, label_names: Sequence[str], keep_labels: bool):
+        """keep_labels: an encoder-decoder model makes its decoder's inputs from them."""
+        self.label_names, self.keep_labels = tuple(label_names), keep_labels
+
+    def __call__(self, batch: Mapping) -> tuple[ModelKwargs, dict[str, Tensor]]:
+        """x and y of a batch.
+
+        Raises:
+            InvalidInput: where there are no labels.
+            NotSupported: where rows are not examples.
+        """
+        if not hasattr(batch, "items"):
+            raise InvalidInput(
+                f"The collator makes the type {type(batch).__name__}; Trainer calls a model with "
+                "a dict of columns. Return {'input_ids': ..., 'labels': ...}."
+            )
+        given = {k: v for k, v in batch.items() if v is not None and k != ID}
+        if "shift_labels" in given or "cu_seq_lens_q" in given:
+            raise packing_refused("The collator puts several examples into one row")
+        y = {name: given[name] for name in self.label_names if name in given}
+        if not y:
+            raise InvalidInput(
+                f"The batches have the columns {', '.join(given) or 'none'} and no "
+                f"{' or '.join(self.label_names) or 'labels'}, so there is no loss to learn from. "
+                "Add that column to the data set, let the collator make it, or say its name: "
+                "TrainingArguments(label_names=[...])."
+            )
+        odd = [name for name, value in given.items() if not isinstance(value, Tensor)]
+        if odd:
+            raise InvalidInput(
+                f"'{odd[0]}' in the batch has the type {type(given[odd[0]]).__name__}: dross "
+                "replays tensors. Leave that column out, or turn it into a tensor in the collator."
+            )
+        kept = given if self.keep_labels else {k: v for k, v in given.items() if k not in y}
+        if not kept:
+            raise InvalidInput(
+                f"The batches have the labels ({', '.join(y)}) and no inputs: the data set has "
+                "no column that the model's forward takes. Check the names of the columns, or set "
+                "remove_unused_columns=False."
+            )
+        return ModelKwargs(kept), y
+
+
+def check_rows(ids: Tensor, x: ModelKwargs, y: dict[str, Tensor]) -> None:
+    """Refuse a batch in which a row is not one example."""
+    for name, value in {**x, **y}.items():
+        if value.dim() == 0 or len(value) != len(ids):
+            rows = 0 if value.dim() == 0 else len(value)
+            raise packing_refused(
+                f"The collator makes {say_count(rows, 'row')} of '{name}' from "
+                f"{say_count(len(ids), 'example')}"
+            )
+
+
+def packing_refused(what: str) -> NotSupported:
+    """Several examples in one row cannot be told apart."""
+    return NotSupported(
+        f"{what} (packing, padding-free). Then the examples share a row and the loss of one "
+        "cannot be told from that of another, so none has a score. Train with packing=False and "
+        "padding_free=False."
+    )
 
 
 @cache
