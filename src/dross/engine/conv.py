@@ -5,8 +5,8 @@ of a GPU idle, above all in the gradients of the filters. There the same sum is 
 of the filters with the shifted images. Its derivatives of every order are matrix products again.
 
 For one model and one direction cuDNN is faster from a handful of channels on, if its kernels are
-chosen well. By default torch asks cuDNN for a quick guess; `import dross` asks for a careful
-choice, unless the environment says otherwise. On an H200 that took a training step of the paper's
+chosen well. By default torch asks cuDNN for a quick guess; the command line asks for a careful
+choice (_environment.py). On an H200 that took a training step of the paper's
 CIFAR10 network from 1.52 to 1.27 ms and a reverse step of its MNIST network from 0.46 to 0.37 ms.
 
 Several directions share the model's filters and images, so theirs are more channels or more images
@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 from .autodiff import spread_channels
@@ -92,17 +91,8 @@ def _product(
 
 
 def _windows(x: Tensor, axis: int, size: int, step: int) -> Tensor:
-    """x.unfold(axis, size, step), a view.
-
-    While a pass is traced for the compiler, a stack of slices: the compiler adds up their gradients
-    in a fixed order, and those of unfold in the order in which they arrive.
-    """
-    if get_proxy_mode() is None:
-        return _Windows.apply(x, axis, size, step)  # type: ignore[return-value]
-    count = (x.shape[axis] - size) // step + 1
-    along, span = x.movedim(axis, 0), (count - 1) * step + 1
-    slices = [along[k : k + span : step].movedim(0, axis) for k in range(size)]
-    return torch.stack(slices, dim=-1)
+    """x.unfold(axis, size, step), a view."""
+    return _Windows.apply(x, axis, size, step)  # type: ignore[return-value]
 
 
 class _Windows(torch.autograd.Function):

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from ..data.batch import AnyBatch, LazyBatch, LazyBatches
 from ..data.pytree import flatten, unflatten
-from ..engine.tolerance import OTHER_KERNELS, SAME_KERNELS, Tolerance, is_close
 from ..errors import DrossWarning, first_line
-from . import compiled
+from .tolerance import SAME_KERNELS, is_close
 
 _WARM_UPS = 2
 _MAX_GRAPHS = 64  # of one model; more shapes (texts of every length) are not worth their memory
@@ -39,27 +38,24 @@ GraphBatch = AnyBatch | LazyBatches
 class Graphs:
     """The graphs of one model's passes."""
 
-    def __init__(self, usual_batch: int | None = None):
-        """usual_batch: the size of a run's batches; only passes of that size are compiled."""
+    def __init__(self):
         self.refused: set[str] = set()  # passes that cannot be captured
-        self.uncompiled: set[str] = set()  # passes that torch.compile failed on
-        self.usual_batch = usual_batch
         self.capturing = False
         self._calls: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
         self._pool: Any = None
-        # compiled passes, of which several steps captured together are made
-        self._compiled_passes: dict[Any, Callable] = {}
 
     # --- memory -----------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop all graphs and compiled passes; they are made again."""
-        self._calls, self._graphs, self._pool, self._compiled_passes = {}, {}, None, {}
+        """Drop all graphs; passes are captured again."""
+        self._calls = {}
+        self._graphs = {}
+        self._pool = None
 
     def free_memory(self) -> None:
         """Free the memory of all graphs; passes are captured again."""
-        self._calls, self._graphs, self._pool = {}, {}, None
+        self.forget()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
@@ -85,8 +81,7 @@ class Graphs:
             batch, args: its arguments.
         """
         if self.capturing:  # one of several steps that are captured together
-            key = self._shapes(name, mode, batch, args)
-            return self._compiled_passes.get(key, function)(batch, *args)
+            return function(batch, *args)
         parts, build, kind = batch.to_tensors()
         given, form = flatten(args)
         if sum(t.nbytes for t in given) > _MAX_INPUT_BYTES:
@@ -102,17 +97,10 @@ class Graphs:
         if len(self._graphs) >= _MAX_GRAPHS:
             return expected
         self._calls[key] = self._calls.get(key, 0) + 1
-        quick = self._compile(name, mode, function, batch, args)
-        if quick is not function or self._calls[key] > _WARM_UPS:
+        if self._calls[key] > _WARM_UPS:
             count = len(parts)
-            flat = lambda *t: quick(build(t[:count]), *unflatten(t[count:], form))
+            flat = lambda *t: function(build(t[:count]), *unflatten(t[count:], form))
             self._capture(key, flat, inputs, batch, name)
-        if quick is not function and key in self._graphs:
-            # other kernels round differently: a run is compiled from its first step to its last,
-            # so that a replay arrives where the run did
-            self._graphs[key].tolerance = OTHER_KERNELS
-            if self._try(key, inputs, batch, expected, name):
-                return self._graphs[key].replay(inputs, batch)
         return expected
 
     def run_uncaptured(
@@ -135,56 +123,6 @@ class Graphs:
             self.free_memory()
         return function(batch.load(), *args)
 
-    def _shapes(self, name: str, mode: str, batch: GraphBatch, args: tuple) -> tuple:
-        given, form = flatten(args)
-        tensors = [*batch.to_tensors()[0], *given]
-        return (name, mode, form, *[(t.shape, t.dtype) for t in tensors])
-
-    # --- compiling --------------------------------------------------------------------------------
-
-    def _compile(
-        self, name: str, mode: str, function: Callable, batch: GraphBatch, args: tuple
-    ) -> Callable:
-        """The function, compiled where DROSS_COMPILE asks for it.
-
-        A pass of several steps is not compiled as a whole: it is made of compiled steps.
-        """
-        if not compiled.is_requested() or isinstance(batch, LazyBatches):
-            return function
-        unusual = self.usual_batch not in (None, len(batch.c))
-        return function if unusual else self.compile_pass(name, mode, function, batch, args)
-
-    def compile_pass(
-        self, name: str, mode: str, function: Callable, batch: AnyBatch, args: tuple
-    ) -> Callable:
-        """The function, compiled if that succeeds and gives the same numbers."""
-        if name in self.uncompiled:
-            return function
-        key = self._shapes(name, mode, batch.load(), args)
-        if (known := self._compiled_passes.get(key)) is not None:
-            return known
-        given, form = flatten(args)
-        leaves, build, _ = batch.load().to_tensors()
-        count = len(leaves)
-        flat = lambda *t: function(build(t[:count]), *unflatten(t[count:], form))
-        try:
-            quick = compiled.compile_function(flat, [*leaves, *given])
-            pairs = zip(flatten(quick(*leaves, *given))[0], flatten(flat(*leaves, *given))[0])
-            if all(is_close(one, other, OTHER_KERNELS) for one, other in pairs):
-                made = lambda batch, *args: quick(*batch.to_tensors()[0], *flatten(args)[0])
-                self._compiled_passes[key] = made
-                return made
-            reason = "it gives other numbers"
-        except Exception as error:  # the compiler's own errors are of many kinds
-            reason = first_line(error)
-        self.uncompiled.add(name)
-        warnings.warn(
-            f"The {name} of this model runs without torch.compile: {reason}.",
-            DrossWarning,
-            stacklevel=4,
-        )
-        return function
-
     # --- capturing --------------------------------------------------------------------------------
 
     def _capture(
@@ -206,11 +144,11 @@ class Graphs:
 
     def _try(
         self, key: Any, inputs: list[Tensor], batch: GraphBatch, expected: Any, name: str
-    ) -> bool:
+    ) -> None:
         """Trust a graph if it gives on new inputs what the function gives."""
         wanted = flatten(expected)[0]
         if not all(bool(torch.isfinite(t).all()) for t in wanted if t.is_floating_point()):
-            return False  # the run is about to end, and such numbers prove nothing
+            return  # the run is about to end, and such numbers prove nothing
         try:
             same = self._graphs[key].compare(wanted, inputs, batch)
         except torch.OutOfMemoryError:
@@ -221,7 +159,6 @@ class Graphs:
             del self._graphs[key]
             reason = "the replay differs from the step itself"
             self._retry_without_augmentation(batch, name, reason)
-        return bool(same)
 
     def _give_up_graph(self, batch: GraphBatch, name: str) -> None:
         """Go on without a graph of this pass."""
@@ -254,7 +191,6 @@ class _Graph:
         contiguous = torch.contiguous_format
         self.inputs = [t.detach().clone(memory_format=contiguous) for t in inputs]
         self.graph, self.trusted = torch.cuda.CUDAGraph(), False
-        self.tolerance: Tolerance = SAME_KERNELS
         for generator in batch.generators():
             self.graph.register_generator_state(generator)
         batch.seed_augmentation()
@@ -266,9 +202,7 @@ class _Graph:
     def compare(self, wanted: list[Tensor], inputs: list[Tensor], batch: GraphBatch) -> bool:
         """Whether a replay gives what is wanted; then the graph is trusted."""
         found = flatten(self.replay(inputs, batch))[0]
-        self.trusted = all(
-            is_close(one, other, self.tolerance) for one, other in zip(found, wanted)
-        )
+        self.trusted = all(is_close(one, other, SAME_KERNELS) for one, other in zip(found, wanted))
         return self.trusted
 
     def replay(self, inputs: list[Tensor], batch: GraphBatch) -> Any:

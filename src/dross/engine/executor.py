@@ -2,7 +2,7 @@
 
     eager          the functions of step/objective.py as they stand
     CPU program    the operations of a pass, written down once and called as straight code
-    CUDA graph     the kernels of a pass, launched at once; with DROSS_COMPILE=1 compiled first
+    CUDA graph     the kernels of a pass, launched at once
 
 Training and retracing ask an `Executor` for a gradient or a pull, and it chooses the way. Where a
 fast way fails (a model that looks at its values, no memory), the plain one is taken, and the
@@ -42,12 +42,11 @@ Result = TypeVar("Result")
 class Executor:
     """Runs the passes of one objective."""
 
-    def __init__(self, objective: Objective, *, usual_batch: int | None = None):
-        """usual_batch: the size of a run's batches; passes of other sizes are not compiled."""
+    def __init__(self, objective: Objective):
         self.objective = objective
         self.plans = PullPlans(objective)
         self.cuts = BatchCuts(objective)
-        self.graphs = Graphs(usual_batch)
+        self.graphs = Graphs()
         self.programs = Programs()
         self._mode = ""  # "training" or "evaluating", inside those contexts
         self._hooked = False  # the model has hooks, which every pass must call

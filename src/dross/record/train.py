@@ -136,7 +136,7 @@ def train(
     )
     earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
     writer, state = _open_tape(path, settings, earlier, live.read(numbers[0]), len(first))
-    executor = Executor(objective, usual_batch=len(first))
+    executor = Executor(objective)
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
     return Run(Recording(Tape(path), executor, pure, instances, augment, seed), progress)

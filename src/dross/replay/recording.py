@@ -17,7 +17,6 @@ from ..data.batch import AnyBatch, Augment, LazyBatch
 from ..data.dataset import Instances
 from ..data.fingerprint import to_bytes
 from ..distributed.ranks import ALONE, Reducer
-from ..engine import compiled
 from ..engine.device import side_stream
 from ..engine.executor import Executor
 from ..engine.inspect import device_and_dtype, is_shard, unwrap_model
@@ -93,9 +92,7 @@ class Recording:
             held=tuple(made.get("held", ())),
         )
         optimizer = Optimizer.from_json(made["optimizer"], layout)
-        compiles = bool(tape.entries) and compiled.is_requested()
-        usual_batch = len(tape.read(0).steps[0].ids) if compiles else None
-        executor = Executor(objective, usual_batch=usual_batch)
+        executor = Executor(objective)
         return Recording(tape, executor, optimizer, instances, augment, made["seed"])
 
     def __reduce__(self):
