@@ -7,11 +7,11 @@ from torch import nn
 import dross
 from dross.engine import cpu_program
 from dross.errors import InvalidInput
-from tests.zoo import MODELS, OPTIMIZERS, problem
+from tests.zoo import BUFFER_MODELS, MODELS, OPTIMIZERS, problem
 
 # passes with random numbers or with parameters that come and go are never reused, and BatchNorm
 # with momentum=None looks at its counter, as models that move buffers of their own may
-NEVER = {"dropout", "attention", "partly_used", "batchnorm_cnn", "centred", "centred_anew", "queue"}
+NEVER = {"dropout", "attention", "partly_used", "batchnorm_cnn", *BUFFER_MODELS}
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def results(p, folder, monkeypatch, switch: str):
 # some models cannot be run many at once
 @pytest.mark.filterwarnings("ignore::dross.errors.DrossWarning")
 @pytest.mark.parametrize(
-    "model,optimizer", [(m, "momentum") for m in MODELS] + [("mlp", o) for o in OPTIMIZERS]
+    "model,optimizer",
+    [(m, "momentum") for m in (*MODELS, *BUFFER_MODELS)] + [("mlp", o) for o in OPTIMIZERS],
 )
 def test_the_same_bits(model, optimizer, tmp_path, monkeypatch, soon):
     p = problem(model, optimizer)

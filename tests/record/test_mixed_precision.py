@@ -65,11 +65,8 @@ def recorded(p, folder, *, around=None, **options):
 WHOLE = dross.tape.Checkpoints(every=1000)
 
 
-CASTABLE = [name for name in MODELS if name != "queue"]  # it writes a half into a float itself
-
-
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("name", CASTABLE)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_replayed_bit_for_bit(tmp_path, name, dtype):
     p = float32_problem(name, "adam", dtype)
     run, model = recorded(p, tmp_path / "t", autocast=dtype, keep=WHOLE)
@@ -296,3 +293,15 @@ class TestRefusals:
         recorder = self.recorder(resume=True)
         with pytest.raises(dross.InputChanged, match="autocast was"):
             self.step(recorder)
+
+    @pytest.mark.parametrize("dtype", NARROW)
+    def test_parameters_of_16_bits(self, loop, dtype):
+        self.model.to(dtype)
+        message = (
+            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported.*autocast="
+        )
+        with pytest.raises(NotSupported, match=message):
+            self.recorder()
+        data = (self.p.X.to(dtype), self.p.Y)
+        with pytest.raises(NotSupported, match=message):
+            dross.train(self.model, data, self.p.loss, self.optimizer, path=self.folder)

@@ -203,7 +203,7 @@ def _pictures(folder: Path) -> dict[str, Any]:
 def cases() -> dict[str, Case]:
     """Every case by its name."""
     every: dict[str, Case] = {}
-    for model in zoo.MODELS:
+    for model in (*zoo.MODELS, *zoo.BUFFER_MODELS):
         every[f"{model}, sgd, checkpoints"] = zoo_case(model, "sgd", "checkpoints")
     # transformers is an extra, and tests let Muon compute in another type
     listed = [name for name in zoo.OPTIMIZERS if not name.startswith(("transformers", "muon"))]

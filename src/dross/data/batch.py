@@ -134,8 +134,7 @@ def make_batch(
     """
     if augment is not None:
         x = augment(x, make_generator(device, seed, *position, AUGMENT_STREAM))
-    wide = torch.promote_types(dtype, torch.float32)
-    c = torch.as_tensor(micro.weights, dtype=wide, device=device)
+    c = torch.as_tensor(micro.weights, dtype=dtype, device=device)
     return Batch(x, y, c, mix_seeds(seed, *position, MODEL_STREAM))
 
 

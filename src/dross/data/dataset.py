@@ -152,8 +152,7 @@ class Instances:
         return ids.to(tree_leaves(self.stored)[0].device) if self.stored else ids
 
     def _weights(self, micro: MicroBatch) -> Tensor:
-        dtype = torch.promote_types(self.dtype, torch.float32)  # 16 bits are too few for 1/3
-        on_device = lambda array: torch.as_tensor(array, dtype=dtype, device=self.device)
+        on_device = lambda array: torch.as_tensor(array, dtype=self.dtype, device=self.device)
         if micro.coefficients is not None:
             return on_device(micro.coefficients)
         size = len(micro.ids)

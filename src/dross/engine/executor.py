@@ -279,7 +279,7 @@ class Executor:
         Nor may that of a model with buffers of its own, which may look at their values.
         """
         objective = self.objective
-        comes_and_goes = bool(objective.unused) or bool(objective.own_moving)
+        comes_and_goes = bool(objective.unused) or bool(objective.held)
         return objective.stochastic or self._hooked or comes_and_goes
 
     def would_capture(self, name: str, theta: Tensor) -> bool:
@@ -515,8 +515,7 @@ class PullPlans:
         size = _size_class(batch)
         if size not in self._plans:
             flops = count_flops(self.objective, theta, buffers, batch)
-            # what a model hides from autograd (moving_buffers.py) is seen in reverse mode
-            large = flops >= MIN_FLOPS_FOR_FORWARD_MODE and not self.objective.followed
+            large = flops >= MIN_FLOPS_FOR_FORWARD_MODE
             forward = large and forward_mode_is_right(
                 self.objective, theta, buffers, batch, a_buffers
             )

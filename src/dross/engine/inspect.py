@@ -1,5 +1,6 @@
 """Find out what a run consists of from a model, its optimizer and a batch, or refuse it."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..data.batch import Batch
 from ..data.seeds import global_generators, use_seed
-from ..errors import DrossError, InvalidInput, NotSupported, first_line
+from ..errors import DrossError, DrossWarning, InvalidInput, NotSupported, first_line
 from .autodiff import call_model, probe_direction
-from .buffer_check import hold_what_has_no_derivative
 from .losses import Loss, check_differentiable, check_labels, check_per_instance, find_loss
 from .norms import statistics_of
 from .objective import Objective, Penalty
 from .optim import Optimizer, read_optimizer
-from .precision import MATH, NARROW, STRICT, PassNotes, Precision, use_arithmetic
+from .precision import MATH, STRICT, PassNotes, Precision, use_arithmetic
 from .state import Layout
 
 
@@ -76,12 +76,13 @@ def inspect_run(
         objective.layout.slices,
     )
     _check_second_derivative(objective, x, y)
-    return hold_what_has_no_derivative(objective, _as_batch(objective, x, y)), pure
+    _warn_of_held_buffers(objective)
+    return objective, pure
 
 
 def complete_precision(known: Precision, notes: PassNotes) -> Precision:
     """With what the model does by itself. A model without attention needs no choice of kernels."""
-    inner = notes.cast or notes.narrow if known.autocast is None else None
+    inner = notes.cast if known.autocast is None else None
     return replace(known, inner_cast=inner, kernels=known.kernels if notes.attends else MATH)
 
 
@@ -156,10 +157,11 @@ def device_and_dtype(
                 f"'{name}' is not on {device}, where the parameters to train are: move the whole "
                 "model to one device."
             )
-    if dtype not in (torch.float32, torch.float64, *NARROW):
+    if dtype not in (torch.float32, torch.float64):
         raise NotSupported(
-            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: use "
-            "float32 or float64, and autocast= for speed."
+            f"Parameters of type {str(dtype).removeprefix('torch.')} are not supported: an update "
+            "smaller than their rounding is lost. Keep them in float32 and compute in 16 bits: "
+            "autocast=torch.bfloat16."
         )
     return device, dtype
 
@@ -209,7 +211,7 @@ def _run_first_batch(bare: Objective, x: Any, y: Any) -> _FirstBatch:
         frozen = {
             name: (p, p._version) for name, p in model.named_parameters() if name not in named
         }
-        with PassNotes(next(iter(parameters.values()))) as notes, bare.precision.cast("model"):
+        with PassNotes(device) as notes, bare.precision.cast("model"):
             outputs = _call(model, named, x)
         _check_frozen(frozen)
         after = [g.get_state() for g in generators]
@@ -300,15 +302,24 @@ def names_by_group(
     ]
 
 
-def _as_batch(objective: Objective, x: Any, y: Any) -> Batch:
-    theta, count = objective.layout.read(objective.model)[0], count_instances(y)
-    return Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
+def _warn_of_held_buffers(objective: Objective) -> None:
+    buffers = dict(objective.model.named_buffers())
+    held = [f"'{name}'" for name in objective.held if buffers[name].is_floating_point()]
+    if held:
+        warnings.warn(
+            f"The forward pass moves {', '.join(held[:3])} by code of its own. dross records and "
+            "replays this exactly; scores treat these buffers as constants. run.verify shows how "
+            "much that matters.",
+            DrossWarning,
+            stacklevel=4,
+        )
 
 
 def _check_second_derivative(objective: Objective, x: Any, y: Any) -> None:
     """Find now, not after a long run, an operator that can be trained but not retraced."""
     theta, buffers = objective.layout.read(objective.model)
-    batch = _as_batch(objective, x, y)
+    count = count_instances(y)
+    batch = Batch(x, y, theta.new_full((count,), 1.0 / count), 0)
     try:
         with objective.training():
             objective.pull_reverse(theta, buffers, batch, probe_direction(theta), {})

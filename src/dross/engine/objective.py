@@ -40,7 +40,6 @@ from .autodiff import (
 )
 from .forward_rules import ForwardRules
 from .losses import Loss, check_per_instance
-from .moving_buffers import Gates, open_gates
 from .norms import PresentRows, statistics_of, watch_statistics
 from .precision import STRICT, Precision, use_arithmetic
 from .state import Buffers, Layout
@@ -62,20 +61,15 @@ class Objective:
     evaluated: tuple[str, ...] = ()  # modules in eval mode while training (a frozen BatchNorm)
     unused: tuple[str, ...] = ()  # parameters of the optimizer that the first batch did not need
     precision: Precision = STRICT  # the types and kernels that it computes in
-    held: tuple[str, ...] = ()  # moving buffers that derivatives treat as constants
 
     @cached_property
-    def own_moving(self) -> tuple[str, ...]:
-        """The buffers that the model's own code moves, not BatchNorm."""
-        known = set(statistics_of(self.model))
-        return tuple(name for name in self.layout.moving_buffers if name not in known)
+    def held(self) -> tuple[str, ...]:
+        """The buffers that the model's own code moves, which derivatives treat as constants.
 
-    @cached_property
-    def followed(self) -> tuple[str, ...]:
-        """Those of `own_moving` that have a derivative."""
-        buffers = dict(self.model.named_buffers())
-        floating = (name for name in self.own_moving if buffers[name].is_floating_point())
-        return tuple(name for name in floating if name not in self.held)
+        They are recorded and replayed as they move. Only BatchNorm's statistics are differentiated.
+        """
+        statistics = set(statistics_of(self.model))
+        return tuple(name for name in self.layout.moving_buffers if name not in statistics)
 
     # --- the losses -------------------------------------------------------------------------------
 
@@ -104,16 +98,13 @@ class Objective:
             The losses [B], and the buffers after the pass by name.
         """
         parameters = self.layout.unflatten(theta) if parameters is None else parameters
+        moved = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         if not track_buffers:
-            moved = {name: buffer.clone() for name, buffer in buffers.items()}
             return self._forward(parameters, moved, batch, rules), moved
-        followed = set(self.followed)
-        copies = {n: b.clone() if n in followed else b.detach().clone() for n, b in buffers.items()}
-        gates = Gates(copies[name] for name in followed) if followed else nullcontext()
-        with watch_statistics(self.model) as move:
-            with gates:
-                losses = self._forward(parameters, copies, batch, rules)
-            return losses, move(buffers) | {name: copies[name] for name in self.own_moving}
+        with watch_statistics(self.model) as move_statistics:
+            losses = self._forward(parameters, moved, batch, rules)
+            statistics = move_statistics(buffers)
+        return losses, statistics | {name: moved[name] for name in self.held}
 
     def _forward(
         self,
@@ -275,7 +266,7 @@ class Objective:
             terms [Q, B], a_theta [Q, p], and the adjoint of the buffers before the step.
         """
         theta = theta.detach().requires_grad_()
-        w, a_g = torch.ones_like(batch.c, requires_grad=True), a_g.to(theta.dtype)
+        w = torch.ones_like(batch.c, requires_grad=True)
         statistics = {name: buffers[name].detach().requires_grad_() for name in a_buffers}
         with torch.enable_grad(), self.precision.twice_differentiable(len(a_g)):
             before = {**buffers, **statistics}
@@ -288,8 +279,7 @@ class Objective:
             return terms, torch.zeros_like(a_g), a_buffers
         outputs, cotangents = [g, *(moved[name] for name in a_buffers)], [a_g, *a_buffers.values()]
         inputs = [w, theta, *statistics.values()]
-        with open_gates():
-            terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
+        terms, a_theta, *a_before = batched_vjp(outputs, inputs, cotangents)
         return terms, a_theta, dict(zip(statistics, a_before))
 
     def pull_forward(
@@ -307,7 +297,7 @@ class Objective:
         sum_i c_i d_i in theta is the Hessian-vector product.
         """
         statistics = {name: buffers[name] for name in a_buffers}
-        single, a_g = len(a_g) == 1, a_g.to(theta.dtype)
+        single = len(a_g) == 1
         joined = single and theta.is_cuda  # on a CPU it gains nothing
         rules = ForwardRules(joined=joined, several=not single)
 
@@ -363,7 +353,7 @@ class Objective:
         Returns:
             g_dot [J, p], and how the buffers after the step move.
         """
-        theta, theta_dot = theta.detach().requires_grad_(), theta_dot.to(theta.dtype)
+        theta = theta.detach().requires_grad_()
         statistics = {name: buffers[name].detach().requires_grad_() for name in buffers_dot}
         with torch.enable_grad(), self.precision.twice_differentiable(len(theta_dot)):
             before = {**buffers, **statistics}
@@ -374,10 +364,6 @@ class Objective:
         (through_w,) = batched_vjp([weighted], [theta], [w_dot])
         inputs, tangents = [theta, *statistics.values()], [theta_dot, *buffers_dot.values()]
         outputs = [moved[name] for name in statistics]
-        if self.followed:  # what is behind gates, and in buffers, makes it unsymmetric
-            with open_gates():
-                through_theta, *moved_dot = batched_jvp([g, *outputs], inputs, tangents)
-            return through_theta + through_w, dict(zip(statistics, moved_dot))
         narrow = self.precision.narrow is torch.float16  # there a small tangent would vanish
         factor = unit_factor(theta_dot) if narrow else torch.ones_like(theta_dot[:, 0])
         (through_theta,) = batched_vjp([g], [theta], [times(theta_dot, factor)])

@@ -125,10 +125,9 @@ def no_autocast(*devices: str) -> Iterator[None]:
 class PassNotes(TorchFunctionMode):
     """Notes what a model does inside its forward pass and cannot be seen from outside."""
 
-    def __init__(self, parameter: Tensor):
+    def __init__(self, device: torch.device):
         super().__init__()
-        self.device = parameter.device.type
-        self.narrow = parameter.dtype if parameter.dtype in NARROW else None
+        self.device = device.type
         self.cast: torch.dtype | None = None  # what the model casts to in its own forward
         self.attends = False  # it calls torch's attention
 

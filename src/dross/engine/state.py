@@ -93,8 +93,7 @@ class Derivative:
 
         held: buffers that are taken as constants.
         """
-        wide = lambda t: torch.promote_types(t.dtype, torch.float32)  # whatever the state is in
-        zeros = lambda t: torch.zeros(count, *t.shape, dtype=wide(t), device=t.device)
+        zeros = lambda t: t.new_zeros(count, *t.shape)
         buffers = ((name, b) for name, b in state.buffers.items() if name not in held)
         floating = {name: b for name, b in buffers if b.is_floating_point()}
         parts = ({name: zeros(t) for name, t in named.items()} for named in (state.slots, floating))

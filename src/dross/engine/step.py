@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ..data.batch import AnyBatch, LazyBatch, LazyBatches, MicroBatch
 from ..errors import InvalidInput
-from .autodiff import widen
 from .optim import Optimizer
 from .state import Buffers, Clock, Derivative, Named, State
 from .update_rules import SGD
@@ -256,10 +255,8 @@ def needs_gradient(optimizer: Optimizer, step: Step) -> bool:
 
 
 def _given(state: State, step: Step, g: Tensor) -> tuple[Tensor, Named, Clock, Tensor, np.ndarray]:
-    """What the optimizer's derivative depends on, in at least 32 bits."""
-    slots = {name: widen(slot) for name, slot in state.slots.items()}
-    g = widen(prepare_gradient(step, g))
-    return widen(state.theta), slots, state.clock, g, step.numbers
+    """What the optimizer's derivative depends on."""
+    return state.theta, state.slots, state.clock, prepare_gradient(step, g), step.numbers
 
 
 def _unscale(step: Step, g: Tensor) -> Tensor:

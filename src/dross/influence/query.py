@@ -8,7 +8,6 @@ The queries that dross makes: of losses, of outputs, of anything that a function
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from .._checks import check_number
 from ..data.dataset import Instances
 from ..engine.autodiff import batched_vjp, widen
 from ..engine.losses import bound_losses, check_labels, check_per_instance
-from ..engine.moving_buffers import Gates, open_gates
 from ..engine.norms import ElementaryNorms, differentiable_statistics
 from ..engine.objective import Objective
 from ..engine.state import Derivative, State
@@ -130,9 +128,7 @@ class Query:
         rows: list[list[Tensor]] = []
         scalar = False
         differentiable = differentiable_statistics(objective.model)
-        # a model that moves buffers of its own may detach them where it reads them
-        gates = Gates(()) if objective.followed else nullcontext()
-        with objective.evaluating(), differentiable, ElementaryNorms(), gates, open_gates():
+        with objective.evaluating(), differentiable, ElementaryNorms():
             for _, fn in self.parts(objective):
                 theta = state.theta.detach().requires_grad_()
                 leaves = {name: b.detach().requires_grad_() for name, b in floating.items()}

@@ -234,9 +234,9 @@ def _growth(before: Tensor, after: Tensor) -> float:
 def _drop_vanished_buffers(adjoint: Derivative, recording: Recording) -> Derivative:
     """Leave out the adjoint of running statistics once it is smaller than rounding.
 
-    It shrinks by 1 - momentum per step. Buffers of the model's own may have a part in every step.
+    It shrinks by 1 - momentum per step.
     """
-    if not adjoint.buffers or recording.objective.followed:
+    if not adjoint.buffers:
         return adjoint
     floor = torch.finfo(adjoint.theta.dtype).eps ** 3 * float(adjoint.theta.abs().max())
     alive = any(float(a.abs().max()) > floor for a in adjoint.buffers.values())

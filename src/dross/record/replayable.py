@@ -17,7 +17,7 @@ from ..distributed.ranks import Reducer
 from ..distributed.shards import ShardReducer, shard_clip
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
-from ..engine.precision import MATH, NARROW, AttentionCalls
+from ..engine.precision import MATH, AttentionCalls
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
@@ -25,7 +25,6 @@ from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
-_MAX_LOST = 0.01  # of the parameters of 16 bits may stay where they are
 _ROUNDINGS = 4  # units in the last place of a type of 16 bits that two kernels may be apart
 _MATH_KERNEL = "train with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 _ATTENTION_ADVICE = {  # whether the model draws random numbers
@@ -89,30 +88,6 @@ def _check_size(g: Tensor, seen: Tensor, t: int) -> None:
             f"At step {t} the optimizer saw a gradient of length {other:.2e}, and that of the "
             f"recorded losses has length {own:.2e}. If the loop uses a GradScaler, give it to "
             "the recorder: dross.Recorder(..., scaler=scaler)."
-        )
-
-
-def warn_of_lost_updates(before: Tensor, after: Tensor, g: Tensor, t: int) -> None:
-    """Warn where 16-bit parameters lose what the optimizer adds to them.
-
-    Arguments:
-        before, after: theta before and after the step [p].
-        g: the gradient of the step [p].
-        t: its number.
-    """
-    if after.dtype not in NARROW:
-        return
-    lost = float(((before == after) & (g != 0)).sum() / (g != 0).sum().clamp_min(1))
-    if lost > _MAX_LOST:
-        name = str(after.dtype).removeprefix("torch.")
-        warnings.warn(
-            f"At step {t}, {lost:.0%} of the parameters with a gradient did not move: they are "
-            f"{name}, and an update smaller than half a unit in the last place is lost. Such a run "
-            "is not a smooth function of the instances' weights, so scores, which are derivatives, "
-            "say little about a removal. Keep the parameters in float32 and compute in "
-            f"{name}: autocast=torch.{name}.",
-            DrossWarning,
-            stacklevel=2,
         )
 
 

@@ -13,14 +13,12 @@ from ..data.dataset import Instances
 from ..engine.device import HostCopy, side_stream
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
-from ..engine.precision import NARROW
 from ..engine.state import State
 from ..engine.step import Clip, Step, take_step, take_steps
 from ..errors import DrossError, InvalidInput
 from ..replay.recording import checksum
 from ..tape.writer import TapeWriter
 from .finite_check import check_finite
-from .replayable import warn_of_lost_updates
 from .training_plan import BatchPlan
 
 _MAX_UNCHECKED_STEPS = 64
@@ -105,10 +103,6 @@ class TrainingLoop:
 
     def _write(self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]) -> None:
         self._check(row)
-        if row.first == 0 and row.states[0].theta.dtype in NARROW:
-            given = (self.executor, self.optimizer, row.states[0], row.steps[0], row.batches[0])
-            _, g, _ = take_step(*given)
-            warn_of_lost_updates(row.states[0].theta, row.states[1].theta, g, 0)
         with side_stream(row.states[0].theta.device):
             pairs = zip(row.states, row.states[1:])
             for step, batches, (before, after) in zip(row.steps, row.batches, pairs):

@@ -89,7 +89,6 @@ class Recording:
             evaluated=tuple(made["evaluated"]),
             unused=tuple(made["unused"]),
             precision=Precision.from_json(made, device, dtype),
-            held=tuple(made.get("held", ())),
         )
         optimizer = Optimizer.from_json(made["optimizer"], layout)
         executor = Executor(objective)

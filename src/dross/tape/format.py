@@ -58,8 +58,7 @@ def describe(run: RunSettings, earlier: dict | None = None) -> dict:
     kind = None if instances is None else instances.digest_kind
     kind = kind if earlier is None else earlier.get("data_digest")
     layout = objective.layout
-    held = {"held": list(objective.held)} if objective.held else {}
-    return held | {
+    return {
         "made_by": "dross",
         "format": FORMAT,
         "id": uuid.uuid4().hex,
@@ -249,7 +248,6 @@ _OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier v
     "attention_gap": _may_be_none(lambda value: isinstance(value, (int, float))),
     "schedule": _may_be_none(_is_text),
     "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
-    "held": _TEXTS,
     "average": lambda value: isinstance(value, dict),
     "shards": _is_count,
 }
