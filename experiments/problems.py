@@ -2,7 +2,7 @@
 
 Section 7.1 draws 200 training and 200 validation instances per repetition from a two-class problem;
 Section 7.2 takes MNIST and CIFAR10 whole and holds 10,000 training instances out. Where the paper's
-text leaves a choice open, it is made as in the numbers that tests/paper/ compares with.
+text leaves a choice open, it is made as in the numbers that tests/experiments/ compares with.
 """
 
 from dataclasses import dataclass

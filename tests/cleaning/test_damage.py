@@ -15,7 +15,7 @@ from dross.cleaning.project import DIGESTED, Project
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, interrupted, other_parts, set_in_json
 from tests.cleaning.test_untouched import contents
-from tests.support.test_atomic_files import leave_temporary_files
+from tests.test_io import leave_temporary_files
 
 LITTLE = QUICK | {"repeats": 1, "epochs": 3, "check": 2, "model": "linear"}
 

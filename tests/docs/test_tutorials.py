@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.blocks import ROOT, read_blocks
+from tests.docs.blocks import ROOT, read_blocks
 
 _spec = importlib.util.spec_from_file_location("tutorials", ROOT / "docs/tools/tutorials.py")
 assert _spec is not None and _spec.loader is not None
@@ -15,7 +15,7 @@ tutorials = importlib.util.module_from_spec(_spec)
 sys.modules["tutorials"] = tutorials
 _spec.loader.exec_module(tutorials)
 
-QUICK = ("object_storage",)  # tests/pages/test_code_blocks.py runs a loop
+QUICK = ("object_storage",)  # tests/docs/test_code_blocks.py runs a loop
 
 
 def cells_of(name):

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiments import cleansing, cleansing_report
 from experiments.datasets import DataSet
+
+from experiments import cleansing, cleansing_report
 
 SMALL = cleansing.Settings("mnist", 200, 100, 150, 2, 50, 0.05, (5, 60))
 

@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dross import cli
-from tests.pages.blocks import (
+from tests.docs.blocks import (
     INDENTED,
     LANGUAGES,
     ROOT,
@@ -25,7 +25,7 @@ from tests.pages.blocks import (
     read_blocks,
     split_commands,
 )
-from tests.pages.prepared import PREPARED, prepare_names, write_people
+from tests.docs.prepared import PREPARED, prepare_names, write_people
 
 # What is not run here: a pattern of "page: command", or of "page: first lines of Python"; why not.
 NOT_RUN = {

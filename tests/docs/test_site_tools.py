@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import dross
-from tests.pages.blocks import ROOT
+from tests.docs.blocks import ROOT
 
 
 @pytest.fixture

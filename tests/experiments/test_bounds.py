@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from experiments import bounds
 from torch import nn
 
 import dross
+from experiments import bounds
 
 ALPHA = 0.5
 

@@ -6,8 +6,9 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from experiments import datasets, networks, problems
 from experiments.augment import ShiftAndFlip
+
+from experiments import datasets, networks, problems
 
 
 def needs(path: str):

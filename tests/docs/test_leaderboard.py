@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.pages.blocks import ROOT, read_blocks
+from tests.docs.blocks import ROOT, read_blocks
 
 CODE = """
 import sys

@@ -1,11 +1,22 @@
-"""Text from data is shown with what would hide or forge escaped."""
+"""Text as it is shown."""
 
 import pytest
 
 from dross import _figures as charts
 from dross import _text as html
-from dross._text import check_encodable, printable
+from dross._text import check_encodable, disarm_cell, printable, say_count
 from dross.errors import InvalidInput
+
+# --- One thing and many ---
+
+
+def test_one_and_many():
+    assert [say_count(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert say_count(1, "query", "queries") == "1 query"
+    assert say_count(2, "query", "queries") == "2 queries"
+
+
+# --- Text from data is shown with what would hide or forge escaped ---
 
 
 def test_control_characters_are_escaped_and_letters_stay():
@@ -38,3 +49,18 @@ def test_a_dollar_in_a_name_is_a_dollar():
     figure, (panel,) = charts.panels(1, 1)
     panel.set(xlabel="cost in $ and in $\\notamacro$", title="5 $")
     assert "<svg" in charts.as_svg(figure)
+
+
+# --- Cells that a spreadsheet would run ---
+
+
+@pytest.mark.parametrize(
+    "cell", ['=HYPERLINK("http://x")', "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\t=1", "\r=1"]
+)
+def test_a_formula_becomes_a_text(cell):
+    assert disarm_cell(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize("cell", ["plain", "", "-1.5", "+3e-7", "-inf", "a=b", -2.5, None, "<=50K"])
+def test_anything_else_stays(cell):
+    assert disarm_cell(cell) is cell

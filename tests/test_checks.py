@@ -1,0 +1,87 @@
+"""Checks of arguments and of values, and how messages name them."""
+
+import pytest
+from typer.testing import CliRunner
+
+import dross
+from dross import cli
+from dross._checks import check_installed, check_name, fit_together, fits
+from dross.errors import InvalidInput
+
+# --- A misspelt name gets a hint ---
+
+
+def test_a_known_name_is_returned():
+    assert check_name("model", "mlp", ["linear", "mlp"]) == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("linaer", " Did you mean 'linear'?"), ("transformer", "")]
+)
+def test_an_unknown_name_is_refused_with_the_closest_and_all_names(name, hint):
+    expected = f"There is no model named '{name}'.{hint} The names are: linear, mlp."
+    with pytest.raises(InvalidInput) as caught:
+        check_name("model", name, iter(["linear", "mlp"]))
+    assert str(caught.value) == expected
+
+
+# --- Messages name options, and missing packages with the command that installs them ---
+
+
+def test_a_message_names_an_option_in_one_way_for_python_and_the_command_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(InvalidInput, match="Pass its name as `label`"):
+        dross.clean(path, out=tmp_path / "out")
+    with pytest.raises(InvalidInput, match="Pass its name as `label`"):
+        CliRunner().invoke(cli.app, ["clean", str(path)], catch_exceptions=False)
+
+
+def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
+    for wrong in (0, -3, 2.5, True):
+        with pytest.raises(InvalidInput, match="check must be at least 1"):
+            dross.clean(tmp_path / "nothing.csv", "y", check=wrong, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_named_with_the_command_that_installs_it():
+    check_installed("This", "numpy")
+    with pytest.raises(
+        InvalidInput, match=r"A plot needs no_such_thing, which is .*install no_such_thing"
+    ):
+        check_installed("A plot", "numpy", "no_such_thing")
+    with pytest.raises(InvalidInput, match="needs nothing, none, which are not installed"):
+        check_installed("A plot", "nothing", "none")
+
+
+# --- Values of JSON against the types that they should have ---
+
+
+@pytest.mark.parametrize(
+    "value, hint, expected",
+    [
+        ("x", str, True),
+        (None, str, False),
+        (None, str | None, True),
+        (True, int, False),
+        (True, bool, True),
+        (3, float, True),
+        (3.5, int, False),
+        ([1, 2], list[int], True),
+        ([1, "2"], list[int], False),
+        ([[1, None]], list[list[float | None]], True),
+        ({"a": 1}, dict[str, int], True),
+        ({"a": "1"}, dict[str, int], False),
+        ([], dict[str, int], False),
+        ([{}], list, True),
+    ],
+)
+def test_values_fit_their_types(value, hint, expected):
+    assert fits(value, hint) is expected
+
+
+def test_entries_that_are_missing_fit():
+    hints = {"data": str, "seed": int}
+    assert fit_together({"data": "x", "more": []}, hints)
+    assert not fit_together({"data": "x", "seed": "1"}, hints)
+    assert not fit_together(None, hints)
