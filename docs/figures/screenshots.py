@@ -1,6 +1,6 @@
 """Make the screenshots of the docs: the review page and the report of the demo.
 
-    python docs/figures/screenshots.py [--project FOLDER]
+    python -m docs.figures.screenshots [--project FOLDER]
 
 Without a project, `dross demo` makes one first (a minute or two). Needs playwright and Chromium, as
 the tests of the page do.
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+from tests.review.review_client import serve_in_thread
 
 from dross.cleaning.project import Project
 from dross.cleaning.report import write_report
 from dross.demo import run_demo
-from dross.review.server import serve_in_thread
 
 FIGURES = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"

@@ -1,5 +1,7 @@
 """Text for messages, terminals, pages and spreadsheets."""
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -50,6 +52,19 @@ def check_encodable(name: str) -> None:
         raise InvalidInput(
             f"The name of {printable(name)} is not UTF-8. Give the file another name."
         ) from None
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON in ASCII that every reader takes, with null for nan and infinities."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")

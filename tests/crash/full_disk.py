@@ -234,7 +234,7 @@ def review(project: Path, disk: SmallDisk) -> tuple[list[str], list[tuple[str, i
     finally:
         os.kill(pid, signal.SIGTERM)
         _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the server ended with {status}"
+    assert os.WTERMSIG(status) == signal.SIGTERM, f"the server ended with {status}"
     disk.grow()
     return said, acknowledged
 

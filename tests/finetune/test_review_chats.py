@@ -6,10 +6,9 @@ from dross.cleaning.project import Project
 from dross.errors import InvalidInput
 from dross.review.listing import Filter, Listing
 from dross.review.sentences import explain_instance
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import visit, wait_for_text, wait_until
 from tests.review.conftest import browser  # noqa: F401
-from tests.review.review_client import client_of
+from tests.review.review_client import client_of, serve_in_thread
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dross.review.addresses import LOOPBACK
-from dross.review.limits import Limits
-from dross.review.server import create_app, serve_in_thread
+from dross.review.server import Keys, create_app
+from tests.review.review_client import serve_in_thread
 from tests.review.review_project import make_project
 
-TOKEN = "the token"
+TOKEN = "the-token"
 INSTANCES = 40
 SECONDS = float(os.environ.get("DROSS_FUZZ_SECONDS", 0)) / 2  # two tests share the time
 QUICK_EXAMPLES = 400
@@ -175,7 +174,7 @@ def fuzzed(tmp_path_factory):
     """A project that the requests are about, and its page as an ASGI application."""
     project = make_project(tmp_path_factory.mktemp("http") / "p", "table", INSTANCES)
     command = [sys.executable, "-S", "-c", "pass"]  # a judgement that ends at once
-    yield project, create_app(project, TOKEN, hosts=LOOPBACK, judge_command=command)
+    yield project, create_app(project, Keys(TOKEN), judge_command=command)
     project.decisions.close()
 
 
@@ -193,7 +192,7 @@ def test_no_request_breaks_the_page_and_none_that_is_refused_is_carried_out(fuzz
         if status >= 400 or (not with_token and b"x-dross-token" not in names):
             assert project.decisions.revision == before, (status, said)
         if status >= 400 and method != "HEAD" and not path.startswith("/static/"):
-            assert said.rstrip().endswith((b".", b'."}')), (status, said)
+            assert said.rstrip().endswith((b".", b'."}', b"Invalid host header")), (status, said)
         if project.decisions.revision != before:
             assert method == "POST" and path in CHANGES
             for id, (action, label) in project.decisions.current().items():
@@ -207,8 +206,7 @@ def test_no_request_breaks_the_page_and_none_that_is_refused_is_carried_out(fuzz
 
 def test_no_bytes_stop_the_server(fuzzed):
     project, _ = fuzzed
-    limits = Limits(head_seconds=0.2, body_seconds=0.2)
-    with serve_in_thread(project, limits=limits) as server:
+    with serve_in_thread(project) as server:
         port = int(server.origin.rpartition(":")[2])
         right = (
             f"POST /api/decide HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Dross-Token: {server.token}\r\n"
@@ -223,7 +221,7 @@ def test_no_bytes_stop_the_server(fuzzed):
                 connection.sendall(sent)
                 answer = receive_all(connection)
             assert answer[9:10] in (b"", b"2", b"4"), (sent, answer)
-            if not answer.startswith(b"HTTP/1.1 200"):
+            if answer and not answer.startswith(b"HTTP/1.1 200"):
                 assert project.decisions.revision == before, (sent, answer)
 
         places = st.integers(0, len(right))
@@ -266,12 +264,13 @@ async def ask(app, method, path, query, sent, body):
 
 
 def receive_all(connection):
-    """Everything until the other side closes, in order or not."""
+    """Everything until the other side closes, or waits for the rest of a request."""
+    connection.settimeout(0.3)
     pieces = []
     try:
         while piece := connection.recv(65536):
             pieces.append(piece)
-    except ConnectionResetError:
+    except (ConnectionResetError, TimeoutError):
         pass
     return b"".join(pieces)
 

@@ -15,15 +15,14 @@ import dross
 from dross.cleaning.decisions import Decisions
 from dross.cleaning.project import Project
 from dross.errors import DrossError
-from dross.review.addresses import LOOPBACK
-from dross.review.server import create_app
+from dross.review.server import Keys, create_app
 from tests.cleaning.made_inputs import QUICK, small_table
 from tests.fuzz.effort import rounds
 from tests.fuzz.mutate import damage
 from tests.quick_cleaning import quick_cleaning
 
 HANG = 60  # seconds for one example, which takes a fraction of one
-TOKEN = "the token"
+TOKEN = "the-token"
 ADDRESSES = [
     "/api/project",
     "/api/list?tab=all",
@@ -90,7 +89,7 @@ def review(folder):
     """What the page's server answers; one that refuses answers with a sentence."""
     project = Project.open(folder / "run")
     try:
-        app = create_app(project, TOKEN, hosts=LOOPBACK)
+        app = create_app(project, Keys(TOKEN))
         return asyncio.run(ask(app))
     finally:
         close(project)

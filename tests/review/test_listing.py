@@ -30,7 +30,7 @@ def test_every_filter_keeps_what_it_says(page, shared_project):
     assert ask(q="ROW 17") >= {15}
     assert ask(q="nothing has this") == set()
     assert page.get("/api/list", params={"state": "maybe"}).status_code == 400
-    assert "not a number" in page.get("/api/list", params={"min": "low"}).json()["error"]
+    assert page.get("/api/list", params={"min": "low"}).status_code == 400
 
 
 def test_filters_on_decisions_follow_them(fresh):

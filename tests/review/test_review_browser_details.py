@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from dross.cleaning.project import Project
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import focused_id, reload, selected_id, visit, wait_until
-from tests.review.review_client import client_of
+from tests.review.review_client import client_of, serve_in_thread
 from tests.review.review_project import make_project
 from tests.review.test_review_browser_views import AXE, check_with_axe
 

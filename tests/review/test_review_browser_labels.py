@@ -2,7 +2,6 @@
 
 import pytest
 
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import (
     reload,
     selected_id,
@@ -12,6 +11,7 @@ from tests.review.browser_page import (
     wait_until_saved,
 )
 from tests.review.checks_project import add_checks
+from tests.review.review_client import serve_in_thread
 from tests.review.review_project import make_project
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dross.cleaning.project import Project
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
@@ -16,6 +15,7 @@ from tests.review.browser_page import (
     wait_until,
     wait_until_saved,
 )
+from tests.review.review_client import serve_in_thread
 from tests.review.review_project import make_project
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from dross._text import printable
 from dross.cleaning.project import Project
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import (
     decisions_on_disk,
     focused_id,
@@ -23,6 +22,7 @@ from tests.review.browser_page import (
     wait_until,
     wait_until_saved,
 )
+from tests.review.review_client import serve_in_thread
 from tests.review.review_project import (
     HOSTILE,
     judge_command,

@@ -5,7 +5,6 @@ import pytest
 
 from dross.cleaning.duplicates import FILE, Copies, join_content
 from dross.cleaning.project import Project
-from dross.review.server import serve_in_thread
 from tests.review.browser_page import (
     decisions_on_disk,
     selected_id,
@@ -14,7 +13,7 @@ from tests.review.browser_page import (
     wait_until,
     wait_until_saved,
 )
-from tests.review.review_client import client_of
+from tests.review.review_client import client_of, serve_in_thread
 from tests.review.review_project import HOSTILE, make_project
 
 

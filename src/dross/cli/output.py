@@ -1,8 +1,5 @@
 """What the commands print: verdicts, findings and recorded runs."""
 
-import json
-import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._text import printable
+from .._text import printable, to_json
 
 if TYPE_CHECKING:
     from ..cleaning.project import Project
@@ -51,16 +48,8 @@ def choose_say(quiet: bool, as_json: bool) -> Say:
 
 
 def print_json(values: dict[str, Any]) -> None:
-    """Print one JSON object on stdout, with null for numbers that are not finite."""
-    sys.stdout.write(json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Print one JSON object on stdout."""
+    print(to_json(values, indent=2))
 
 
 def print_findings(project: "Project") -> None:

@@ -1,72 +1,134 @@
 """What the page asks for and changes, as JSON.
 
-A request is read whole and checked before anything is done; a change is answered when it is on
-disk.
+Every request has a schema here. It is read whole and checked before anything is done; a change is
+answered when it is on disk.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
+from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..cleaning.chats import CHATS
-from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event, group_by_decision
+from .._text import to_json
+from ..cleaning.decisions import TRAIN, VALIDATION, Decision, Event
 from ..cleaning.findings import is_share, name_measure
 from ..cleaning.project import Project
 from ..cleaning.reopen import needed_code
+from ..cleaning.task import read_learnable
 from ..errors import CorruptFile, InvalidInput
-from .answers import JSONAnswer
-from .class_balance import class_warnings
 from .judge_process import JudgeProcess
 from .label_checks import LabelChecks
-from .limits import MAX_BODY_BYTES
-from .listing import MAX_LISTED, Filter, Listing
-from .originals import Originals
-from .recommended import PICTURE, RecommendedPlan
-from .requests import (
-    CancelRequest,
-    Change,
-    DecideRequest,
-    JudgeRequest,
-    PreviewRequest,
-    UndoRequest,
-    describe,
-    is_learnable,
-    parse_count,
-    query_count,
-    query_text,
-    read_request,
-)
+from .listing import MAX_LISTED, Filter, Listing, read_original
+from .plan import PICTURE, RecommendedPlan, class_warnings
 from .sentences import explain_instance
 
+MAX_BODY_BYTES = 8 * 2**20  # decisions about a million instances
 _MAX_ITEMS = 500  # in one answer
 _JSON = dict[str, Any]
-_Request = TypeVar("_Request")
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+
+_Count = Annotated[int, Meta(ge=0, lt=10**15)]
+_ShortText = Annotated[str, Meta(max_length=200)]
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One action about some instances; whether they exist is checked later."""
+
+    action: Literal["keep", "remove", "relabel", "undecided"]
+    label: str | None
+    ids: Annotated[list[_Count], Meta(min_length=1)]
+
+
+_Changes = Annotated[list[Change], Meta(min_length=1)]
+
+
+class NoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing but the address."""
+
+
+class PreviewRequest(NoRequest, frozen=True):
+    """What would these decisions do?"""
+
+    changes: _Changes
+
+
+class UndoRequest(NoRequest, frozen=True, kw_only=True):
+    """Undo or redo the latest decision of a person ("": of anybody)."""
+
+    revision: _Count  # what the page knows
+    who: _ShortText = ""
+    once: _ShortText = ""
+
+
+class DecideRequest(UndoRequest, frozen=True, kw_only=True):
+    """Decide about some instances."""
+
+    changes: _Changes
+    why: _ShortText = ""
+
+
+class JudgeRequest(NoRequest, frozen=True):
+    """Start a judgement."""
+
+    seeds: _Count
+    quick: bool = False
+
+
+class ProjectQuery(msgspec.Struct, frozen=True):
+    """The project, as one person sees it."""
+
+    who: _ShortText = ""
+
+
+class SinceQuery(ProjectQuery, frozen=True, kw_only=True):
+    """What changed after a revision?"""
+
+    revision: _Count
+
+
+class ItemsQuery(msgspec.Struct, frozen=True):
+    """Several instances, as a list shows them."""
+
+    ids: str  # with commas between them
+
+
+class WhyQuery(msgspec.Struct, frozen=True):
+    """One instance, with all that is known about it."""
+
+    id: _Count
+
+
+class JSONAnswer(JSONResponse):
+    """An answer that every browser can read, whatever the data hold."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the content as bytes."""
+        return to_json(content).encode()
 
 
 class Api:
     """The answers to the page's requests about one project.
 
-    A method that answers a GET takes the parameters of the address, one that answers a POST takes
-    a request of requests.py. `who` is the name that a person gave on the page, or "": undo and
-    redo are about that person's decisions, or anybody's.
+    `who` is the name that a person gave on the page, or "": undo and redo are about that person's
+    decisions, or anybody's.
     """
 
-    def __init__(self, project: Project, judge_process: JudgeProcess, *, body_seconds: float):
-        self.project, self.judge_process = project, judge_process
-        self.body_seconds = body_seconds
+    def __init__(self, project: Project, judge_process: JudgeProcess):
+        self.project = project
+        self.judge_process = judge_process
         self.decisions = project.decisions
         self.listing = Listing(project)
         self.checks = LabelChecks(self.listing)
         self.labels = [str(label) for label in project.instances["label"]]
         self.regression = project.about["task"] == "regression"
         self.plan = RecommendedPlan(project)
-        self.originals = Originals(project)
 
     @property
     def routes(self) -> list[Route]:
@@ -74,20 +136,20 @@ class Api:
         undo = lambda request: self._repeat(self.decisions.undo, request)
         redo = lambda request: self._repeat(self.decisions.redo, request)
         return [
-            _get("/api/project", self.describe_project),
-            _get("/api/list", self.list_ids),
-            _get("/api/items", self.list_items),
-            _get("/api/why", self.explain),
-            _get("/api/since", self.changes_since),
-            _get("/api/verdicts", lambda query: {"verdicts": self.project.verdicts()}),
-            _get("/api/judge", lambda query: self.judge_process.status()),
-            self._post("/api/decide", DecideRequest, self.decide),
-            self._post("/api/plan", UndoRequest, self.take_plan),
-            self._post("/api/preview", PreviewRequest, self.preview),
-            self._post("/api/undo", UndoRequest, undo),
-            self._post("/api/redo", UndoRequest, redo),
-            self._post("/api/judge", JudgeRequest, self.start_judging),
-            self._post("/api/judge/cancel", CancelRequest, self.cancel_judging),
+            _get("/api/project", ProjectQuery, self.describe_project),
+            _get("/api/list", Filter, self.list_ids),
+            _get("/api/items", ItemsQuery, self.list_items),
+            _get("/api/why", WhyQuery, self.explain),
+            _get("/api/since", SinceQuery, self.changes_since),
+            _get("/api/verdicts", NoRequest, lambda query: {"verdicts": self.project.verdicts()}),
+            _get("/api/judge", NoRequest, lambda query: self.judge_process.status()),
+            _post("/api/decide", DecideRequest, self.decide),
+            _post("/api/plan", UndoRequest, self.take_plan),
+            _post("/api/preview", PreviewRequest, self.preview),
+            _post("/api/undo", UndoRequest, undo),
+            _post("/api/redo", UndoRequest, redo),
+            _post("/api/judge", JudgeRequest, self.start_judging),
+            _post("/api/judge/cancel", NoRequest, self.cancel_judging),
             Route(PICTURE, self.send_plans),
             Route("/picture/{part}/{id}", self.send_picture),
             Route("/picture/original/{part}/{id}", self.send_original),
@@ -95,7 +157,7 @@ class Api:
 
     # Reading
 
-    def describe_project(self, query: Mapping[str, str]) -> _JSON:
+    def describe_project(self, query: ProjectQuery) -> _JSON:
         """Return what does not change, every decision so far, and how far the review is."""
         about = self.project.about
         # Read the revision first: a decision that comes in between is sent twice, not left out.
@@ -109,40 +171,39 @@ class Api:
             "classes": self.project.classes,
             "layout": self.listing.layout,
             "origins": about.get("origins", []),
-            "token_scale": self.listing.tokens.scale if self.listing.layout == CHATS else 0,
+            "token_scale": self.listing.token_scale,
             "columns": self.listing.columns,
             "trusted": about.get("checked_labels", {}).get("trusted", False),
             "decisions": self._decision_rows({TRAIN: current, VALIDATION: self._checked()}),
         }
-        return described | self._review_state(revision, current, query_text(query, "who"))
+        return described | self._review_state(revision, current, query.who)
 
-    def list_ids(self, query: Mapping[str, str]) -> _JSON:
+    def list_ids(self, wanted: Filter) -> _JSON:
         """Return the ids alone, in order. The page keeps them: a list must not move while used."""
-        wanted = Filter.from_query(query)
         if wanted.tab == VALIDATION:
             ids = self.checks.list_numbers(wanted, self._checked())
         else:
             ids = self.listing.ids(wanted, self.decisions.current())
         return {"ids": ids[:MAX_LISTED], "total": len(ids)}
 
-    def list_items(self, query: Mapping[str, str]) -> _JSON:
+    def list_items(self, query: ItemsQuery) -> _JSON:
         """Return what the list shows of these instances."""
-        ids = [parse_count(id, "id") for id in query.get("ids", "").split(",")[:_MAX_ITEMS]]
+        with _refusing_misfits():
+            ids = msgspec.convert(query.ids.split(",")[:_MAX_ITEMS], list[_Count], strict=False)
         item = lambda id: (self.listing if id < len(self.labels) else self.checks).item(id)
         return {"items": [item(id) for id in ids if id < self._count]}
 
-    def explain(self, query: Mapping[str, str]) -> _JSON:
+    def explain(self, query: WhyQuery) -> _JSON:
         """Return why an instance is in the list."""
-        id = query_count(query, "id")
-        if len(self.labels) <= id < self._count:
-            return self.checks.explain(id)
-        return explain_instance(self.listing, id)
+        if len(self.labels) <= query.id < self._count:
+            return self.checks.explain(query.id)
+        return explain_instance(self.listing, query.id)
 
-    def changes_since(self, query: Mapping[str, str]) -> _JSON:
+    def changes_since(self, query: SinceQuery) -> _JSON:
         """Return what changed after a revision, and how the judgement is getting on."""
-        known, who = query_count(query, "revision"), query_text(query, "who")
-        self._check_revision(known)
-        return self._changes_since(known, who) | {"judge": self.judge_process.status()}
+        self._check_revision(query.revision)
+        changes = self._changes_since(query.revision, query.who)
+        return changes | {"judge": self.judge_process.status()}
 
     def send_picture(self, request: Request) -> Response:
         """Send a small copy of the picture of an instance as PNG."""
@@ -150,7 +211,7 @@ class Api:
 
     def send_original(self, request: Request) -> Response:
         """Send the picture of an instance in its own size as PNG."""
-        return _send_picture(request, self.originals.read)
+        return _send_picture(request, lambda part, id: read_original(self.project, part, id))
 
     def send_plans(self, request: Request) -> Response:
         """Send the picture of the plans that competed as SVG."""
@@ -175,13 +236,12 @@ class Api:
             raise InvalidInput(
                 "It is recommended to change nothing, so there is no plan to accept."
             )
-        groups = group_by_decision(self.plan.changes)
-        changes = self._check_changes([Change(*group) for group in groups])
         self._check_revision(request.revision)
-        who, once = request.who, request.once or None
-        event = self.decisions.record_undecided(changes, who, "the recommended plan", once)
+        event = self.decisions.record_undecided(
+            self.plan.changes, request.who, "the recommended plan", request.once or None
+        )
         taken = 0 if event is None else len(event.changes)
-        return self._changes_since(request.revision, who) | {"taken": taken}
+        return self._changes_since(request.revision, request.who) | {"taken": taken}
 
     def preview(self, request: PreviewRequest) -> _JSON:
         """Return what a bulk decision would do, before it is confirmed."""
@@ -218,7 +278,7 @@ class Api:
                 f"again with {flags}."
             )
 
-    def cancel_judging(self, request: CancelRequest) -> _JSON:
+    def cancel_judging(self, request: NoRequest) -> _JSON:
         """Stop the judgement that was started from the page."""
         self.judge_process.cancel()
         return self.judge_process.status()
@@ -254,10 +314,10 @@ class Api:
     def _check_label(self, label: str) -> None:
         if not self.regression:
             if label not in self.project.classes:
-                raise InvalidInput(f"{describe(label)} is not a class of this data.")
-        elif not is_learnable(label):
+                raise InvalidInput(f"{label!r:.60} is not a class of this data.")
+        elif label != label.strip() or read_learnable(label) is None:
             raise InvalidInput(
-                f"{describe(label)} is not a number that a model can learn. Give the new value "
+                f"{label!r:.60} is not a number that a model can learn. Give the new value "
                 "as a number, such as 3.5."
             )
 
@@ -326,46 +386,53 @@ class Api:
         one_class = self.project.about["task"] != "classification"
         return class_warnings(self.labels, decisions, regression=one_class)
 
-    def _post(self, path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
-        def read_and_answer(body: bytes) -> Response:
-            return JSONAnswer(answer(read_request(kind, body)))
 
-        async def endpoint(request: Request) -> Response:
-            body = await _read_body(request, self.body_seconds)
-            return await run_in_threadpool(read_and_answer, body)
-
-        return Route(path, endpoint, methods=["POST"])
-
-
-async def _read_body(request: Request, seconds: float) -> bytes:
-    """All of the body, if it is not too long and does not take too long."""
-    pieces, size = [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"A request is limited to {MAX_BODY_BYTES:,} bytes.")
-    except TimeoutError:
-        sentence = f"The rest of the request did not come within {seconds:g} s."
-        raise HTTPException(408, sentence, {"Connection": "close"}) from None
-    except ClientDisconnect:
-        raise HTTPException(400, "The request ended before it was complete.") from None
-    return b"".join(pieces)
-
-
-def _get(path: str, answer: Callable[[Mapping[str, str]], _JSON]) -> Route:
+def _get(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
     def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
-        return JSONAnswer(answer(request.query_params))
+        with _refusing_misfits():
+            query = msgspec.convert(dict(request.query_params), kind, strict=False)
+        return JSONAnswer(answer(query))
 
     return Route(path, endpoint, methods=["GET"])
 
 
+def _post(path: str, kind: type[_Request], answer: Callable[[_Request], _JSON]) -> Route:
+    def read_and_answer(body: bytes) -> Response:
+        with _refusing_misfits():
+            sent = msgspec.json.decode(body, type=kind)
+        return JSONAnswer(answer(sent))
+
+    async def endpoint(request: Request) -> Response:
+        body = await _read_body(request)
+        return await run_in_threadpool(read_and_answer, body)
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+@contextmanager
+def _refusing_misfits() -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"The request is not valid: {error}.") from None
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                raise HTTPException(413, f"A request is limited to {MAX_BODY_BYTES:,} bytes.")
+    except ClientDisconnect:
+        raise HTTPException(400, "The request ended before it was complete.") from None
+    return bytes(body)
+
+
 def _send_picture(request: Request, read: Callable[[str, int], bytes | None]) -> Response:
-    part, id = request.path_params["part"], request.path_params["id"]
+    id = request.path_params["id"]
     is_id = id.isascii() and id.isdecimal() and len(id) < 10
-    picture = read(part, int(id)) if is_id else None
+    picture = read(request.path_params["part"], int(id)) if is_id else None
     if picture is None:
         return JSONAnswer({"error": "There is no such picture in this folder."}, 404)
     return Response(picture, media_type="image/png")

@@ -17,7 +17,7 @@ from ..cleaning.explain import name_label
 from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..errors import InvalidInput
-from .listing import Filter, Listing, finite_or_none
+from .listing import Filter, Listing, Searched
 from .sentences import format_percent, full_content
 
 _SAID = {
@@ -82,36 +82,18 @@ class LabelChecks:
 
     def list_numbers(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """What passes the filter: those to check in their order, then what is checked."""
-        table, keep = self._table, self._matches(wanted.search)
+        table = self._table
         rank = table["rank"].to_numpy(int)
         wrong = 100 * np.nan_to_num(table["wrong"].to_numpy(float))  # as the page shows it
+        keep = self._searched.matches(wanted, wrong, decisions)
         decided = np.isin(np.arange(len(table)), list(decisions))
         keep &= (rank >= 0) | decided | (table["checked"].to_numpy(object) != "")
-        keep &= (wrong >= wanted.lowest) & (wrong <= wanted.highest)
-        label, prediction = (table[name].to_numpy(object) for name in ("label", "prediction"))
-        if wanted.label:
-            keep &= label == wanted.label
-        if wanted.prediction:
-            keep &= (label == prediction) == (wanted.prediction == "agrees")
-            keep &= prediction != ""  # of what was left out, nothing is predicted
-        if wanted.state in ("decided", "undecided"):
-            keep &= decided == (wanted.state == "decided")
-        elif wanted.state:
-            ids = [id for id, (action, _) in decisions.items() if action == wanted.state]
-            keep &= np.isin(np.arange(len(table)), ids)
         order = np.lexsort((rank, rank < 0))
         return [self.number(VALIDATION, place) for place in order[keep[order]].tolist()]
 
-    def _matches(self, search: str) -> np.ndarray:
-        return np.fromiter((search in text for text in self._texts), bool, len(self._texts))
-
     @cached_property
-    def _texts(self) -> list[str]:
-        table, content = self._table, self._content
-        columns = [table[name] for name in ("source", "label", "prediction")]
-        columns += [content[name] for name in content.columns]
-        rows = zip(*(column.to_list() for column in columns))
-        return ["\n".join(str(value) for value in row if value is not None).lower() for row in rows]
+    def _searched(self) -> Searched:
+        return Searched(self._table, self._content)
 
     @cached_property
     def _content(self) -> Frame:
@@ -131,8 +113,8 @@ class LabelChecks:
             "source": str(row["source"]),
             "label": name_label(row["label"], self.project.about),
             "prediction": name_label(row["prediction"], self.project.about),
-            "probability": finite_or_none(row["probability"]),
-            "wrong": finite_or_none(row["wrong"]),
+            "probability": float(row["probability"]),
+            "wrong": float(row["wrong"]),
             "effect": None,
             "action": KEEP,
             "confidence": None,

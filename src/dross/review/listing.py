@@ -1,11 +1,13 @@
 """Which instances a list shows, and how each looks in it."""
 
+import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from .._checks import fits
@@ -14,55 +16,87 @@ from ..cleaning.decisions import Decision
 from ..cleaning.duplicates import mark_copy
 from ..cleaning.explain import UnusualCells, format_cell, name_label
 from ..cleaning.findings import is_share
+from ..cleaning.images import load_picture
+from ..cleaning.inputs import picture_root
+from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..cleaning.project import Project
+from ..cleaning.reopen import names_code, read_request
 from ..cleaning.tables import infer_columns
-from ..errors import InvalidInput
-from .chats import ChatTokens
+from ..errors import DrossError
 
-TABS = ("plan", "harmful", "mislabelled", "validation", "copies", "all")
 MAX_LISTED = 100_000  # browsers cannot scroll much further
 _MAX_COLUMNS = 30
 _MAX_COLUMN_WIDTH = 26  # characters
-_MAX_TEXT = 420  # characters
+_MAX_EXCERPT = 420  # characters, in the list
+_MAX_CHAT = 20_000  # characters, in the panel
 _SAMPLED_ROWS = 500  # to measure the widths of columns
+_STRONG = 98  # the percentile of the effects of tokens that has the strongest colour
+_MAX_SIDE = 4096  # pixels of a picture; browsers and people see no more at once
+
+Token = tuple[str, float | None]  # its text, and its effect in percent; None: it is not learned
 
 
-@dataclass(frozen=True)
-class Filter:
-    """What a list is to show."""
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list is to show, as the address says it."""
 
-    tab: str = "harmful"
-    label: str = ""
-    prediction: str = ""  # "differs" from the label, or "agrees" with it
-    state: str = ""  # undecided, decided, keep, remove, relabel
-    lowest: float = -math.inf
-    highest: float = math.inf
-    search: str = ""
+    tab: Literal["plan", "harmful", "mislabelled", "validation", "copies", "all"] = "harmful"
+    label: str = msgspec.field(default="", name="class")
+    prediction: Literal["", "differs", "agrees"] = ""
+    state: Literal["", "undecided", "decided", "keep", "remove", "relabel"] = ""
+    lowest: float = msgspec.field(default=-math.inf, name="min")
+    highest: float = msgspec.field(default=math.inf, name="max")
+    search: str = msgspec.field(default="", name="q")
     origin: str = ""  # of chats: where an example is from
 
-    @staticmethod
-    def from_query(query: Mapping[str, str]) -> "Filter":
-        """Read a filter from the parameters of an address."""
-        wanted = Filter(
-            query.get("tab") or "harmful",
-            query.get("class", ""),
-            query.get("prediction", ""),
-            query.get("state", ""),
-            _read_bound(query.get("min"), -math.inf),
-            _read_bound(query.get("max"), math.inf),
-            query.get("q", "").strip().lower(),
-            query.get("origin", ""),
-        )
-        for value, known in (
-            (wanted.tab, TABS),
-            (wanted.prediction, ("", "differs", "agrees")),
-            (wanted.state, ("", "undecided", "decided", "keep", "remove", "relabel")),
-        ):
-            if value not in known:
-                names = ", ".join(known).strip(", ")
-                raise InvalidInput(f"{value[:50]!r} is not a filter; use one of {names}.")
-        return wanted
+
+class Searched:
+    """A table of instances in which a list can be filtered.
+
+    Arguments:
+        table: Has the columns source, label and prediction, and a row for each place.
+        content: What the instances look like, in the same order.
+    """
+
+    def __init__(self, table: Frame, content: Frame):
+        self.table = table
+        self.content = content
+
+    def matches(
+        self, wanted: Filter, shown: np.ndarray, decisions: Mapping[int, Decision]
+    ) -> np.ndarray:
+        """Which instances pass the filters that all lists have, bool [N].
+
+        Arguments:
+            wanted: The filters.
+            shown: What `lowest` and `highest` are about, [N].
+            decisions: By the place of the instance.
+        """
+        keep = (shown >= wanted.lowest) & (shown <= wanted.highest)
+        search = wanted.search.strip().lower()
+        if search:
+            keep &= np.fromiter((search in text for text in self._texts), bool, len(keep))
+        label = self.table["label"].to_numpy(object)
+        prediction = self.table["prediction"].to_numpy(object)
+        if wanted.label:
+            keep &= label == wanted.label
+        if wanted.prediction:
+            keep &= (label == prediction) == (wanted.prediction == "agrees")
+            keep &= prediction != ""  # nothing is predicted of what was left out
+        if wanted.state:
+            undecided = wanted.state == "undecided"
+            either = undecided or wanted.state == "decided"
+            ids = [id for id, (action, _) in decisions.items() if either or action == wanted.state]
+            keep &= np.isin(np.arange(len(keep)), ids) != undecided
+        return keep
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """Everything that can be searched in each instance."""
+        columns = [self.table[name] for name in ("source", "label", "prediction")]
+        columns += [self.content[name] for name in self.content.columns]
+        rows = zip(*(column.to_list() for column in columns))
+        return ["\n".join(str(value) for value in row if value is not None).lower() for row in rows]
 
 
 class Listing:
@@ -74,10 +108,10 @@ class Listing:
     @cached_property
     def layout(self) -> str:
         """How instances are shown: images, text, table or chats."""
-        kind, columns = self.project.about["kind"], list(self.project.content.columns)
+        kind = self.project.about["kind"]
         if kind in ("images", "text", "table", CHATS):
             return kind
-        if columns == ["text"]:
+        if list(self.project.content.columns) == ["text"]:
             return "text"
         return "images" if (self.project.folder / "pictures").is_dir() else "table"
 
@@ -88,13 +122,12 @@ class Listing:
             return []
         content = self.project.content
         sample = content.iloc[:: max(1, len(content) // _SAMPLED_ROWS)]
-        width = lambda name: max(
-            len(str(name)), *(len(format_cell(value) or "missing") for value in sample[name]), 3
-        )
-        return [
-            {"name": str(name), "width": min(width(name), _MAX_COLUMN_WIDTH)}
-            for name in content.columns[:_MAX_COLUMNS]
-        ]
+        columns = []
+        for name in content.columns[:_MAX_COLUMNS]:
+            cells = [format_cell(value) or "missing" for value in sample[name]]
+            width = max(3, len(str(name)), *map(len, cells))
+            columns.append({"name": str(name), "width": min(width, _MAX_COLUMN_WIDTH)})
+        return columns
 
     @cached_property
     def percent_of_score(self) -> float:
@@ -103,63 +136,56 @@ class Listing:
 
     def ids(self, wanted: Filter, decisions: Mapping[int, Decision]) -> list[int]:
         """Return the ids that pass the filter, in the order of its tab."""
-        keep = self._matches(wanted.search)
-        unit = self.percent_of_score
-        keep &= (unit * self._score >= wanted.lowest) & (unit * self._score <= wanted.highest)
-        if wanted.label:
-            keep &= self._label == wanted.label
+        rows = self.project.instances
+        score = rows["score"].to_numpy(float)
+        keep = self._searched.matches(wanted, self.percent_of_score * score, decisions)
         if wanted.origin and self.layout == CHATS:
-            keep &= self.project.instances["origin"].to_numpy(object) == wanted.origin
-        if wanted.prediction:
-            keep &= (self._label == self._prediction) == (wanted.prediction == "agrees")
-        if wanted.state:
-            keep &= self._is_in_state(wanted.state, decisions)
-        if wanted.tab == "harmful":
-            keep &= self._score < 0
-        if wanted.tab == "mislabelled":
-            keep &= self._mislabel_rank >= 0
-        if wanted.tab == "plan":
-            keep &= self._in_plan
+            keep &= rows["origin"].to_numpy(object) == wanted.origin
+        order = np.argsort(rows["harm_rank"].to_numpy(int), kind="stable")
         if wanted.tab == "copies":
-            copied = np.array(self.project.copies.ids(), dtype=int)
-            return copied[keep[copied]].tolist()
-        orders = {"mislabelled": self._by_mislabel_rank, "plan": self._by_confidence}
-        order = orders.get(wanted.tab, self._by_harm_rank)
+            order = np.array(self.project.copies.ids(), dtype=int)
+        elif wanted.tab == "harmful":
+            keep &= score < 0
+        elif wanted.tab == "mislabelled":
+            rank = rows["mislabel_rank"].to_numpy(int)
+            keep &= rank >= 0
+            order = np.argsort(rank, kind="stable")
+        elif wanted.tab == "plan":  # the least sure first: a person should look at them
+            keep &= rows["action"].to_numpy(object) != KEEP
+            order = order[np.argsort(rows["confidence"].to_numpy(float)[order], kind="stable")]
         return order[keep[order]].tolist()
+
+    @cached_property
+    def _searched(self) -> Searched:
+        return Searched(self.project.instances, self.project.content)
 
     def item(self, id: int) -> dict[str, Any]:
         """Return what the list shows of an instance, as JSON."""
         row = self.project.instances.loc[id].to_dict()  # cells are looked up ten times faster
+        if self.layout == CHATS:
+            content = {"tokens": self.excerpt(id), "origin": str(row["origin"])}
+        else:
+            content = self.short_content(self.project.content.loc[id], self.project.why(id))
         return {
             "id": id,
             "source": str(row["source"]),
             "label": name_label(row["label"], self.project.about),
             "prediction": name_label(row["prediction"], self.project.about),
-            "probability": finite_or_none(row["probability"]),
-            "effect": finite_or_none(self.percent_of_score * row["score"]),
+            "probability": float(row["probability"]),
+            "effect": self.percent_of_score * row["score"],
             "action": str(row["action"]),
-            "confidence": finite_or_none(row["confidence"]),
-            "wrong": finite_or_none(row["wrong"]),
+            "confidence": float(row["confidence"]),
+            "wrong": float(row["wrong"]),
             "harmful_in": int(row["harmful_in"]),
             "learned_in": int(row["learned_in"]),
             "copy": mark_copy(self.project.copies, id),
-        } | self._short_content(id, row)
-
-    @cached_property
-    def tokens(self) -> ChatTokens:
-        """The tokens of chats."""
-        return ChatTokens(self.project)
-
-    def _short_content(self, id: int, row: Any) -> dict[str, Any]:
-        if self.layout == CHATS:
-            return {"tokens": self.tokens.excerpt(id), "origin": str(row["origin"])}
-        return self.short_content(self.project.content.loc[id], self.project.why(id))
+        } | content
 
     def short_content(self, content: Any, why: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the list shows of the content of an instance of any part, as JSON."""
         if self.layout == "text":
-            text, words = str(content["text"]), why["words"]
-            return {"text": _excerpt(text, [word for word, _ in words]), "words": words}
+            words = why["words"]
+            return {"text": _excerpt(str(content["text"]), words), "words": words}
         if self.layout == "images":
             return {}
         row = content.to_dict()
@@ -174,90 +200,87 @@ class Listing:
     def _unusual_cells(self) -> UnusualCells:
         """What is usual in each column of the training part, worked out once."""
         said, content = self.project.about.get("columns"), self.project.content
-        entries: Any = said if fits(said, list[dict[str, str]]) else []  # earlier versions: none
+        entries: Any = said if fits(said, list[dict[str, str]]) else []
         kinds = {entry.get("name", ""): entry.get("kind", "") for entry in entries}
         return UnusualCells(content, infer_columns(content, kinds))
 
-    def _is_in_state(self, state: str, decisions: Mapping[int, Decision]) -> np.ndarray:
-        """bool [N]"""
-        if state in ("decided", "undecided"):
-            ids = list(decisions)
-        else:
-            ids = [id for id, (action, _) in decisions.items() if action == state]
-        chosen = np.zeros(len(self._score), bool)
-        chosen[ids] = True
-        return ~chosen if state == "undecided" else chosen
-
-    def _matches(self, search: str) -> np.ndarray:
-        """bool [N]"""
-        if not search:
-            return np.ones(len(self._score), bool)
-        return np.fromiter((search in text for text in self._texts), bool, len(self._texts))
+    # --- chats ---
 
     @cached_property
-    def _texts(self) -> list[str]:
-        """Everything that can be searched in each instance."""
-        instances, content = self.project.instances, self.project.content
-        columns = [instances[name] for name in ("source", "label", "prediction")]
-        columns += [content[name] for name in content.columns]
-        rows = zip(*(column.to_list() for column in columns))
-        return ["\n".join(str(value) for value in row if value is not None).lower() for row in rows]
+    def token_scale(self) -> float:
+        """The effect in percent that has the strongest colour; 0 where nothing has tokens."""
+        if self.layout != CHATS:
+            return 0.0
+        effects = np.concatenate([np.asarray(row, float) for row in self.project.tokens["effects"]])
+        sizes = np.abs(100 * effects[~np.isnan(effects)])
+        return float(np.percentile(sizes, _STRONG)) if len(sizes) else 0.0
 
-    @cached_property
-    def _score(self) -> np.ndarray:
-        return self.project.instances["score"].to_numpy(float)
+    def excerpt(self, id: int) -> list[Token]:
+        """The tokens around the beginning of the first answer of a chat."""
+        tokens = self._tokens(id)
+        first = next((k for k, (_, effect) in enumerate(tokens) if effect is not None), 0)
+        start = 0
+        while start < first and sum(len(text) for text, _ in tokens[start:first]) > 200:
+            start += 1
+        shown = _cut(tokens[start:], _MAX_EXCERPT)
+        head: list[Token] = [("… ", None)] if start else []
+        tail: list[Token] = [(" …", None)] if start + len(shown) < len(tokens) else []
+        return head + shown + tail
 
-    @cached_property
-    def _label(self) -> np.ndarray:
-        return self.project.instances["label"].to_numpy(object)
+    def whole_chat(self, id: int) -> list[Token]:
+        """The tokens of a chat, up to a length that a browser shows at once."""
+        return _cut(self._tokens(id), _MAX_CHAT)
 
-    @cached_property
-    def _prediction(self) -> np.ndarray:
-        return self.project.instances["prediction"].to_numpy(object)
-
-    @cached_property
-    def _mislabel_rank(self) -> np.ndarray:
-        return self.project.instances["mislabel_rank"].to_numpy(int)
-
-    @cached_property
-    def _by_harm_rank(self) -> np.ndarray:
-        return np.argsort(self.project.instances["harm_rank"].to_numpy(int), kind="stable")
-
-    @cached_property
-    def _in_plan(self) -> np.ndarray:
-        return self.project.instances["action"].to_numpy(object) != KEEP
-
-    @cached_property
-    def _by_confidence(self) -> np.ndarray:
-        """The least sure first: they are what a person should look at."""
-        sure = self.project.instances["confidence"].to_numpy(float)[self._by_harm_rank]
-        return self._by_harm_rank[np.argsort(sure, kind="stable")]
-
-    @cached_property
-    def _by_mislabel_rank(self) -> np.ndarray:
-        return np.argsort(self._mislabel_rank, kind="stable")
+    def _tokens(self, id: int) -> list[Token]:
+        row = self.project.tokens.loc[id]
+        number = lambda effect: None if effect != effect else float(f"{100 * effect:.3g}")
+        return [(str(text), number(effect)) for text, effect in zip(row["texts"], row["effects"])]
 
 
-def finite_or_none(value: Any) -> float | None:
-    """Return a number that JSON can hold, or None for one that is missing or not finite."""
-    return float(value) if value is not None and math.isfinite(value) else None
+def _cut(tokens: list[Token], letters: int) -> list[Token]:
+    kept, length = [], 0
+    for text, effect in tokens:
+        length += len(text)
+        if length > letters:
+            break
+        kept.append((text, effect))
+    return kept
 
 
-def _read_bound(text: str | None, default: float) -> float:
-    try:
-        bound = float(text) if text else default
-    except ValueError:
-        bound = math.nan
-    if math.isnan(bound):
-        raise InvalidInput(f"{str(text)[:50]!r} is not a number. Write a score as 0.001 or -2e-4.")
-    return bound
-
-
-def _excerpt(text: str, words: list[str]) -> str:
+def _excerpt(text: str, words: list[list[Any]]) -> str:
     """The beginning, or what surrounds the first word that matters if that is further down."""
     lower = text.lower()
-    found = [place for place in (lower.find(str(word).lower()) for word in words) if place >= 0]
+    found = [place for word, _ in words if (place := lower.find(str(word).lower())) >= 0]
     start = min(found, default=0)
-    start = 0 if start < _MAX_TEXT // 2 else start - 60
-    end = start + _MAX_TEXT
+    start = 0 if start < _MAX_EXCERPT // 2 else start - 60
+    end = start + _MAX_EXCERPT
     return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
+
+
+def read_original(project: Project, part: str, id: int) -> bytes | None:
+    """Read a picture of the input in its own size; the project itself holds small copies only.
+
+    Arguments:
+        project: What is reviewed.
+        part: train or validation.
+        id: The place of the instance in that part.
+
+    Returns:
+        The bytes of a PNG file; None where the input is not where it was.
+    """
+    if project.about["kind"] != "images" or part not in ("train", "validation"):
+        return None
+    table = project.content if part == "train" else project.validation
+    if id not in table.index:
+        return None
+    try:
+        request = read_request(project)
+        if names_code(request):
+            return None
+        picture = load_picture(picture_root(Path(request.data)) / str(table.at[id, "path"]))
+    except DrossError:
+        return None  # it was moved, or is damaged by now
+    picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    written = io.BytesIO()
+    picture.save(written, "PNG", compress_level=1)  # quick: it goes to this machine
+    return written.getvalue()

@@ -10,7 +10,7 @@ from ..cleaning.explain import format_cell, name_label, order_columns
 from ..cleaning.findings import describe_amount, describe_change, name_measure
 from ..cleaning.plans import KEEP, RELABEL
 from ..errors import InvalidInput
-from .listing import Listing, finite_or_none
+from .listing import Listing
 
 _MAX_SUMMARY = 240  # characters
 _MAX_COPIES = 20
@@ -34,7 +34,7 @@ def explain_instance(listing: Listing, id: int) -> dict[str, Any]:
         "copies": [_copy(listing, id, row) for row in copies.others(id)[:_MAX_COPIES]],
     }
     if listing.layout == CHATS:
-        return known | {"content": {"tokens": listing.tokens.whole(id)}, "words": []}
+        return known | {"content": {"tokens": listing.whole_chat(id)}, "words": []}
     return known | {
         "content": full_content(listing, project.content.loc[id], why),
         "words": why["words"],
@@ -158,17 +158,10 @@ def full_content(listing: Listing, content: Any, why: Mapping[str, Any]) -> dict
     }
 
 
-def _harmed_instance(
-    listing: Listing, id: int, change: float, verified: Any = None
-) -> dict[str, Any]:
-    """`verified`: whether the change was found by retraining, or the change that was found."""
-    if isinstance(verified, (int, float)) and not isinstance(verified, bool):
-        change, verified = verified, True
+def _harmed_instance(listing: Listing, id: int, change: float, verified: bool) -> dict[str, Any]:
+    """`verified`: whether the change was found by retraining."""
     part = "train" if listing.project.checks_training else "validation"
-    return _summary(listing, part, int(id)) | {
-        "change": finite_or_none(change),
-        "verified": bool(verified),
-    }
+    return _summary(listing, part, id) | {"change": change, "verified": verified}
 
 
 def _copy(listing: Listing, id: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,27 +1,41 @@
-"""The review page's server: by default for this machine only, and only with the token."""
+"""The review page's server: by default for this machine only, and only with the token.
+
+a token           in the header X-Dross-Token for all data and every change; a page of another site
+                  cannot set it
+a cookie          for what a browser asks for without headers of ours: the page itself and its
+                  pictures. SameSite=Strict, HttpOnly, set when the page is opened with the token in
+                  its address
+the Host header   must be a name of this machine: a name of another site that is made to point here
+                  (DNS rebinding) gets nothing. A page that listens beyond this machine cannot know
+                  the names that lead to it; there a stranger's name has neither token nor cookie
+the answers       may load nothing from elsewhere, be framed nowhere and be kept nowhere
+"""
 
 import contextlib
+import ipaddress
 import mimetypes
 import os
 import secrets
-import signal
+import socket
 import sys
 import threading
-import time
+import webbrowser
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._text import render
 from ..cleaning.chats import CHATS
@@ -29,15 +43,27 @@ from ..cleaning.findings import is_share
 from ..cleaning.project import Project
 from ..cleaning.reopen import check_code_unchanged
 from ..errors import DrossError, InvalidInput
-from .addresses import KnownHosts, is_loopback, known_hosts, open_listener, page_addresses
-from .answers import JSONAnswer
-from .api import Api
-from .guard import ANSWER_HEADERS, Guard, cookie_name
+from .api import Api, JSONAnswer
 from .judge_process import JudgeProcess
-from .limits import MAX_HEAD_BYTES, BoundedConnection, Limits
-from .opening import open_in_browser
 
-_TOKEN_BYTES = 24
+TOKEN_HEADER = "X-Dross-Token"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # and how this machine calls itself
+_MAX_HEAD_BYTES = 16 * 2**10
+_MAX_CONNECTIONS = 200
+_ANSWER_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_TOKEN_NEEDED = (
+    "This page needs the token that dross printed when it started. "
+    "Open the address that the terminal shows."
+)
 _SENTENCES = {
     404: "There is nothing at this address.",
     405: "This address does not take requests of this kind.",
@@ -46,38 +72,114 @@ _SENTENCES = {
 mimetypes.add_type("text/javascript", ".js")
 
 
+def _new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+@dataclass
+class Keys:
+    """What opens a page: the token, and a key that opens it once.
+
+    The browser is started with the second: every user of a machine can read its command line.
+    """
+
+    token: str = field(default_factory=_new_token)
+    once: str | None = field(default_factory=_new_token)
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie: each page has its own, as all ports of a machine share cookies."""
+        return f"dross-{self.token[:8]}"
+
+    def open(self, given: str | None, *, may_be_once: bool = False) -> bool:
+        """Whether this is the token, or the key that opens once, which is then used up."""
+        if _same(given, self.token):
+            return True
+        if may_be_once and _same(given, self.once):
+            self.once = None
+            return True
+        return False
+
+
+def _same(given: str | None, key: str | None) -> bool:
+    return bool(given and key) and secrets.compare_digest(given.encode(), key.encode())
+
+
+class Guard:
+    """ASGI middleware: nothing without a key, and headers that lock every answer down."""
+
+    def __init__(self, app: ASGIApp, *, keys: Keys):
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with a refusal, or pass it on."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def send_locked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_ANSWER_HEADERS)
+            await send(message)
+
+        # The path that the routes see. request.url is built from the Host header, which may lie.
+        path = scope["path"]
+        if path.startswith("/static/") or self._has_key(Request(scope), path):
+            answer = self.app
+        elif path == "/":
+            answer = PlainTextResponse(_TOKEN_NEEDED, 401)
+        else:
+            answer = JSONAnswer({"error": _TOKEN_NEEDED}, 401)
+        await answer(scope, receive, send_locked)
+
+    def _has_key(self, request: Request, path: str) -> bool:
+        keys = self.keys
+        if keys.open(request.headers.get(TOKEN_HEADER)):
+            return True
+        is_page = path == "/"
+        if (is_page or path.startswith("/picture/")) and keys.open(
+            request.cookies.get(keys.cookie)
+        ):
+            return True
+        return is_page and keys.open(request.query_params.get("token"), may_be_once=True)
+
+
 def create_app(
     project: Project,
-    token: str,
+    keys: Keys,
     *,
-    hosts: KnownHosts,
+    host: str = "127.0.0.1",
     judge_command: Sequence[str] | None = None,
     trust_code: Sequence[str] = (),
-    limits: Limits | None = None,
 ) -> Starlette:
     """Return the page and its API as an ASGI application.
 
     Arguments:
         project: What is reviewed.
-        token: What a browser must know to get anything.
-        hosts: The hosts under which the page may be opened.
+        keys: What a browser must know to get anything.
+        host: The address that the server listens on.
         judge_command: What to run instead of `dross judge FOLDER --decisions`.
         trust_code: The `module:function`s that a judgement may import.
-        limits: How long a request is waited for.
     """
     judge_process = JudgeProcess(project.folder, judge_command, trust_code)
-    api = Api(project, judge_process, body_seconds=(limits or Limits()).body_seconds)
+    api = Api(project, judge_process)
     storage_key = _storage_key(project)
 
     def page(request: Request) -> Response:
-        values = {"token": token, "name": project.about["name"], "key": storage_key}
-        lists: dict[str, Any] = {"copies": len(project.copies) > 0, "checks": api.checks.is_shown}
-        lists["first_tab"] = _choose_first_tab(project, api)
-        kinds = {"share": is_share(project.about), "regression": api.regression}
-        kinds["chats"] = api.listing.layout == CHATS
-        html = render("review.html", **values, **kinds, **lists)
+        html = render(
+            "review.html",
+            token=keys.token,
+            name=project.about["name"],
+            key=storage_key,
+            copies=len(project.copies) > 0,
+            checks=api.checks.is_shown,
+            first_tab=_choose_first_tab(project, api),
+            share=is_share(project.about),
+            regression=api.regression,
+            chats=api.listing.layout == CHATS,
+        )
         answer = HTMLResponse(html.encode(errors="replace"))
-        answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
+        answer.set_cookie(keys.cookie, keys.token, httponly=True, samesite="strict")
         return answer
 
     @contextlib.asynccontextmanager
@@ -86,9 +188,13 @@ def create_app(
         judge_process.cancel()
 
     static = Mount("/static", StaticFiles(directory=Path(__file__).with_name("static")))
+    hosts = ["127.0.0.1", "localhost", "[::1]", host] if _is_loopback(host) else ["*"]
     return Starlette(
         routes=[Route("/", page), *api.routes, static],
-        middleware=[Middleware(Guard, token=token, hosts=hosts)],
+        middleware=[
+            Middleware(Guard, keys=keys),
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+        ],
         exception_handlers={
             DrossError: _answer_dross_error,
             HTTPException: _answer_http_error,
@@ -137,95 +243,93 @@ def serve(
         CorruptFile: The folder is not a project.
         InputChanged: Code of `trust_code` has changed since `dross clean` used it.
     """
-    with open_listener(host, port, folder) as listener, contextlib.ExitStack() as stack:
-        project, token = Project.open(folder), secrets.token_urlsafe(_TOKEN_BYTES)
-        if trust_code:
-            check_code_unchanged(project, trust_code)
-        hosts, limits = known_hosts(host), Limits()
-        app = create_app(project, token, hosts=hosts, trust_code=trust_code, limits=limits)
-        server = _make_server(app, limits)
-        addresses = page_addresses(host, listener, token)
-        listed = "\n    ".join(addresses)
+    project = Project.open(folder)
+    if trust_code:
+        check_code_unchanged(project, trust_code)
+    keys = Keys()
+    with listen(host, port, project.folder) as listener:
+        server = make_server(create_app(project, keys, host=host, trust_code=trust_code))
+        addresses = _addresses(host, listener)
+        listed = "\n    ".join(f"{address}?token={keys.token}" for address in addresses)
         print(
             f"Reviewing {project.about['name']} at\n\n    {listed}\n\n"
             "Every decision is saved at once. Stop with Ctrl-C.",
             flush=True,
         )
-        if not is_loopback(host):
+        if not _is_loopback(host):
             print(
                 "Whoever can reach this machine and knows this address can decide too. "
                 "The connection is not encrypted.",
                 file=sys.stderr,
             )
-        if open_browser:
-            stack.enter_context(open_in_browser(addresses[0], lambda: server.started))
-        with contextlib.suppress(KeyboardInterrupt), _end_like_ctrl_c():
+        if open_browser:  # in a thread: a browser in the terminal would keep the server waiting
+            opening = (f"{addresses[0]}?token={keys.once}",)
+            threading.Thread(target=webbrowser.open, args=opening, daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
     print(f"Stopped. The decisions are in {project.decisions.path}.")
 
 
-@dataclass(frozen=True)
-class RunningServer:
-    """Where a server that runs in a thread can be reached."""
+def listen(host: str, port: int | None, folder: Path) -> socket.socket:
+    """Listen on the port, or else on one that belongs to the folder, or else on any free one.
 
-    address: str  # with the token
-    origin: str
-    token: str
-
-
-@contextlib.contextmanager
-def serve_in_thread(
-    project: Project,
-    *,
-    judge_command: Sequence[str] | None = None,
-    trust_code: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    limits: Limits | None = None,
-) -> Iterator[RunningServer]:
-    """Serve the page on a free port of this machine for as long as the block lasts."""
-    token, limits = secrets.token_urlsafe(_TOKEN_BYTES), limits or Limits()
-    with open_listener(host, 0, project.folder) as listener:
-        app = create_app(
-            project,
-            token,
-            hosts=known_hosts(host),
-            judge_command=judge_command,
-            trust_code=trust_code,
-            limits=limits,
-        )
-        server = _make_server(app, limits)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
-        address = page_addresses(host, listener, token)[0]
-        try:
-            yield RunningServer(address, address.partition("/?")[0], token)
-        finally:
-            server.should_exit = True
-            thread.join(10)
-
-
-@contextlib.contextmanager
-def _end_like_ctrl_c() -> Iterator[None]:
-    """Have SIGTERM end the server as Ctrl-C does: uvicorn would leave temporary files behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    The browser keeps its settings by port, so a folder has the same port every time.
+    """
+    usual = 20_000 + zlib.crc32(os.fsencode(folder.resolve())) % 10_000
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    *others, last = (usual, 0) if port is None else (port,)
+    for choice in others:
+        with contextlib.suppress(OSError):
+            return _open_listener(family, host, choice)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return _open_listener(family, host, last)
+    except (OSError, OverflowError) as error:
+        raise InvalidInput(
+            f"Port {last} of {host} cannot be used: {getattr(error, 'strerror', None) or error}. "
+            "Leave out --port to have a free one chosen."
+        ) from None
 
 
-def _make_server(app: Starlette, limits: Limits) -> uvicorn.Server:
+def _open_listener(family: int, host: str, port: int) -> socket.socket:
+    # asyncio sends at once only if the socket names its protocol; else answers wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _addresses(host: str, listener: socket.socket) -> list[str]:
+    """The addresses to show, the one for a browser on this machine first."""
+    names = [f"[{host}]" if ":" in host else host]
+    if host in _EVERYWHERE:
+        names = [_EVERYWHERE[host], socket.gethostname()]
+    port = listener.getsockname()[1]
+    return [f"http://{name}:{port}/" for name in names]
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """Return a server with limits on what one client can take up."""
     config = uvicorn.Config(
         app,
-        http=BoundedConnection.with_limits(limits),
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        limit_concurrency=_MAX_CONNECTIONS,
         proxy_headers=False,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
@@ -235,10 +339,11 @@ def _make_server(app: Starlette, limits: Limits) -> uvicorn.Server:
 
 
 def _answer_dross_error(request: Request, error: Exception) -> Response:
+    status = 500
     if isinstance(error, InvalidInput):
         status = 400
-    else:
-        status = 507 if isinstance(error, DrossError) else 500
+    elif type(error) is DrossError:
+        status = 507  # outside of dross: the disk is full
     return JSONAnswer({"error": str(error)}, status)
 
 
@@ -254,4 +359,4 @@ def _answer_unexpected_error(request: Request, error: Exception) -> Response:
         "The terminal shows what; your decisions are safe."
     )
     # This answer does not pass the guard, which adds the headers to all others.
-    return JSONAnswer({"error": sentence}, 500, headers=ANSWER_HEADERS)
+    return JSONAnswer({"error": sentence}, 500, headers=_ANSWER_HEADERS)

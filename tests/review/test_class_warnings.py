@@ -1,6 +1,6 @@
 """A class that loses much of its data is named."""
 
-from dross.review.class_balance import class_warnings
+from dross.review.plan import class_warnings
 
 LABELS = ["cat"] * 100 + ["dog"] * 11
 REMOVE = ("remove", None)

@@ -1,7 +1,8 @@
-"""The recommended plan as the page shows it: what, why, how sure, and what others would give."""
+"""The recommended plan as the page shows it, and warnings about what decisions do to classes."""
 
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..cleaning.project import Project
 from ..cleaning.report import draw_plans_figure, write_command
 
 PICTURE = "/picture/plans"
+_WARN_FROM_SHARE_LOST = 0.20
+_WARN_BELOW_INSTANCES_LEFT = 10
 
 
 class RecommendedPlan:
@@ -69,3 +72,35 @@ class RecommendedPlan:
     def _drawn(self) -> bytes | None:
         drawn = draw_plans_figure(self.project.about)
         return drawn.encode() if drawn else None
+
+
+def class_warnings(
+    labels: Sequence[str], decisions: Mapping[int, Decision], *, regression: bool = False
+) -> list[str]:
+    """Return a sentence for each class that would lose a fifth or more, or keep fewer than ten.
+
+    Arguments:
+        labels: Of every training instance.
+        decisions: By the id of the instance.
+        regression: Labels are numbers; all instances count as one class.
+    """
+    if regression:
+        labels = ["the data"] * len(labels)
+    total = Counter(labels)
+    lost: Counter[str] = Counter()
+    gained: Counter[str] = Counter()
+    for id, (action, label) in decisions.items():
+        moves = action == "relabel" and not regression and label != labels[id]
+        lost[labels[id]] += moves or action == "remove"
+        gained[label or ""] += moves
+    warnings = []
+    for name in sorted(+lost, key=lambda name: -lost[name] / total[name]):
+        share = lost[name] / total[name]
+        left = total[name] - lost[name] + gained[name]
+        if share >= _WARN_FROM_SHARE_LOST or left < _WARN_BELOW_INSTANCES_LEFT:
+            whose = "The training data" if regression else f"Class {name}"
+            warnings.append(
+                f"{whose} would lose {lost[name]} of {total[name]} instances "
+                f"({100 * share:.0f}\u00a0%); {left} would be left."
+            )
+    return warnings
