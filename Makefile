@@ -7,7 +7,6 @@
 # make oldest   the tests with the oldest versions that the metadata allow
 # make docs     the site, into build/site: strict, and without the network once it is installed
 # make docs-serve  the same, shown at http://127.0.0.1:8000 and built again at every change
-# make docs-check  looks at the built site in Chromium: axe, sizes, phone and desktop, light and dark
 # make paper    the paper's Table 1 and a small form of its Section 7.2, into runs/
 # make tutorials   runs the tutorials and writes their output into their pages, some minutes
 # make browser  Chromium and axe-core for the tests of the page, where the machine allows it
@@ -19,7 +18,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo paper test check fuzz clusters package oldest docs docs-serve docs-check tutorials browser clean
+.PHONY: demo paper test check fuzz clusters package oldest docs docs-serve tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -80,9 +79,6 @@ docs: $(VENV)/docs-installed
 
 docs-serve: $(VENV)/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
-
-docs-check: docs browser
-	$(BIN)/python docs/tools/check_site.py build/site
 
 tutorials: $(VENV)/installed
 	$(BIN)/python docs/tools/tutorials.py

@@ -309,29 +309,6 @@ def lines_of(rows: list[dict[str, str]]) -> list[dict]:
     return list(found.values())
 
 
-def tool_table(rows: list[dict[str, str]]) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the leaderboard of tools, from the rows of outcome.csv."""
-    cases = by_case(lines_of(rows))
-    head = ["tool"]
-    head += [f"{situation}: {measure}" for situation in SITUATIONS for measure in MEASURES]
-    head += ["as they come: log loss worse by 5 %", "as they come: error, points"]
-    lines = []
-    for method in list_methods(cases):
-        cells = [method]
-        for situation in SITUATIONS:
-            for measure in MEASURES:
-                found = share(select(cases, situation), method, measure)
-                cells.append("" if found is None else f"{found[0]:.2f}")
-        clean = as_they_come(cases, method)
-        if clean is None:
-            cells += ["", ""]
-        else:
-            cells.append(f"{clean['loss worse']} of {clean['pairs']}")
-            cells.append(f"{clean['error points']:+.2f}")
-        lines.append(cells)
-    return head, lines
-
-
 def write_rows(lines: list[dict], path: Path) -> None:
     """The table of every case."""
     with path.open("w", newline="") as file:

@@ -62,7 +62,7 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
 def add_rows(folder: Path, target: Path, methods: Sequence[str], small: bool) -> None:
     """Put the rows of some methods into the table of all, in the place of those of an earlier run.
 
-    `docs/leaderboard.md` shows them at the next build. The page of peers stays as it is.
+    The page of peers stays as it is.
     """
     names = [name for name in SETTINGS if (folder / name / "problem.json").exists()]
     rows = [row for name in names for row in collect_rows(Problem.of(name, folder, small))]

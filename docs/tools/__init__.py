@@ -1,1 +1,1 @@
-"""What makes the site out of the repository: hooks of MkDocs, generated pages, checks."""
+"""What makes the site out of the repository: hooks of MkDocs, generated pages."""

@@ -1,0 +1,37 @@
+"""The tables of results: open to a method in one file, and merged row by row."""
+
+import sys
+
+from tests.docs.blocks import ROOT, read_blocks
+
+
+def test_a_method_in_one_file_is_found(tmp_path, monkeypatch):
+    blocks = read_blocks("docs/results/README.md")
+    shown = next(block.code for block in blocks if "LIBRARY" in block.code)
+    source, copy = ROOT / "benchmarks" / "peers", tmp_path / "benchmarks" / "peers"
+    for path in (*source.glob("*.py"), source / "methods" / "__init__.py"):
+        to = copy / path.relative_to(source)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (copy / "methods" / "by_norm.py").write_text(shown, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    from benchmarks.peers.methods import METHODS, find
+
+    method = METHODS["by-norm"]
+    assert (method.library, method.what) == (
+        "mine",
+        "Scores by the norm of the last layer's gradient",
+    )
+    assert find("by-norm").__name__ == "score"
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_rows_are_merged_by_their_keys(tmp_path):
+    from benchmarks.tables import merge_rows
+
+    path = tmp_path / "a.csv"
+    path.write_text("model,method,x\na,one,1\nb,one,2\n")
+    new = [{"model": "b", "method": "one", "x": 3}, {"model": "b", "method": "two"}]
+    merge_rows(path, new, ("model", "method"))
+    assert path.read_text() == "model,method,x\na,one,1\nb,one,3\nb,two,\n"
