@@ -1,4 +1,4 @@
-"""The page of results: every number as CSV, a table per model, the duel with MAGIC, a figure.
+"""The page of results: every number as CSV, the means as a table, the duel with MAGIC, a figure.
 
     PYTHONPATH=src python -m benchmarks.peers --report docs/results
 
@@ -21,7 +21,6 @@ from .measures import COLUMNS, load_scores, measure_agreement
 from .methods import METHODS
 from .problem import Problem
 from .settings import SETTINGS
-from .truth import SHARES
 
 BEGIN = "<!-- written by python -m benchmarks.peers --report -->"
 END = "<!-- end of what is written -->"
@@ -49,8 +48,7 @@ def write_report(folder: Path, target: Path, small: bool) -> None:
     costs = [row for problem, result in duels for row in duel_rows(problem, result)]
     write_table(target / "peers-magic.csv", costs or [{"model": ""}])
     save_svg(figure(models, rows), target / "peers.svg")
-    tables = [line for problem in models for line in model_table(problem, rows)]
-    written = "\n".join([BEGIN, "", *duel_table(duels), *tables, *method_table(), END])
+    written = "\n".join([BEGIN, "", *duel_table(duels), *summary_table(rows), END])
     page = target / "peers.md"
     old = page.read_text() if page.exists() else f"# Beside the peers\n\n{BEGIN}\n{END}\n"
     between = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
@@ -106,33 +104,28 @@ def _head(*columns: str) -> list[str]:
     return ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
 
 
-def model_table(problem: Problem, rows: list[Row]) -> list[str]:
-    """The lines about one model."""
-    setting = problem.setting
-    truth = f"{setting.loo} leave-one-out runs, {setting.subsets} runs per share removed"
-    agreement = ("LOO tau, rho", "LDS 1 / 5 / 10 / 50 %")
-    columns = ("method", *agreement, *(f"single: {column}" for column in agreement), "AUROC")
-    lines = [
-        f"### {setting.name}: {setting.what}",
-        "",
-        f"{load_result(problem, 'problem')['about']}. Truth: {truth}.",
-        "",
-        *_head(*columns, f"x training: 1 query, {setting.queries}", "MB"),
-    ]
-    for row in rows:
-        if row["model"] != setting.name:
-            continue
-        if row["failed"]:
-            reason = _plain(row["failed"])
-            lines.append(f"| {row['method']} | could not run: {reason} | | | | | | |")
-            continue
-        cells = [str(row["method"])]
-        for kind in ("mean", "singles"):
-            alone = [_two(row[f"loo_{what}_{kind}"]) for what in ("kendall", "spearman")]
-            shares = [_two(row[f"lds_{share:g}_{kind}"]) for share in SHARES]
-            cells += [", ".join(filter(None, alone)), " / ".join(filter(None, shares))]
-        times = ", ".join(_short(row[f"time_{kind}"]) for kind in ("mean", "singles"))
-        cells += [_two(row["auroc"]), times, f"{float(row['memory']):.0f}"]
+def summary_table(rows: list[Row]) -> list[str]:
+    """The lines about all methods: means over the models that each of them could run on."""
+    head = _head(
+        "method",
+        "library",
+        "what",
+        "models",
+        "LOO tau",
+        "LDS 5 %",
+        "LDS 50 %",
+        "AUROC",
+        "x training",
+    )
+    shown = ("loo_kendall_mean", "lds_0.05_mean", "lds_0.5_mean", "auroc", "time_mean")
+    lines = ["### Means over the models", "", *head]
+    for name, method in METHODS.items():
+        ran = [row for row in rows if row["method"] == name and not row["failed"]]
+        cells = [name, f"{method.library} {_version(method.library)}", method.what, str(len(ran))]
+        for column in shown:
+            values = [float(row[column]) for row in ran if row[column] != ""]
+            write = _short if column == "time_mean" else _two
+            cells.append(write(float(np.mean(values))) if values else "")
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -153,15 +146,6 @@ def _plain(text: str | float) -> str:
     if "allocate memory" in str(text):
         return "it asked for more than 7 GiB of memory"
     return re.sub(r"(/[\w.-]+){2,}", "...", str(text)).replace("|", "/")
-
-
-def method_table() -> list[str]:
-    """The lines about the methods and their settings."""
-    head = _head("method", "library", "what")
-    lines = ["### What each method is, and with which settings", "", *head]
-    for name, method in METHODS.items():
-        lines.append(f"| {name} | {method.library} {_version(method.library)} | {method.what} |")
-    return [*lines, ""]
 
 
 def _version(library: str) -> str:
