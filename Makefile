@@ -1,5 +1,6 @@
 # make demo     the main job on data that ships with scikit-learn
-# make test     the tests
+# make test     the tests, but for those that take long
+# make test-slow  those that take long
 # make check    style and types
 # make fuzz     hostile inputs, kills at random moments and full disks, for about ten minutes
 # make clusters Ray and Dask (300 MB), and the tests of sweeps over them
@@ -18,7 +19,7 @@ else
 BIN := $(VENV)/bin
 endif
 
-.PHONY: demo paper test check fuzz clusters package oldest docs docs-serve tutorials browser clean
+.PHONY: demo paper test test-slow check fuzz clusters package oldest docs docs-serve tutorials browser clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +39,9 @@ paper: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 check: $(VENV)/dev-installed
 	$(BIN)/ruff check

@@ -143,6 +143,7 @@ def _from_r(package: str, label: str, file: str | None = None, drop: tuple = (),
 
 def _adult(name: str) -> _Raw:
     import pandas as pd
+
     from experiments import datasets
 
     found = datasets.load("adult")
@@ -238,10 +239,10 @@ def _mnist(name: str) -> _Raw:
 def load_photographs(ids: np.ndarray, part: str = "train") -> np.ndarray:
     """Features of photographs of CIFAR-10, float32 [n, features], by a pretrained model."""
     import torch
-    from experiments import datasets
     from PIL import Image
 
     from dross.cleaning.features import PICTURE_BACKBONE, load_backbone
+    from experiments import datasets
 
     pixels = np.asarray(getattr(datasets.load("cifar10"), part)[0])[ids]
     pixels = pixels if pixels.shape[-1] == 3 else pixels.transpose(0, 2, 3, 1)

@@ -7,7 +7,14 @@ from experiments.networks import dense
 
 import dross
 
-CELLS = ["adult_logreg", "adult_dnn", "20news_logreg", "20news_dnn", "mnist_logreg", "mnist_dnn"]
+CELLS = [
+    "adult_logreg",
+    "adult_dnn",
+    "20news_logreg",
+    pytest.param("20news_dnn", marks=pytest.mark.slow),  # two minutes
+    "mnist_logreg",
+    "mnist_dnn",
+]
 
 
 def assert_close(found, expected):

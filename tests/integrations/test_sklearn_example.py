@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sklearn_pipeline.py"
 
 
@@ -13,6 +15,7 @@ def without_numbers(lines):
     return [re.sub(r"[\d.,]+", "#", line).strip() for line in lines]
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_prints_what_it_says():
     command = [sys.executable, str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
