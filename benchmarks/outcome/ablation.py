@@ -39,7 +39,6 @@ MODELS = (
     lambda: LogisticRegression(max_iter=200),
     lambda: RandomForestClassifier(60, min_samples_leaf=2, random_state=0),
 )
-NONE = np.zeros(0, dtype=np.int64)
 SITUATIONS = ("right", "noisy")
 OTHER_PRIOR = {"annotated": "observed", "observed": "annotated"}
 MOST_TESTED = 2_000
@@ -342,7 +341,7 @@ def _compare_parts(case: Damaged, parts: Found, rules: Found) -> None:
     """Adds what each part and each rule gains."""
     train = ~case.rows.validation
     before = measure(case, NO_EDITS)
-    best = Edits(np.flatnonzero(case.wrong), NONE, NONE)
+    best = Edits(np.flatnonzero(case.wrong), {})
     possible = before - measure(case, best)
     with predictions_kept():
         for part, estimate in PARTS.items():

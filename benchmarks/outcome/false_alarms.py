@@ -27,7 +27,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import dross
 from dross.cleaning import judge
-from dross.cleaning.edits import Edits
+from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, NumberNoiseModel, Rows
 from dross.cleaning.modality import PreparedData, Source, assemble
@@ -123,15 +123,17 @@ def judge_once(name: str, size: int, share: float, noise: float, nested: bool, n
         models = [Ridge(), DecisionTreeRegressor(max_depth=3)]
     model = find_model(models[number % len(models)], data.source.task)
     removed = rng.choice(size, max(1, round(share * size)), replace=False)
-    judgement = judge.Judgement(
+    judgement = judge.RowJudgement(
         prepared=data,
         rows=Rows.of(x[:size], y[:size], classes),
         recipe=Recipe("linear", (x.shape[1],), max(1, classes)),
-        edits=Edits("random removals", removed, {}),
+        edits=ChosenEdits(removed, {}, "random removals"),
         labels="annotated",
         seeds=judge.QUICK_SEEDS,
         assignments=1,
         model=model,
+        progress=False,
+        n_jobs=None,
     )
     judge.estimate_label_noise = lambda rows, prior, **options: know_noise(rows, noise)
     return judgement.run().verdict

@@ -93,10 +93,9 @@ def use_dross(case: Case) -> Found:
         check_weights=weights,
         seed=case.seed,
     )
-    if found.recommended is None:
+    if found.plan is None:
         return Found([], note=found.state)
-    plan = next(plan for plan in found.plans if plan.name == found.recommended)
-    return _edited(plan.edits, places, plan.name)
+    return _edited(found.plan, places, found.plan.name)
 
 
 def use_dross_without_guard(case: Case) -> Found:
@@ -107,7 +106,7 @@ def use_dross_without_guard(case: Case) -> Found:
 
 
 def _edited(edits, places: np.ndarray, note: str) -> Found:
-    relabelled = dict(zip(places[edits.relabelled].tolist(), edits.labels.tolist(), strict=True))
+    relabelled = {int(places[id]): label for id, label in edits.relabelled.items()}
     return Found(places[edits.removed], relabelled, note)
 
 

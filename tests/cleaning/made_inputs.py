@@ -12,7 +12,7 @@ from experiments.datasets import load
 from torch import nn
 
 from dross._io import seal
-from dross.cleaning.plans import Edits, Figure, PlanResult, Recommendation
+from dross.cleaning.plans import Figure, PlanResult, Recommendation
 from dross.cleaning.project import Project
 
 QUICK = {"repeats": 2, "epochs": 8, "lr": 0.05, "check": 4, "progress": False}
@@ -124,10 +124,14 @@ def recommend_removing(count: int):
     """Instead of `plans.recommend`: the removal of the first `count` rows is recommended."""
 
     def recommending(rows, noise, labels, **options):
-        none = np.zeros(0, dtype=np.int64)
-        edits = Edits(np.arange(count), none, none)
         figure = Figure(before=0.2, after=0.1, change=-0.1, interval=(-0.12, -0.08))
-        plan = PlanResult("remove-50", edits, {"error": figure, "log loss": figure}, True)
-        return Recommendation([plan], plan.name, "recommended", "It won.", none, np.zeros(0))
+        plan = PlanResult(
+            removed=np.arange(count),
+            relabelled={},
+            name="remove-50",
+            what=f"remove {count}",
+            figures={"error": figure, "log loss": figure},
+        )
+        return Recommendation([plan], plan.name, "recommended", "It won.")
 
     return recommending

@@ -5,7 +5,7 @@ import pandas
 import torch
 
 from dross.cleaning import judge
-from dross.cleaning.edits import Edits
+from dross.cleaning.edits import ChosenEdits
 from dross.cleaning.estimators import find_model
 from dross.cleaning.label_noise import PRIORS, LabelNoise, NoiseModel, Rows
 from dross.cleaning.modality import Source, assemble
@@ -51,7 +51,7 @@ def judge_arrays(
     model=None,
     checked: np.ndarray | None = None,
     groups: np.ndarray | None = None,
-) -> judge.Judgement:
+) -> judge.RowJudgement:
     """A judgement of edits of the rows x, y, on a test part or in nested folds."""
     inputs, given = (x, y) if test is None else (np.r_[x, test[0]], np.r_[y, test[1]])
     names = given.astype(str).astype(object) if given.dtype.kind == "i" else given
@@ -64,13 +64,15 @@ def judge_arrays(
     classes = len(source.classes)
     loss = "cross_entropy" if classes else "squared_error"
     recipe = Recipe("linear", x.shape[1:], max(1, classes), loss, rate=0.05, epochs=15)
-    return judge.Judgement(
+    return judge.RowJudgement(
         prepared=data,
         rows=Rows.of(x, y, classes, checked=checked, groups=groups),
         recipe=recipe,
-        edits=Edits("a list", np.array(removed, dtype=np.int64), relabelled or {}, rule=rule),
+        edits=ChosenEdits(np.array(removed, dtype=np.int64), relabelled or {}, "a list", rule=rule),
         labels=labels,
         seeds=seeds,
         assignments=assignments,
+        progress=False,
+        n_jobs=None,
         model=None if model is None else find_model(model, source.task),
     )

@@ -9,7 +9,7 @@ import pytest
 import dross
 from dross._figures import encode_png
 from dross.cleaning.findings import describe_recommendation
-from dross.cleaning.plans import KnownPlan, find_vanished
+from dross.cleaning.plans import PlanResult, find_vanished
 from dross.cleaning.project import Project
 from dross.cli.app import main
 from tests.cleaning.made_inputs import QUICK, small_table
@@ -131,7 +131,13 @@ def test_a_plan_by_which_a_class_vanishes_says_so(with_a_rare_class):
     yew, ash = (label.index[label == name].tolist() for name in ("yew", "ash"))
 
     def words(removed, relabelled):
-        plan = KnownPlan("p", "remove 3", np.array(removed), dict.fromkeys(relabelled, "yew"), {})
+        plan = PlanResult(
+            np.array(removed),
+            dict.fromkeys(relabelled, "yew"),
+            name="p",
+            what="remove 3",
+            figures={},
+        )
         said = {"state": "recommended", "reason": "", "recommended": "p", "plans": [plan.to_json()]}
         about = project.about | {"recommendation": said}
         return describe_recommendation(about, project.instances)[1]

@@ -254,8 +254,7 @@ def test_checked_labels_are_kept_where_the_project_is_made_anew(one):
 
 def test_what_a_person_said_is_done_even_if_no_plan_is_recommended(one, monkeypatch, tmp_path):
     project, y, _, again, _ = one
-    none = np.zeros(0, dtype=np.int64)
-    nothing = Recommendation([], None, "no gain", "Nothing helps.", none, np.zeros(0))
+    nothing = Recommendation([], None, "no gain", "Nothing helps.")
     monkeypatch.setattr(examine, "recommend", lambda *_, **__: nothing)
     label = next(name for name in project.classes if name != y[7])
     project.decisions.record({7: ("relabel", label), 9: ("remove", None)}, part="validation")

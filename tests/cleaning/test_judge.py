@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from dross.cleaning import judge, plans
+from dross.cleaning import estimators, judge, plans
 from dross.errors import InvalidInput
 from tests.cleaning.made_judgements import flip, judge_arrays, know_noise, overlapping
 
@@ -53,7 +53,7 @@ def numbered(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))  # not resampled
+    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))  # not resampled
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(60)
     held = []
@@ -62,14 +62,15 @@ def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypat
         held.append(np.flatnonzero(held_out).tolist())
         assert rule == "wrong-50" and labels == "observed"
         inside = np.flatnonzero(~held_out)
-        return plans.Edits(inside[:3], inside[3:5], 1 - rows.y[inside[3:5]]), know_noise(rows, 0.1)
+        relabelled = {int(id): int(1 - rows.y[id]) for id in inside[3:5]}
+        return plans.Edits(inside[:3], relabelled), know_noise(rows, 0.1)
 
     monkeypatch.setattr(plans, "edits_without", edit_without)
     judgement = judge_arrays(
         x, y, rule="wrong-50", removed=[0], labels="observed", seeds=3, assignments=2, model=Spy()
     )
-    values, rates = judgement.measure()
-    assert values["error"].shape == (3, 3, 60) and rates.shape == (60,)
+    values = judgement.measure()
+    assert values["error"].shape == values["rates"].shape == (3, 3, 60)
     assert len(held) == 10  # five folds, twice: nothing is decided on labels that were seen
     for start in (0, 5):
         assert sorted(np.concatenate(held[start : start + 5])) == list(range(60))
@@ -86,7 +87,7 @@ def test_every_row_is_measured_by_models_that_did_not_see_it(no_noise, monkeypat
 
 
 def test_a_fixed_list_is_applied_to_the_rows_outside_of_the_fold(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))
+    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(50)
     judgement = judge_arrays(x, y, removed=range(20), seeds=2, model=Spy())
@@ -102,12 +103,12 @@ def test_copies_are_held_out_together(no_noise):
     x, y = numbered(40)
     groups = np.arange(40) // 2
     judgement = judge_arrays(x, y, removed=[0], groups=groups, seeds=2)
-    for piece in judgement._pieces:
+    for piece in judgement.pieces:
         assert (piece.fold[::2] == piece.fold[1::2]).all()
 
 
 def test_the_test_rows_are_never_learned(no_noise, monkeypatch):
-    monkeypatch.setattr(judge.Judgement, "_tried", (True, []))
+    monkeypatch.setattr(judge.RowJudgement, "_tried", (True, []))
     Spy.fitted, Spy.asked = [], []
     x, y = numbered(70)
     judgement = judge_arrays(x[:50], y[:50], (x[50:], y[50:]), removed=[3, 4], seeds=2, model=Spy())
@@ -119,14 +120,14 @@ def test_the_test_rows_are_never_learned(no_noise, monkeypatch):
 
 
 def test_random_edits_are_as_many_and_the_same_in_every_fold():
-    edits = plans.Edits(np.arange(10), np.arange(10, 15), np.ones(5, dtype=np.int64))
+    edits = plans.Edits(np.arange(10), dict.fromkeys(range(10, 15), 1))
     learned = np.arange(5, 100)
     usual = np.arange(95) % 7
     one = judge.draw_control(0, learned, 100, edits, usual)
     assert len(one.removed) == 5 and len(one.relabelled) == 5  # as many as here
     assert len(set(one.removed) | set(one.relabelled)) == 10
-    assert np.isin([*one.removed, *one.relabelled], learned).all()
-    assert (one.labels == usual[one.relabelled - 5]).all()
+    assert np.isin(one.ids, learned).all()
+    assert one.relabelled == {id: usual[id - 5] for id in one.relabelled}
     again = judge.draw_control(0, learned, 100, edits, usual)
     other = judge.draw_control(1, learned, 100, edits, usual)
     assert (one.removed == again.removed).all() and (one.removed != other.removed).any()
@@ -161,7 +162,7 @@ def test_labels_that_a_person_has_checked_are_right(no_noise, monkeypatch):
     monkeypatch.setattr(judge, "estimate_label_noise", lambda rows, *_, **__: know_noise(rows, 0.3))
     x, y = numbered(40)
     checked = np.arange(40) < 10
-    _, rates = judge_arrays(x, y, removed=[30], seeds=2, checked=checked).measure()
+    rates = judge_arrays(x, y, removed=[30], seeds=2, checked=checked).measure()["rates"][0, 0]
     assert rates[:10] == pytest.approx(0) and rates[10:] == pytest.approx(0.3)
 
 
@@ -280,8 +281,8 @@ def test_a_class_that_vanishes_by_the_edits(no_noise):
 
 def test_the_three_fits_of_a_resampled_seed_have_the_same_sample(no_noise):
     y = np.arange(60) % 3
-    one, other = judge.draw_sample(y, 60, 5), judge.draw_sample(y, 60, 6)
-    assert (one == judge.draw_sample(y, 60, 5)).all() and (one != other).any()
+    one, other = estimators.draw_sample(y, 60, 5), estimators.draw_sample(y, 60, 6)
+    assert (one == estimators.draw_sample(y, 60, 5)).all() and (one != other).any()
     assert np.bincount(y[one]).tolist() == [20, 20, 20] and len(set(one)) < 60
     x, y = numbered(60)
     verdict = judge_arrays(x, y, removed=[0], seeds=3, model=LogisticRegression()).run()
@@ -295,8 +296,8 @@ def test_numbers_of_classes_have_no_gaps_and_come_back():
     x = rng.normal(size=(90, 2)).astype(np.float32)
     y = np.arange(90) % 3
     x[:, 0] += 5 * y
-    estimators = judge_arrays(x, y, removed=[0], model=GaussianNB())._estimators
+    fits = judge_arrays(x, y, removed=[0], model=GaussianNB())._estimators
     kept = y != 1
-    found, predicted = estimators.fit_and_predict(x[kept], torch.from_numpy(y[kept]), 0, x)
+    found, predicted = fits.fit_and_predict(x[kept], torch.from_numpy(y[kept]), 0, x)
     assert set(predicted.tolist()) == {0, 2} and found.shape == (90, 3)
     assert (found[:, 1] == 0).all() and (predicted == y)[kept].mean() > 0.95

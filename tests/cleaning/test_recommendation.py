@@ -11,9 +11,7 @@ import dross
 from dross.cleaning import examine
 from dross.cleaning.findings import describe_recommendation, list_findings
 from dross.cleaning.plans import (
-    Edits,
     Figure,
-    KnownPlan,
     PlanResult,
     Recommendation,
     describe_actions,
@@ -30,7 +28,7 @@ from tests.cleaning.made_labels import QUICK
 
 FEW = QUICK | {"repeats": 1}
 FIGURE = Figure(before=0.13, after=0.125, change=-0.005, interval=(-0.008, -0.002))
-PLAN = KnownPlan(
+PLAN = PlanResult(
     name="wrong-50",
     what="relabel 1 and remove 2",
     removed=np.array([4, 7]),
@@ -102,7 +100,7 @@ def test_numbers_that_are_swapped_are_never_relabelled_unless_a_plan_says_so(tmp
 
 
 def test_a_plan_is_kept_and_read():
-    again = KnownPlan.from_json(json.loads(json.dumps(PLAN.to_json())))
+    again = PlanResult.from_json(json.loads(json.dumps(PLAN.to_json())))
     assert again.removed.tolist() == [4, 7] and again.removed.dtype == np.int64
     assert (again.relabelled, again.figures, len(again)) == ({3: "ash"}, PLAN.figures, 3)
     about = {"recommendation": {"recommended": "wrong-50", "plans": [PLAN.to_json()]}}
@@ -222,11 +220,10 @@ def test_a_plan_with_a_lower_error_and_a_higher_log_loss_is_shown_and_can_be_tak
     tmp_path, monkeypatch
 ):
     """The guard does not allow it; `plan` takes it, with both figures in sight."""
-    none = np.zeros(0, dtype=np.int64)
     worse = Figure(before=0.3, after=0.4, change=0.1, interval=(0.05, 0.15))
     figures = {"error": FIGURE, "noise-aware log loss": worse}
-    result = PlanResult("wrong-50", Edits(np.array([3, 5]), none, none), figures, False)
-    found = Recommendation([result], None, "no gain", "No plan is better.", none, np.zeros(0))
+    plan = PlanResult(np.array([3, 5]), {}, name="wrong-50", what="remove 2", figures=figures)
+    found = Recommendation([plan], None, "no gain", "No plan is better.")
     monkeypatch.setattr(examine, "recommend", lambda *_, **__: found)
     table = make_table(tmp_path, np.arange(80) % 2, 3.0, 80)
     project = dross.clean(table, "kind", out=tmp_path / "run", **FEW)

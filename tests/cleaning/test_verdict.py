@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dross.cleaning import verdict
-from dross.cleaning.edits import BY_DECISIONS, Edits
+from dross.cleaning.edits import BY_DECISIONS, ChosenEdits
 
 NONE = np.zeros(0, dtype=np.int64)
 
@@ -163,7 +163,7 @@ def test_figures_are_what_they_say():
     assert verdict.describe_metric("absolute error", number) == (
         "absolute error 1,234 -> 1,200 (-34, 95 % interval -60 to -9)"
     )
-    edits = Edits("x", np.arange(3), {7: "a"})
+    edits = ChosenEdits(np.arange(3), {7: "a"}, "x")
     sentence = verdict.describe_verdict(
         "improved", {"error": error, "log loss": loss}, edits, 6, nested=True, rows=900, noise=0.15
     )
@@ -174,10 +174,14 @@ def test_figures_are_what_they_say():
 
 
 def test_the_verdict_says_how_the_list_was_chosen():
-    by_rule = Edits("x", NONE, {}, rule="wrong-50")
+    by_rule = ChosenEdits(NONE, {}, "x", rule="wrong-50")
     assert verdict.warn_of_sight(by_rule) == ""
-    assert verdict.warn_of_sight(Edits("x", NONE, {})).startswith("This list was made with all")
-    assert verdict.warn_of_sight(Edits(BY_DECISIONS, NONE, {})).startswith("These decisions were")
+    assert verdict.warn_of_sight(ChosenEdits(NONE, {}, "x")).startswith(
+        "This list was made with all"
+    )
+    assert verdict.warn_of_sight(ChosenEdits(NONE, {}, BY_DECISIONS)).startswith(
+        "These decisions were"
+    )
 
 
 def test_why_the_plain_log_loss_rises():

@@ -12,10 +12,9 @@ import dross
 from dross.cleaning.chats import ChatColumns, read_chats
 from dross.cli.app import main
 from dross.errors import InvalidInput, NotSupported
-from dross.finetune.encode import encode_chats
-from dross.finetune.estimate import Cost, check_affordable
-from dross.finetune.model import load
-from dross.finetune.options import ChatOptions
+from dross.finetune.clean import Cost, check_affordable
+from dross.finetune.examples import encode_chats
+from dross.finetune.model import ChatOptions, load
 from tests.finetune.tiny import make_rows, save_model, write_rows
 
 
@@ -203,7 +202,7 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
         dross.clean_chats(chats, model, out=tmp_path / "run", progress=False)
     for way in ("18 of the 36 examples", "`lora` of 8 and `last_layers` of 2"):
         assert way in str(refused.value)
-    check_affordable(slow, None, 36, force=True)  # type: ignore[arg-type]
+    check_affordable(slow, None, force=True)  # type: ignore[arg-type]
 
 
 def test_options_of_chats_are_refused_for_tables_and_the_other_way_round(run, made):

@@ -4,9 +4,8 @@ import importlib.util
 from pathlib import Path
 
 from dross.cleaning.chats import ChatColumns, read_chats
-from dross.finetune.encode import encode_chats
-from dross.finetune.model import load
-from dross.finetune.options import ChatOptions
+from dross.finetune.examples import encode_chats
+from dross.finetune.model import ChatOptions, load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chats_small.py"
 

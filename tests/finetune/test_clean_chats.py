@@ -11,13 +11,12 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross.cleaning.chats import ChatColumns
+from dross.cleaning.inputs import Request
 from dross.cleaning.modality import PARTS
 from dross.cleaning.project import Project
 from dross.errors import InputChanged, InvalidInput
-from dross.finetune.model import load
-from dross.finetune.options import ChatOptions
-from dross.finetune.parts import prepare_examples
+from dross.finetune.examples import open_examples
+from dross.finetune.model import ChatOptions, load
 from tests.finetune.conftest import QUICK
 from tests.finetune.tiny import as_messages, make_rows, write_rows
 
@@ -131,10 +130,11 @@ def test_what_was_stopped_goes_on(made, model, tmp_path, monkeypatch):
 
 def test_near_duplicates_are_in_one_part(model, tmp_path):
     rows = [row for row in make_rows(60) for _ in range(2)]
-    files = {"train": write_rows(tmp_path / "twice.jsonl", rows)}
-    loaded, cpu = load(ChatOptions(str(model))), torch.device("cpu")
-    how = {"seed": 0, "device": cpu, "progress": False}
-    examples, (copies, counts) = prepare_examples(files, ChatColumns(), loaded, None, **how)
+    request = Request(str(write_rows(tmp_path / "twice.jsonl", rows)), "response")
+    options = ChatOptions(str(model))
+    examples, (copies, counts) = open_examples(
+        request, options, load(options), torch.device("cpu"), progress=False
+    )
     lines = {part: {int(name[5:]) for name in examples.names(part)} for part in PARTS}
     for found in lines.values():  # lines 1 and 2 are the same, 3 and 4, ...
         assert {(number - 1) ^ 1 for number in found} == {number - 1 for number in found}

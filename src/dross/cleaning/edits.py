@@ -1,37 +1,32 @@
 """What to remove and what to relabel: the decisions, the suggestion, or the top of a list."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InvalidInput
 from .decisions import TRAIN, Decision, check_belongs
 from .modality import MIN_INSTANCES
-from .plans import RULES, KnownPlan
+from .plans import KEEP, RELABEL, REMOVE, RULES, Edits, PlanResult
 from .project import Project
 
 BY_DECISIONS = "decisions"
 
 
 @dataclass(frozen=True)
-class Edits:
-    """How the cleaned training data differ from the original."""
+class ChosenEdits(Edits):
+    """How the cleaned training data differ from the original, and who says so."""
 
     what: str  # in words; BY_DECISIONS where a person decided on the page
-    removed: np.ndarray  # int64 [R]: ids
-    relabelled: dict[int, str]  # id -> its new label
-    decided: dict[int, Decision] = field(default_factory=dict)  # all that a person decided
     rule: str | None = None  # the rule that they follow, if any; see RULES
     ranked: bool = False  # whether they are the top of a list that models have ordered
+    kept: tuple[int, ...] = ()  # the ids that a person decided to keep
 
-    def __len__(self) -> int:
-        return len(self.removed) + len(self.relabelled)
-
-    def by_id(self) -> dict[int, Decision]:
+    def decisions(self) -> dict[int, Decision]:
         """What happens to each instance, in the order of ids, with those that a person kept."""
-        decided = dict(self.decided)
-        decided |= {int(id): ("remove", None) for id in self.removed}
-        decided |= {id: ("relabel", label) for id, label in self.relabelled.items()}
+        decided: dict[int, Decision] = dict.fromkeys(self.kept, (KEEP, None))
+        decided |= {int(id): (REMOVE, None) for id in self.removed}
+        decided |= {id: (RELABEL, label) for id, label in self.relabelled.items()}
         return dict(sorted(decided.items()))
 
 
@@ -41,7 +36,7 @@ def choose_edits(
     relabel: int | None,
     decisions: bool,
     plan: str | None = None,
-) -> Edits:
+) -> ChosenEdits:
     """The edits that a caller asks for.
 
     remove, relabel: how many of the most harmful, and of the most probably mislabelled; plan: the
@@ -74,11 +69,7 @@ def choose_edits(
     return _from_suggestion(project)
 
 
-def _most_harmful(project: Project, count: int) -> np.ndarray:
-    return project.instances.sort_values("harm_rank").index.to_numpy()[:count]
-
-
-def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
+def _from_rankings(project: Project, remove: int, relabel: int) -> ChosenEdits:
     """An instance in both lists is relabelled, not removed."""
     instances = project.instances
     suspects = instances[instances["mislabel_rank"] >= 0].sort_values("mislabel_rank")
@@ -90,7 +81,7 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
         )
     predictions = suspects.head(relabel)["prediction"]
     relabelled = {int(id): str(label) for id, label in predictions.items()}
-    harmful = _most_harmful(project, remove)
+    harmful = instances.sort_values("harm_rank").index.to_numpy()[:remove]
     in_both = np.isin(harmful, list(relabelled))
     what = []
     if remove:
@@ -99,24 +90,28 @@ def _from_rankings(project: Project, remove: int, relabel: int) -> Edits:
         what.append(f"{len(relabelled)} most probably mislabelled relabelled")
     if in_both.any():
         what.append(f"{int(in_both.sum())} that are in both lists only relabelled")
-    return Edits(", ".join(what), harmful[~in_both], relabelled, ranked=True)
+    return ChosenEdits(harmful[~in_both], relabelled, ", ".join(what), ranked=True)
 
 
-def _from_decisions(project: Project) -> Edits:
-    decided, count = project.current_decisions(), len(project.instances)
+def _from_decisions(project: Project) -> ChosenEdits:
+    decided = project.current_decisions()
+    count = len(project.instances)
     path = project.folder / "decisions.sqlite"
     check_belongs(decided, path, TRAIN, count, project.classes)
-    removed = [id for id, (action, _) in decided.items() if action == "remove"]
-    relabelled = {id: str(label) for id, (action, label) in decided.items() if action == "relabel"}
+    removed = [id for id, (action, _) in decided.items() if action == REMOVE]
+    relabelled = {id: str(label) for id, (action, label) in decided.items() if action == RELABEL}
+    kept = [id for id, (action, _) in decided.items() if action == KEEP]
     if len(removed) > count - MIN_INSTANCES // 2:
         raise InvalidInput(
             f"{len(removed)} of {count} training instances are removed: too few are left "
             "to train on. Undo some of these decisions."
         )
-    return Edits(BY_DECISIONS, np.array(removed, dtype=np.int64), relabelled, decided)
+    return ChosenEdits(
+        np.array(removed, dtype=np.int64), relabelled, BY_DECISIONS, kept=tuple(kept)
+    )
 
 
-def _from_suggestion(project: Project) -> Edits:
+def _from_suggestion(project: Project) -> ChosenEdits:
     if project.recommended is None:
         raise InvalidInput(
             "Nothing has been decided, and no change is recommended. "
@@ -125,7 +120,7 @@ def _from_suggestion(project: Project) -> Edits:
     return _from_plan(project.recommended)
 
 
-def find_plan(project: Project, name: str) -> KnownPlan:
+def find_plan(project: Project, name: str) -> PlanResult:
     """The plan of this name; `recommended` is the recommended one."""
     if name == "recommended" and project.recommended is not None:
         return project.recommended
@@ -136,7 +131,7 @@ def find_plan(project: Project, name: str) -> KnownPlan:
     raise InvalidInput(f"There is no plan '{name}' in {project.folder}. Its plans: {known}.")
 
 
-def _from_plan(plan: KnownPlan) -> Edits:
+def _from_plan(plan: PlanResult) -> ChosenEdits:
     rule = plan.name if plan.name in RULES else None
     what = f"the plan {plan.name} ({plan.what})"
-    return Edits(what, plan.removed, plan.relabelled, rule=rule)
+    return ChosenEdits(plan.removed, plan.relabelled, what, rule=rule)

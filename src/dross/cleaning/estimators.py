@@ -8,21 +8,30 @@ verdict names it, so it may be imported; what a project names never is.
 import difflib
 import importlib
 import inspect
+import random
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import joblib
+import numpy as np
 import sklearn
-from sklearn.base import BaseEstimator
+import torch
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils import all_estimators
+from torch import Tensor
 
 from ..errors import InvalidInput, first_line
+from .training import ModelSpec
 from .user_code import import_function, source_digest
 
 _KINDS = {"classification": "classifier", "regression": "regressor"}
 _ENDINGS = {"classification": "Classifier", "regression": "Regressor"}
+_BOOTSTRAP = 11  # the stream of a seed that draws samples
+_MAX_SEED = 1 << 32  # numpy's generators take no larger ones
+_SAME = 1e-3  # probabilities, or deviations of the label, by which two seeds may differ by rounding
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,6 @@ class JudgingModel:
     estimator: Any
     name: str  # for people
     entry: str  # as it was given; empty for an object
-
-    @property
-    def is_probabilistic(self) -> bool:
-        """Whether it says how sure it is, and not only what it predicts."""
-        return hasattr(self.estimator, "predict_proba")
 
     def describe(self) -> dict[str, str]:
         """Everything that decides what it learns, as JSON holds it."""
@@ -196,3 +200,140 @@ def _find_kind(estimator: Any) -> str | None:
 
 def _named(model: str) -> str:
     return f"`estimator` {model}"
+
+
+# --- fits -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimators:
+    """Fits an estimator of the user's own.
+
+    Where the seeds make no difference to what it learns, each seed draws a bootstrap sample of the
+    rows instead, the same one for all three fits: a comparison needs a spread.
+    """
+
+    model: JudgingModel
+    classes: int  # 0 where labels are numbers
+    scale: tuple[float, float]
+    resample: bool = False
+
+    def predict(
+        self, x: Tensor, y: Tensor, specs: Sequence[ModelSpec], queries: Tensor
+    ) -> Iterator[tuple[np.ndarray | None, np.ndarray]]:
+        """As `Networks.predict`; without `predict_proba` there are no probabilities."""
+        inputs = x.flatten(1).numpy()
+        for spec in specs:
+            rows = np.arange(len(y))
+            if self.resample:
+                rows = draw_sample(y.numpy() if self.classes else None, len(y), spec.seed)
+            rows = rows[np.isin(rows, spec.ids)]
+            labels = (y if spec.labels is None else spec.labels)[rows]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # `try_seeds` has shown them once
+                yield self.fit_and_predict(
+                    inputs[rows], labels, spec.seed, queries.flatten(1).numpy()
+                )
+
+    def try_seeds(
+        self, x: np.ndarray, y: Tensor, queries: np.ndarray, seeds: Sequence[int]
+    ) -> tuple[bool, list[str]]:
+        """Fit everything with two seeds, and compare what they predict.
+
+        Returns:
+            Whether they differ, and the first lines of their warnings.
+
+        Raises:
+            InvalidInput: it cannot be fitted.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            one, other = (self.fit_and_predict(x, y, seed, queries) for seed in seeds)
+        lines = list(dict.fromkeys(first_line(each.message) for each in caught))  # type: ignore[arg-type]
+        differ = any(
+            np.abs(first - second).max() > _SAME
+            for first, second in zip(one, other, strict=True)
+            if first is not None and second is not None
+        )
+        return differ, lines
+
+    def fit_and_predict(
+        self, x: np.ndarray, y: Tensor, seed: int, queries: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """Fit one estimator. Raises InvalidInput if it fails."""
+        if self.classes:
+            present, labels = np.unique(y.numpy(), return_inverse=True)  # some insist on no gaps
+        else:
+            present = None
+            labels = y.numpy()[:, 0].astype(np.float64) * self.scale[1] + self.scale[0]
+        step = "fit"
+        try:
+            with _seeded(seed):
+                estimator = _prepare(self.model.estimator, seed)
+                estimator.fit(x, labels)
+                step = "predict"
+                if present is None:
+                    numbers = np.asarray(estimator.predict(queries), dtype=np.float64)
+                    _check_finite(numbers, "predict")
+                    numbers = (numbers.reshape(-1, 1) - self.scale[0]) / self.scale[1]
+                    return numbers, numbers
+                return self._predict_classes(estimator, queries, present)
+        except Exception as error:  # somebody else's code can fail in any way
+            raise InvalidInput(
+                f"{self.model.name} fails to {step} ({type(error).__name__}: {first_line(error)}). "
+                "No verdict was written, and the project is unchanged."
+            ) from error
+
+    def _predict_classes(
+        self, estimator: Any, queries: np.ndarray, present: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """present: the classes that it has learned; the others have probability 0."""
+        places = np.asarray(estimator.predict(queries)).reshape(len(queries)).astype(np.int64)
+        predicted = present[places]
+        if not hasattr(estimator, "predict_proba"):
+            return None, predicted
+        of_learned = np.asarray(estimator.predict_proba(queries), dtype=np.float64)
+        _check_finite(of_learned, "predict_proba")
+        default = np.arange(len(present))
+        learned = np.asarray(getattr(estimator, "classes_", default)).astype(np.int64)
+        probabilities = np.zeros((len(queries), self.classes))
+        probabilities[:, present[learned]] = of_learned
+        return probabilities, predicted
+
+
+def draw_sample(y: np.ndarray | None, count: int, seed: int) -> np.ndarray:
+    """The ids of a bootstrap sample, of `count`; with classes y [count], each keeps its size."""
+    rng = np.random.default_rng([seed % _MAX_SEED, _BOOTSTRAP])
+    groups = [np.arange(count)] if y is None else [np.flatnonzero(y == c) for c in np.unique(y)]
+    return np.sort(np.concatenate([rng.choice(group, len(group)) for group in groups]))
+
+
+def _prepare(estimator: Any, seed: int) -> Any:
+    """An unfitted copy with every `random_state`, also those of its steps, set from the seed."""
+    copy: Any = clone(estimator, safe=False)
+    if hasattr(copy, "get_params") and hasattr(copy, "set_params"):
+        names = [name for name in copy.get_params() if name.split("__")[-1] == "random_state"]
+        if names:
+            copy.set_params(**dict.fromkeys(names, seed % _MAX_SEED))
+    return copy
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside, Python's, numpy's and torch's own random numbers are those of the seed."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(seed)
+            np.random.seed(seed % _MAX_SEED)
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _check_finite(numbers: np.ndarray, method: str) -> None:
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{method} returned numbers that are not finite")

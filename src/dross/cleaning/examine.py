@@ -18,7 +18,7 @@ from .job import Job
 from .label_noise import PRIORS, LabelNoise, Rows, estimate_label_noise
 from .modality import Frame
 from .model_choice import lower_rate, use_lowered_rate
-from .plans import NOISE_AWARE, KnownPlan, Recommendation, describe_actions, recommend
+from .plans import NOISE_AWARE, PlanResult, Recommendation, describe_actions, recommend
 from .project_files import delete_written, read_intact, write_sealed
 from .result_tables import edited_labels, instance_table, label_table
 from .scoring import (
@@ -53,9 +53,7 @@ class Outcome:
     verified_ids: np.ndarray  # int64: the instances that were checked by retraining
     scale: float  # of the expected error that the scores are about
     agreement: float | None  # between halves of the runs
-    plans: list[KnownPlan]
-    recommended: KnownPlan | None
-    recommendation: dict[str, Any]  # as project.json keeps it
+    recommendation: Recommendation
     noise: dict[str, Any]  # what project.json keeps of the noise model
     why: dict[str, dict[str, Any]]  # the content of why.json
 
@@ -81,7 +79,7 @@ def examine(
     noise = estimate_label_noise(rows, PRIORS[job.labels], seed=job.request.seed)
     job.say(describe_cost(estimate_cost(job, searched, time.monotonic() - started)))
     stages.begin("plans")
-    found, checks = _recommend(job, rows, noise, checked)
+    recommendation, checks = _recommend(job, rows, noise, checked)
     scored_data = checked.apply(job.prepared)
     scored_job = replace(job, prepared=scored_data)
     errors = None if rows.classes else rows.y - noise.best_other[0]
@@ -91,12 +89,11 @@ def examine(
     recipe, runs, scored = _score(scored_job, recipe, parts, scale)
     stages.begin("checks")
     verified = _verify(scored_job, runs[0], parts[0], scored)
-    plans, recommended = _name_plans(job, found, checked)
     outliers = outlier_ranks(runs[0], job.pair)
     instances = instance_table(job.prepared, scored, noise, checked, outliers)
     learned = parts[0].learned[verified.verification.instances]
     instances.loc[learned, "verified"] = verified.verification.actual
-    instances = _add_actions(instances, recommended, noise, checked)
+    instances = _add_actions(instances, recommendation.plan, noise, checked)
     why = _explain(scored_job, instances, runs[0], recipe, parts[0], verified)
     return Outcome(
         instances=instances,
@@ -107,9 +104,7 @@ def examine(
         verified_ids=learned,
         scale=scored.scale,
         agreement=split_half_agreement(scored.by_run),
-        plans=plans,
-        recommended=recommended,
-        recommendation=_describe(found, plans, recommended),
+        recommendation=recommendation,
         noise=_describe_noise(noise, rows),
         why=checked.restore_ids(why, len(job.prepared.y["validation"])),
     )
@@ -121,7 +116,7 @@ def examine(
 def _recommend(
     job: Job, rows: Rows, noise: LabelNoise, checked: CheckedLabels
 ) -> tuple[Recommendation, list[int]]:
-    """The recommendation, and the places in the checked part whose labels to check."""
+    """The recommendation by ids and names, and the ids in the checked part to check."""
     start = len(job.prepared.y["train"]) if checked.part == "validation" else 0
     left = checked.left(len(job.prepared.y[checked.part]))
     drawn = _read_checks(job)
@@ -142,7 +137,7 @@ def _recommend(
     places = left[recommendation.checks[inside] - start].tolist()
     new = dict(zip(places, recommendation.check_weights[inside].tolist(), strict=True))
     write_sealed(job.folder / _CHECKS, {"drawn": sorted((drawn | new).items())})
-    return recommendation, places
+    return _name_plans(job, recommendation, checked), places
 
 
 def _read_checks(job: Job) -> dict[int, float]:
@@ -154,41 +149,37 @@ def _read_checks(job: Job) -> dict[int, float]:
     return {int(row[0]): float(row[1]) for row in rows if len(row) == 2 and row[1] > 0}
 
 
-def _name_plans(
-    job: Job, found: Recommendation, checked: CheckedLabels
-) -> tuple[list[KnownPlan], KnownPlan | None]:
-    """The plans in ids and labels of the training part, with the corrections by a person."""
+def _name_plans(job: Job, found: Recommendation, checked: CheckedLabels) -> Recommendation:
+    """Plans in ids and labels of the training part, with the corrections by a person."""
     by_person = checked.part == "train"
     corrected = checked.corrected if by_person else {}
     wrong = checked.wrong if by_person else []
     plans = []
-    for result in found.plans:
-        labels = edited_labels(job.prepared, result.edits.labels)
-        relabelled = dict(zip(result.edits.relabelled.tolist(), labels, strict=True))
+    for plan in found.plans:
+        labels = edited_labels(job.prepared, plan.relabelled.values())
+        relabelled = dict(zip(plan.relabelled, labels, strict=True))
         relabelled = {id: label for id, label in relabelled.items() if id not in wrong} | corrected
-        removed = np.union1d(result.edits.removed, wrong).astype(np.int64)
+        removed = np.union1d(plan.removed, wrong).astype(np.int64)
         removed = removed[~np.isin(removed, list(corrected))]
-        what = describe_actions(len(removed), len(relabelled))
-        figures = {name: result.figures[name] for name in _SHOWN if name in result.figures}
-        plans.append(KnownPlan(result.name, what, removed, relabelled, figures))
-    recommended = next((plan for plan in plans if plan.name == found.recommended), None)
-    if recommended is None and (corrected or wrong):
-        what = f"{describe_actions(len(wrong), len(corrected))}, as checked by you"
-        removed = np.array(sorted(wrong), dtype=np.int64)
-        recommended = KnownPlan(CHECKED_ONLY, what, removed, dict(corrected), {})
-        plans = [*plans, recommended]
-    return plans, recommended
-
-
-def _describe(
-    found: Recommendation, plans: list[KnownPlan], recommended: KnownPlan | None
-) -> dict[str, Any]:
-    return {
-        "state": found.state,
-        "reason": found.reason,
-        "recommended": None if recommended is None else recommended.name,
-        "plans": [plan.to_json() for plan in plans],
-    }
+        plans.append(
+            replace(
+                plan,
+                removed=removed,
+                relabelled=relabelled,
+                what=describe_actions(len(removed), len(relabelled)),
+                figures={name: plan.figures[name] for name in _SHOWN if name in plan.figures},
+            )
+        )
+    if found.recommended is not None or not (corrected or wrong):
+        return replace(found, plans=plans)
+    only_checked = PlanResult(
+        removed=np.array(sorted(wrong), dtype=np.int64),
+        relabelled=dict(corrected),
+        name=CHECKED_ONLY,
+        what=f"{describe_actions(len(wrong), len(corrected))}, as checked by you",
+        figures={},
+    )
+    return replace(found, plans=[*plans, only_checked], recommended=CHECKED_ONLY)
 
 
 def _describe_noise(noise: LabelNoise, rows: Rows) -> dict[str, Any]:
@@ -201,7 +192,7 @@ def _describe_noise(noise: LabelNoise, rows: Rows) -> dict[str, Any]:
 
 
 def _add_actions(
-    instances: Frame, plan: KnownPlan | None, noise: LabelNoise, checked: CheckedLabels
+    instances: Frame, plan: PlanResult | None, noise: LabelNoise, checked: CheckedLabels
 ) -> Frame:
     """The columns `action` and `confidence`: how sure it is that the action is right."""
     instances = instances.assign(action="keep", confidence=np.nan)

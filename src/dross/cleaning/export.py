@@ -19,7 +19,7 @@ from .._text import disarm_cell
 from ..errors import CorruptFile, DrossError, InvalidInput, first_line
 from . import images
 from .chats import CHATS, check_same_format, copy_chats
-from .edits import Edits, choose_edits
+from .edits import ChosenEdits, choose_edits
 from .images import check_replaceable, write_pictures
 from .inputs import check_output_file, check_output_folder, input_paths
 from .memory import give_back, name_row, pixels_of
@@ -155,7 +155,7 @@ def _read_rows(source: Path, raw: bytes) -> Any:
     return [json.loads(line) for line in raw.split(b"\n") if line.strip()]
 
 
-def _name_edits(project: Project, edits: Edits) -> RowEdits:
+def _name_edits(project: Project, edits: ChosenEdits) -> RowEdits:
     """The edits by the names of instances in the input: `row 17`, or a file name."""
     names = project.instances["source"]
     if read_request(project).given is not None:
@@ -171,7 +171,7 @@ class _Task:
     """One export. Copy and list are made from the same edits: later decisions touch neither."""
 
     project: Project
-    edits: Edits
+    edits: ChosenEdits
     source: Path
     to: Path
 
@@ -254,7 +254,7 @@ class _Task:
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(_LISTED)
-        for id, (action, label) in self.edits.by_id().items():
+        for id, (action, label) in self.edits.decisions().items():
             row = self.project.instances.loc[id]
             cells = [row["source"], row["label"], action, label or "", f"{row['score']:.6g}"]
             writer.writerow([id, *map(disarm_cell, [*cells, row["prediction"]])])

@@ -11,7 +11,7 @@ from .duplicates import describe_copies
 from .modality import Frame
 from .plans import (
     REMOVE,
-    KnownPlan,
+    PlanResult,
     describe_actions,
     describe_figure,
     find_vanished,
@@ -106,7 +106,7 @@ def describe_recommendation(about: dict[str, Any], instances: Frame) -> tuple[st
     return what, why + warnings
 
 
-def describe_figures(plan: KnownPlan) -> str:
+def describe_figures(plan: PlanResult) -> str:
     """What a plan does to models, as in "error 15.7 % -> 14.2 % (...)"; "" if not measured."""
     changes = []
     for name, figure in name_figures(plan.figures).items():
@@ -197,7 +197,7 @@ def _harmful(about: dict[str, Any], instances: Frame) -> str:
     )
 
 
-def _warn_of_vanished(plan: KnownPlan, about: dict[str, Any], instances: Frame) -> str:
+def _warn_of_vanished(plan: PlanResult, about: dict[str, Any], instances: Frame) -> str:
     """A plan may take the last instances of a class."""
     gone = find_vanished(instances["label"], plan.removed, plan.relabelled, about["classes"])
     if not gone:

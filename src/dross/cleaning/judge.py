@@ -15,11 +15,10 @@ predictions through it before it compares them with the given labels; verdict.py
 """
 
 import hashlib
-import json
+import importlib
 import os
-import random
 import time
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.base import clone
 from torch import Tensor
 
 from .._checks import check_count
@@ -38,11 +36,12 @@ from .._progress import progress_bar
 from ..data.seeds import mix_seeds
 from ..distributed.jobs import ResultStore, sweep, uses_workers
 from ..engine.device import choose_device
-from ..errors import DrossError, InvalidInput, first_line
+from ..errors import DrossError, InvalidInput
 from . import plans
+from .chats import CHATS
 from .checked_labels import project_rows
-from .edits import Edits, choose_edits
-from .estimators import JudgingModel, find_model
+from .edits import ChosenEdits, choose_edits
+from .estimators import Estimators, JudgingModel, find_model
 from .label_noise import (
     PRIORS,
     LabelNoise,
@@ -52,32 +51,24 @@ from .label_noise import (
     principal_components,
 )
 from .modality import PreparedData
+from .plans import NO_EDITS, Edits
 from .project import Project
 from .project_files import delete_stale_files, delete_written, write_sealed
-from .registered import judge_of
 from .reopen import reopen_inputs
 from .report import write_report
 from .task import read_learnable
 from .tracking import report_verdict
-from .training import NO_EDITS, EncodedEdits, Recipe, train_many
+from .training import ModelSpec, Recipe, train_many
 from .verdict import (
     ABSOLUTE_ERROR,
     BRIER,
     ERROR,
-    IMPROVED,
-    INCONCLUSIVE,
     LOG_LOSS,
     NO_PROBABILITIES,
+    PLAIN,
     SQUARED_ERROR,
     Verdict,
-    advise,
-    best_reading,
-    compare_metric,
-    decide_verdict,
-    describe_plain,
-    describe_verdict,
-    warn_of_reuse,
-    warn_of_sight,
+    reach_verdict,
     warn_of_vanished,
 )
 
@@ -88,15 +79,12 @@ _ASSIGNMENTS, _QUICK_ASSIGNMENTS = 2, 1  # of rows to folds
 _SEEDS_SIDE_BY_SIDE = 5
 _STATUS = "judging.json"
 
-_FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
-_CONTROL = 7  # the stream within it that draws the control's edits
+FRESH = 1_000_003  # the stream of seeds that nothing before the verdict has used
+CONTROL = 7  # the stream within it that draws the control's edits
 _FOLDED = 9  # and the one that assigns rows to folds
-_BOOTSTRAP = 11  # the stream of a seed that draws samples
 
-_MAX_SEED = 1 << 32  # numpy's generators take no larger ones
-_SAME = 1e-3  # probabilities, or deviations of the label, by which two seeds may differ by rounding
 _RATES = "rates"  # the estimated share of wrong labels, of each row
-_PLAIN = "plain "  # before the names of measures that count every given label as right
+_ABOVE = "dross.finetune.trials"  # judges chats, in a layer above this one
 
 
 def judge(
@@ -166,49 +154,43 @@ def judge(
     """
     project = Project.open(folder)
     edits = choose_edits(project, remove, relabel, decisions, plan)
-    count = seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS
+    has_chats = project.about["kind"] == CHATS
+    count = seeds if seeds is not None else QUICK_SEEDS if quick or has_chats else SEEDS
     check_seeds(count)
     here = choose_device(device)
     uses_workers(n_jobs)  # raises if there cannot be that many
     check_writable(project.folder)
     delete_stale_files(project.folder)
-    if (train := judge_of(project.about["kind"])) is not None:
+    if has_chats:
         if estimator is not None:
             raise InvalidInput(
                 "Chats are judged by the model that is fine-tuned: leave out `estimator`."
             )
-        count = QUICK_SEEDS if seeds is None else seeds
-        return _judge_otherwise(train, project, edits, count, device=here, progress=progress)
-    model = None if estimator is None else find_model(estimator, project.about["task"])
-    prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
-    judgement = Judgement(
-        prepared=prepared,
-        rows=project_rows(project, prepared),
-        recipe=replace(recipe, device=str(here)),
-        edits=edits,
-        labels=project.about["labels"],
-        seeds=count,
-        assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
-        model=model,
-        progress=progress,
-        n_jobs=n_jobs,
-    )
-    settings = {
-        "data": project.about["digest"],
-        "recipe": recipe.to_json(),
-        "make": project.about["options"]["make"],
-    }
-    store = judgement.keep_in(project.folder / "judging", settings)
+        open_judgement = importlib.import_module(_ABOVE).open_judgement
+        judgement = open_judgement(project, edits, count, device=here, progress=progress)
+    else:
+        model = None if estimator is None else find_model(estimator, project.about["task"])
+        prepared, recipe = reopen_inputs(project, trust_code, needs_model=model is None)
+        judgement = RowJudgement(
+            edits=edits,
+            seeds=count,
+            progress=progress,
+            n_jobs=n_jobs,
+            prepared=prepared,
+            rows=project_rows(project, prepared),
+            recipe=replace(recipe, device=str(here)),
+            labels=project.about["labels"],
+            assignments=_QUICK_ASSIGNMENTS if quick else _ASSIGNMENTS,
+            model=model,
+            made_from={
+                "data": project.about["digest"],
+                "recipe": recipe.to_json(),
+                "make": project.about["options"]["make"],
+            },
+        )
+    store = ResultStore.under(project.folder / "judging", judgement.settings)
     with show_progress(project.folder, judgement.models) as tell:
         verdict = judgement.run(store, tell, earlier=len(project.verdicts()))
-    _keep_verdict(project, verdict, store.folder)
-    return verdict
-
-
-def _judge_otherwise(train: Any, project: Project, edits: Edits, seeds: int, **how: Any) -> Verdict:
-    """Judge a project whose models are trained by a package above this one; see registered.py."""
-    with show_progress(project.folder, seeds) as tell:
-        verdict, store = train(project, edits, seeds, tell, **how)
     _keep_verdict(project, verdict, store.folder)
     return verdict
 
@@ -252,16 +234,12 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def _new_verdict_file(folder: Path) -> Path:
-    """A name with the current time, which no other process uses."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    taken = len(list(folder.glob(f"{stamp}*.json")))
-    return folder / f"{stamp}-{taken:02d}-{os.getpid()}.json"
-
-
 def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
     """Write the verdict and the report; then delete the results that they rest on."""
-    write_sealed(_new_verdict_file(project.folder / "verdicts"), verdict.to_json())
+    folder = project.folder / "verdicts"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    taken = len(list(folder.glob(f"{stamp}*.json")))
+    write_sealed(folder / f"{stamp}-{taken:02d}-{os.getpid()}.json", verdict.to_json())
     report_verdict(verdict, len(project.verdicts()))
     write_report(project)
     with suppress(DrossError):
@@ -270,14 +248,99 @@ def _keep_verdict(project: Project, verdict: Verdict, results: Path) -> None:
         results.parent.rmdir()
 
 
+# --- judgements -----------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Models that are trained by one job: those of some passes, for one fold.
+
+    In each pass every row is measured once. `fold` is bool [rows]: which rows are measured.
+    """
+
+    passes: tuple[int, ...]
+    fold: np.ndarray
+
+
+# Trains the models of a piece, before, after and control, in any process, and measures them: each
+# measure of each measured row, float64 [passes, 3, measured].
+Learner = Callable[[Piece], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Judgement(ABC):
+    """What is judged, by which models, on which rows."""
+
+    edits: ChosenEdits
+    seeds: int
+    progress: bool
+    n_jobs: int | None
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides what is measured, as JSON holds it."""
+
+    @property
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """The work, in parts that can be done apart."""
+
+    @property
+    @abstractmethod
+    def learner(self) -> Learner:
+        """Does the work."""
+
+    @abstractmethod
+    def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
+        """The verdict on what `measure` returns."""
+
+    @property
+    def models(self) -> int:
+        """How many are trained."""
+        return 3 * sum(len(piece.passes) for piece in self.pieces)
+
+    def run(
+        self,
+        store: ResultStore | None = None,
+        tell: Callable[[int], None] = lambda done: None,
+        *,
+        earlier: int = 0,
+    ) -> Verdict:
+        """Train, measure and decide.
+
+        Arguments:
+            store: Keeps what was measured.
+            tell: Called with how many models are done.
+            earlier: How many verdicts there are already.
+        """
+        return self.conclude(self.measure(store, tell), earlier)
+
+    def measure(
+        self, store: ResultStore | None = None, tell: Callable[[int], None] = lambda done: None
+    ) -> dict[str, np.ndarray]:
+        """Each measure of each measured row, [passes, 3, rows]."""
+        pieces = self.pieces
+        place = np.cumsum(np.any([piece.fold for piece in pieces], axis=0)) - 1
+        values: dict[str, np.ndarray] = {}
+        done = 0
+        results = sweep(
+            self.learner, pieces, what="judging", n_jobs=self.n_jobs, store=store, progress=False
+        )
+        shown = progress_bar("judging", self.models, show=self.progress, unit="models")
+        with shown as advance:
+            for number, measured in results:
+                passes, fold = pieces[number]
+                for name, each in measured.items():
+                    empty = np.zeros((self.seeds, 3, place[-1] + 1))
+                    whole = values.setdefault(name, empty)
+                    whole[np.ix_(passes, range(3), place[fold])] = each.numpy()
+                done += 3 * len(passes)
+                advance(3 * len(passes))
+                tell(done)
+        return values
+
+
 # --- models ---------------------------------------------------------------------------------------
-
-
-class ToTrain(NamedTuple):
-    """One model: its seed, and the edits of the rows that it learns."""
-
-    seed: int
-    edits: EncodedEdits
 
 
 @dataclass(frozen=True)
@@ -287,136 +350,20 @@ class Networks:
     recipe: Recipe
 
     def predict(
-        self, x: Tensor, y: Tensor, models: Sequence[ToTrain], asked: Tensor
+        self, x: Tensor, y: Tensor, specs: Sequence[ModelSpec], queries: Tensor
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Train models on x [N, ...] and y [N, ...], and predict the inputs `asked`.
+        """Train models on x [N, ...] and y [N, ...], and predict the inputs `queries` [Q, ...].
 
         Yields:
-            For each model its probabilities [asked, classes] and predicted classes [asked]; of
-            numbers the predictions [asked, 1] as the model learns them, twice.
+            For each model its probabilities [Q, classes] and predicted classes [Q]; of numbers the
+            predictions [Q, 1] as the model learns them, twice.
         """
-        specs = [edits.specify(seed, y, self.recipe.rate) for seed, edits in models]
-        outputs = train_many(self.recipe, x, y, specs).outputs(asked)
-        for found in outputs:
+        for outputs in train_many(self.recipe, x, y, specs).outputs(queries):
             if self.recipe.loss == "cross_entropy":
-                probabilities = torch.softmax(found.double(), 1).numpy()
+                probabilities = torch.softmax(outputs.double(), 1).numpy()
                 yield probabilities, probabilities.argmax(1)
             else:
-                yield found.double().numpy(), found.double().numpy()
-
-
-@dataclass(frozen=True)
-class Estimators:
-    """Fits an estimator of the user's own.
-
-    Where the seeds make no difference to what it learns, each seed draws a bootstrap sample of the
-    rows instead, the same one for all three fits: a comparison needs a spread.
-    """
-
-    model: JudgingModel
-    classes: int  # 0 where labels are numbers
-    scale: tuple[float, float]
-    resample: bool = False
-
-    def predict(
-        self, x: Tensor, y: Tensor, models: Sequence[ToTrain], asked: Tensor
-    ) -> Iterator[tuple[np.ndarray | None, np.ndarray]]:
-        """As `Networks.predict`; without `predict_proba` there are no probabilities."""
-        inputs = x.flatten(1).numpy()
-        for seed, edits in models:
-            rows = np.arange(len(y))
-            if self.resample:
-                rows = draw_sample(y.numpy() if self.classes else None, len(y), seed)
-            rows = rows[~np.isin(rows, edits.removed)]
-            labels = edits.relabel(y)[rows]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # `try_seeds` has shown them once
-                yield self.fit_and_predict(inputs[rows], labels, seed, asked.flatten(1).numpy())
-
-    def fit_and_predict(
-        self, x: np.ndarray, y: Tensor, seed: int, asked: np.ndarray
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """Fit one estimator. Raises InvalidInput if it fails."""
-        present, labels = None, y.numpy()
-        if self.classes:
-            present, labels = np.unique(labels, return_inverse=True)  # some insist on no gaps
-        else:
-            labels = labels[:, 0].astype(np.float64) * self.scale[1] + self.scale[0]
-        step = "fit"
-        try:
-            with _seeded(seed):
-                estimator = _prepare(self.model.estimator, seed)
-                estimator.fit(x, labels)
-                step = "predict"
-                if present is None:
-                    found = self._predict_numbers(estimator, asked)
-                    return found, found
-                return self._predict_classes(estimator, asked, present)
-        except InvalidInput:
-            raise
-        except Exception as error:  # somebody else's code can fail in any way
-            raise InvalidInput(
-                f"{self.model.name} fails to {step} ({type(error).__name__}: {first_line(error)}). "
-                "No verdict was written, and the project is unchanged."
-            ) from error
-
-    def _predict_numbers(self, estimator: Any, asked: np.ndarray) -> np.ndarray:
-        numbers = np.asarray(estimator.predict(asked), dtype=np.float64).reshape(-1, 1)
-        _check_finite(numbers, "predict")
-        return (numbers - self.scale[0]) / self.scale[1]
-
-    def _predict_classes(
-        self, estimator: Any, asked: np.ndarray, present: np.ndarray
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """present: the classes that it has learned; the others have probability 0."""
-        places = np.asarray(estimator.predict(asked)).reshape(len(asked)).astype(np.int64)
-        predicted = present[places]
-        if not self.model.is_probabilistic:
-            return None, predicted
-        given = np.asarray(estimator.predict_proba(asked), dtype=np.float64)
-        _check_finite(given, "predict_proba")
-        default = np.arange(len(present))
-        learned = np.asarray(getattr(estimator, "classes_", default)).astype(np.int64)
-        probabilities = np.zeros((len(asked), self.classes))
-        probabilities[:, present[learned]] = given
-        return probabilities, predicted
-
-
-def draw_sample(y: np.ndarray | None, count: int, seed: int) -> np.ndarray:
-    """The ids of a bootstrap sample, of `count`; with classes y [count], each keeps its size."""
-    rng = np.random.default_rng([seed % _MAX_SEED, _BOOTSTRAP])
-    groups = [np.arange(count)] if y is None else [np.flatnonzero(y == c) for c in np.unique(y)]
-    return np.sort(np.concatenate([rng.choice(group, len(group)) for group in groups]))
-
-
-def _prepare(estimator: Any, seed: int) -> Any:
-    """An unfitted copy with every `random_state`, also those of its steps, set from the seed."""
-    copy: Any = clone(estimator, safe=False)
-    if hasattr(copy, "get_params") and hasattr(copy, "set_params"):
-        names = [name for name in copy.get_params() if name.split("__")[-1] == "random_state"]
-        if names:
-            copy.set_params(**dict.fromkeys(names, seed % _MAX_SEED))
-    return copy
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Inside, Python's, numpy's and torch's own random numbers are those of the seed."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            random.seed(seed)
-            np.random.seed(seed % _MAX_SEED)
-            torch.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-
-
-def _check_finite(numbers: np.ndarray, method: str) -> None:
-    if not np.isfinite(numbers).all():
-        raise ValueError(f"{method} returned numbers that are not finite")
+                yield outputs.double().numpy(), outputs.double().numpy()
 
 
 # --- measures -------------------------------------------------------------------------------------
@@ -443,8 +390,8 @@ def measure_classes(
         return found
     plain = plans.held_out_losses(probabilities, y)
     found[LOG_LOSS] = plans.held_out_losses(probabilities, y, noise, rates)["log loss"]
-    found[_PLAIN + LOG_LOSS] = plain["log loss"]
-    found[_PLAIN + BRIER] = plain["brier"]
+    found[PLAIN + LOG_LOSS] = plain["log loss"]
+    found[PLAIN + BRIER] = plain["brier"]
     return found
 
 
@@ -463,25 +410,15 @@ def measure_numbers(
     return {
         ABSOLUTE_ERROR: plain["absolute error"],
         SQUARED_ERROR: plans.held_out_losses(predicted, y, noise, rates)["squared error"],
-        _PLAIN + SQUARED_ERROR: plain["squared error"],
+        PLAIN + SQUARED_ERROR: plain["squared error"],
     }
 
 
-# --- pieces of work -------------------------------------------------------------------------------
-
-
-class Piece(NamedTuple):
-    """Models that are trained by one job: those of some passes, for one fold.
-
-    In each pass every row is measured once. `fold` is bool [rows]: which rows are measured.
-    """
-
-    passes: tuple[int, ...]
-    fold: np.ndarray
+# --- rows: tables, images and texts ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Work:
+class RowLearner:
     """Trains and measures, in any process, the models of a piece: before, after, control."""
 
     trainer: Networks | Estimators
@@ -489,7 +426,7 @@ class Work:
     x: Tensor  # their inputs
     y: Tensor  # the given labels of the training rows, as models learn them
     scale: tuple[float, float]
-    edits: plans.Edits  # in places of training rows
+    edits: Edits  # with labels as `rows` has them
     rule: str | None  # repeat it for each fold, instead of `edits`
     labels: str  # annotated or observed
     noise: LabelNoise | None  # of the test file, if there is one
@@ -505,61 +442,57 @@ class Work:
         rates = noise.flip_rates(
             self.z[measured], self.rows.validation[measured], self.rows.checked[measured]
         )
-        models = []
+        specs = []
         for number in piece.passes:
-            seed = mix_seeds(_FRESH, len(self.y), number)
+            seed = mix_seeds(FRESH, len(self.y), number)
             control = draw_control(number, learned, len(self.y), edits, usual)
-            models += [ToTrain(seed, NO_EDITS)]
-            models += [ToTrain(seed, self._encode(one, learned)) for one in (edits, control)]
-        inside = torch.from_numpy(learned)
-        asked = self.x[torch.from_numpy(measured)]
-        said = self.trainer.predict(self.x[inside], self.y[inside], models, asked)
+            specs += [self._specify(seed, one, learned) for one in (NO_EDITS, edits, control)]
+        ids = torch.from_numpy(learned)
+        queries = self.x[torch.from_numpy(measured)]
         y = self.rows.y[measured]
-        each = []
-        for probabilities, predicted in said:
+        by_model = []
+        for probabilities, predicted in self.trainer.predict(
+            self.x[ids], self.y[ids], specs, queries
+        ):
             if self.rows.classes:
-                each.append(measure_classes(probabilities, predicted, y, noise, rates))
+                by_model.append(measure_classes(probabilities, predicted, y, noise, rates))
             else:
                 numbers = predicted[:, 0] * self.scale[1] + self.scale[0]
-                each.append(measure_numbers(numbers, y, noise, rates))
-        found = {name: np.stack([one[name] for one in each]) for name in each[0]}
-        shape = (len(piece.passes), 3, len(measured))
-        found = {name: torch.from_numpy(values.reshape(shape)) for name, values in found.items()}
+                by_model.append(measure_numbers(numbers, y, noise, rates))
         wrong = rates if not self.rows.classes else rates.mean(1)
-        return found | {_RATES: torch.from_numpy(np.ascontiguousarray(wrong))}
+        values = {name: np.stack([each[name] for each in by_model]) for name in by_model[0]}
+        values[_RATES] = np.tile(wrong, (len(by_model), 1))
+        shape = (len(piece.passes), 3, len(measured))
+        return {name: torch.from_numpy(each.reshape(shape)) for name, each in values.items()}
 
-    def _edit_without(self, fold: np.ndarray, inside: np.ndarray) -> tuple[plans.Edits, LabelNoise]:
+    def _edit_without(self, fold: np.ndarray, inside: np.ndarray) -> tuple[Edits, LabelNoise]:
         """What happens to the training rows outside of a fold, and the label noise there."""
         if self.noise is not None:
             return self.edits, self.noise
         if self.rule is not None:
-            edits, noise = plans.edits_without(self.rows, fold, self.rule, self.labels)
-            return edits, noise
+            return plans.edits_without(self.rows, fold, self.rule, self.labels)
         kept = self.rows.take(inside)
         noise = estimate_label_noise(kept, PRIORS[self.labels], z=self.z[inside])
         return self.edits, noise
 
-    def _encode(self, edits: plans.Edits, learned: np.ndarray) -> EncodedEdits:
-        """Edits in places of the rows that are learned, with labels as a model learns them."""
-        place = np.full(len(self.rows), -1)
-        place[learned] = np.arange(len(learned))
-        removed, relabelled = place[edits.removed], place[edits.relabelled]
-        here = relabelled >= 0
-        removed, labels = removed[removed >= 0], edits.labels[here]
-        if not here.any():
-            return EncodedEdits(removed, relabelled[here])
-        if self.rows.classes:
-            return EncodedEdits(
-                removed, relabelled[here], torch.from_numpy(labels.astype(np.int64))
-            )
-        scaled = (labels.astype(np.float64) - self.scale[0]) / self.scale[1]
-        scaled = torch.from_numpy(scaled.astype(np.float32))[:, None]
-        return EncodedEdits(removed, relabelled[here], scaled)
+    def _specify(self, seed: int, edits: Edits, learned: np.ndarray) -> ModelSpec:
+        """A model of the edited rows, in places of `learned`, with labels as models learn them."""
+        kept = np.flatnonzero(~np.isin(learned, edits.removed))
+        place = {id: number for number, id in enumerate(learned.tolist())}
+        new = {place[id]: label for id, label in edits.relabelled.items() if id in place}
+        if not new:
+            return ModelSpec(seed, kept)
+        labels = torch.tensor(list(new.values()), dtype=torch.float64)
+        if not self.rows.classes:
+            labels = (labels - self.scale[0]) / self.scale[1]
+        y = self.y[torch.from_numpy(learned)]
+        y[list(new)] = labels.to(y.dtype).reshape(-1, *y.shape[1:])
+        return ModelSpec(seed, kept, labels=y)
 
 
 def draw_control(
-    number: int, learned: np.ndarray, count: int, edits: plans.Edits, usual: np.ndarray
-) -> plans.Edits:
+    number: int, learned: np.ndarray, count: int, edits: Edits, usual: np.ndarray
+) -> Edits:
     """As many random edits of the rows that are learned; a pass takes the same in every fold.
 
     Arguments:
@@ -569,43 +502,37 @@ def draw_control(
         edits: Those that are judged.
         usual: What is predicted for each row that is learned: its label where it is relabelled.
     """
-    order = np.random.default_rng(mix_seeds(_FRESH, _CONTROL, number)).permutation(count)
+    order = np.random.default_rng(mix_seeds(FRESH, CONTROL, number)).permutation(count)
     place = np.full(count, -1)
     place[learned] = np.arange(len(learned))
     order = order[place[order] >= 0]
-    removed, relabelled = (
-        int(np.isin(ids, learned).sum()) for ids in (edits.removed, edits.relabelled)
-    )
+    removed = int(np.isin(edits.removed, learned).sum())
+    relabelled = int(np.isin(list(edits.relabelled), learned).sum())
     others = order[removed : removed + relabelled]
-    return plans.Edits(order[:removed], others, usual[place[others]])
-
-
-# --- the judgement --------------------------------------------------------------------------------
+    labels = usual[place[others]].tolist()
+    return Edits(order[:removed], dict(zip(others.tolist(), labels, strict=True)))
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What is judged, by which models, on which rows."""
+class RowJudgement(Judgement):
+    """A judgement on the rows of tables, images and texts, by networks or an estimator."""
 
     prepared: PreparedData
     rows: Rows  # training rows, then validation rows, with labels that a person corrected
     recipe: Recipe
-    edits: Edits
     labels: str  # annotated or observed
-    seeds: int
     assignments: int
     model: JudgingModel | None = None
-    progress: bool = False
-    n_jobs: int | None = None
+    made_from: dict[str, Any] | None = None  # settings that decide the rows and the recipe
 
-    def keep_in(self, folder: Path, settings: dict[str, Any]) -> ResultStore:
-        """Where results are kept: one folder for each judgement that could be asked for."""
-        digest = hashlib.sha256()
-        for values in (self.fixed.removed, self.fixed.relabelled, self.fixed.labels):
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides what is measured, as JSON holds it."""
+        digest = hashlib.sha256(repr(sorted(self.fixed.relabelled.items())).encode())
+        for values in (self.fixed.removed, self.rows.y, self.rows.checked):
             digest.update(np.ascontiguousarray(values).tobytes())
-        for values in (self.rows.y, self.rows.checked):
-            digest.update(np.ascontiguousarray(values).tobytes())
-        settings = settings | {
+        settings = {
+            "made_from": self.made_from,
             "seeds": self.seeds,
             "assignments": self.assignments if self.nested else 0,
             "rule": self.rule,
@@ -614,8 +541,7 @@ class Judgement:
         }
         if self.model is not None:
             settings["with"] = self.model.describe() | {"resampled": self.resampled}
-        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-        return ResultStore((folder / name).absolute(), settings)
+        return settings
 
     @property
     def nested(self) -> bool:
@@ -628,51 +554,9 @@ class Judgement:
         return self.edits.rule if self.nested else None
 
     @property
-    def models(self) -> int:
-        """How many are trained."""
-        return 3 * self.seeds * (FOLDS if self.nested else 1)
-
-    @property
     def resampled(self) -> bool:
         """Whether each pass draws a bootstrap sample."""
         return self.model is not None and not self._tried[0]
-
-    def run(
-        self,
-        store: ResultStore | None = None,
-        tell: Callable[[int], None] = lambda done: None,
-        *,
-        earlier: int = 0,
-    ) -> Verdict:
-        """Train, measure, decide; earlier: how many verdicts there are already."""
-        values, rates = self.measure(store, tell)
-        return self._decide(values, float(rates.mean()), earlier)
-
-    def measure(
-        self, store: ResultStore | None = None, tell: Callable[[int], None] = lambda done: None
-    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Each measure [passes, 3, measured rows], and the estimated noise of each row."""
-        pieces, work, done = self._pieces, self._work, 0
-        measured = np.flatnonzero(self._measured)
-        place = np.full(len(work.rows), -1)
-        place[measured] = np.arange(len(measured))
-        values: dict[str, np.ndarray] = {}
-        rates = np.zeros(len(measured))
-        options = {"n_jobs": self.n_jobs, "store": store, "progress": False}
-        shown = progress_bar("judging", self.models, show=self.progress, unit="models")
-        with shown as advance:
-            for number, found in sweep(work, pieces, what="judging", **options):
-                piece = pieces[number]
-                here = place[piece.fold]
-                rates[here] = found.pop(_RATES).numpy()
-                for name, each in found.items():
-                    empty = np.zeros((self.seeds, 3, len(measured)))
-                    whole = values.setdefault(name, empty)
-                    whole[np.ix_(list(piece.passes), [0, 1, 2], here.tolist())] = each.numpy()
-                done += 3 * len(piece.passes)
-                advance(3 * len(piece.passes))
-                tell(done)
-        return values, rates
 
     @cached_property
     def _all_rows(self) -> Rows:
@@ -702,31 +586,34 @@ class Judgement:
         return np.ones(len(rows), dtype=bool) if self.nested else rows.validation
 
     @cached_property
-    def _pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Piece]:
+        """Without a test file one for each fold, else one for some passes."""
         if not self.nested:
             is_small = self.model is None and self.recipe.model in ("linear", "mlp")
             size = _SEEDS_SIDE_BY_SIDE if is_small else 1
-            numbers = range(self.seeds)
+            passes = tuple(range(self.seeds))
             starts = range(0, self.seeds, size)
-            return [Piece(tuple(numbers[k : k + size]), self._measured) for k in starts]
+            return [Piece(passes[start : start + size], self._measured) for start in starts]
         pieces = []
         for assignment in range(min(self.assignments, self.seeds)):
-            fold = assign_folds(self._all_rows, FOLDS, mix_seeds(_FRESH, _FOLDED, assignment))
+            fold = assign_folds(self._all_rows, FOLDS, mix_seeds(FRESH, _FOLDED, assignment))
             passes = tuple(range(assignment, self.seeds, self.assignments))
             pieces += [Piece(passes, fold == number) for number in range(FOLDS)]
         return pieces
 
     @cached_property
-    def _work(self) -> Work:
-        rows, trained = self._all_rows, self.prepared.x["train"]
+    def learner(self) -> RowLearner:
+        """Trains networks, or the user's own estimator."""
+        rows = self._all_rows
+        inputs = self.prepared.x["train"]
         z = principal_components(rows.x)
         noise = None
         if not self.nested:
             noise = estimate_label_noise(rows, PRIORS[self.labels], z=z)
-        return Work(
+        return RowLearner(
             trainer=self._trainer,
             rows=rows,
-            x=torch.from_numpy(rows.x).reshape(-1, *trained.shape[1:]).to(trained.dtype),
+            x=torch.from_numpy(rows.x).reshape(-1, *inputs.shape[1:]).to(inputs.dtype),
             y=self.prepared.y["train"],
             scale=self.prepared.scale,
             edits=self.fixed,
@@ -736,7 +623,7 @@ class Judgement:
             z=z,
         )
 
-    @cached_property
+    @property
     def _trainer(self) -> Networks | Estimators:
         if self.model is None:
             return Networks(self.recipe)
@@ -758,36 +645,32 @@ class Judgement:
                 "Only one class has instances in training after these edits: there is nothing left "
                 f"to tell apart, and {self.model.name} cannot learn it. Remove fewer."
             )
-        fold = self._pieces[0].fold
+        fold = self.pieces[0].fold
         trained = len(self.prepared.y["train"])
         learned = torch.from_numpy(np.flatnonzero(~fold[:trained]))
-        asked = self._all_rows.x[fold]
-        y = self.prepared.y["train"][learned]
-        seeds = [mix_seeds(_FRESH, trained, number) for number in (0, 1)]
-        x = self.prepared.x["train"][learned].flatten(1).numpy()
-        return try_seeds(self._estimators, x, y, asked, seeds)
+        return self._estimators.try_seeds(
+            self.prepared.x["train"][learned].flatten(1).numpy(),
+            self.prepared.y["train"][learned],
+            self._all_rows.x[fold],
+            [mix_seeds(FRESH, trained, number) for number in (0, 1)],
+        )
 
     @cached_property
-    def fixed(self) -> plans.Edits:
-        """The edits in places of training rows, with labels as `rows` has them."""
-        relabelled = self.edits.relabelled
-        ids = np.array(list(relabelled), dtype=np.int64)
-        labels = list(relabelled.values())
+    def fixed(self) -> Edits:
+        """The edits with labels as `rows` has them."""
         classes = self.prepared.source.classes
-        if self.rows.classes:
-            place = {name: number for number, name in enumerate(classes)}
-            read = {label: place.get(label) for label in labels}
+        if classes:
+            number = {name: number for number, name in enumerate(classes)}
+            labels = {id: number.get(label) for id, label in self.edits.relabelled.items()}
         else:
-            read = {label: read_learnable(label) for label in labels}
-        unknown = [label for label, value in read.items() if value is None]
+            labels = {id: read_learnable(label) for id, label in self.edits.relabelled.items()}
+        unknown = [self.edits.relabelled[id] for id, label in labels.items() if label is None]
         if unknown:
-            what = "one of the classes" if self.rows.classes else "a number to learn"
+            what = "one of the classes" if classes else "a number to learn"
             raise InvalidInput(
                 f"Some instances were relabelled as '{min(unknown)}', which is not {what}."
             )
-        kind = np.int64 if self.rows.classes else np.float64
-        values = np.array([read[label] for label in labels], dtype=kind)
-        return plans.Edits(np.asarray(self.edits.removed, dtype=np.int64), ids, values)
+        return Edits(self.edits.removed, labels)
 
     @cached_property
     def _vanished(self) -> list[str]:
@@ -799,82 +682,48 @@ class Judgement:
         gone = np.setdiff1d(before, after[left])
         return [self.prepared.source.classes[int(place)] for place in gone]
 
-    # --- deciding ---
-
-    def _decide(self, values: dict[str, np.ndarray], noise: float, earlier: int) -> Verdict:
-        """values: as `measure` returns them."""
-        rows, measured = self._all_rows, self._measured
-        groups, count = rows.groups[measured], int(measured.sum())
-        compared = {name: compare_metric(each, groups) for name, each in values.items()}
-        plain = {
-            name.removeprefix(_PLAIN): each
-            for name, each in compared.items()
-            if name.startswith(_PLAIN)
-        }
-        metrics = {name: each for name, each in compared.items() if not name.startswith(_PLAIN)}
-        read = None
-        if LOG_LOSS in plain:
-            read = compare_metric(best_reading(values[LOG_LOSS], values[_PLAIN + LOG_LOSS]), groups)
-        verdict = decide_verdict(metrics, read)
-        if verdict == IMPROVED and self.nested and self.edits.ranked:
-            verdict = INCONCLUSIVE  # the models that measure helped to choose the list
-        judge = None if self.model is None else self.model.name
+    def conclude(self, values: dict[str, np.ndarray], earlier: int) -> Verdict:
+        """The verdict on what `measure` returns."""
+        rows = self._all_rows
+        measured = self._measured
+        # each row once; which rows share a fold depends on the assignment, and this is the last
+        rates = values.pop(_RATES)[min(self.assignments, self.seeds) - 1, 0]
+        estimator = None if self.model is None else self.model.name
         names = np.array([*self.prepared.source.classes, ""], dtype=object)
         labels = names[rows.y[measured]] if rows.classes else rows.y[measured]
         notes = [
-            advise(verdict, metrics, self.seeds, count),
-            describe_plain(plain, metrics),
             warn_of_vanished(self._vanished, labels),
             *[f"The model warns: {line}" for line in self._tried[1][:1]],
-            f"{judge} has no predict_proba: {NO_PROBABILITIES}." if set(metrics) == {ERROR} else "",
-            warn_of_sight(self.edits) if self.nested else warn_of_reuse(earlier),
         ]
-        about = {"resampled": self.resampled, "nested": self.nested, "rows": count, "noise": noise}
-        return Verdict(
-            made=time.strftime("%Y-%m-%d %H:%M"),
-            what=self.edits.what,
-            removed=len(self.edits.removed),
-            relabelled=len(self.edits.relabelled),
-            seeds=self.seeds,
-            metrics=metrics,
-            plain=plain,
+        if set(values) == {ERROR}:
+            notes.append(f"{estimator} has no predict_proba: {NO_PROBABILITIES}.")
+        return reach_verdict(
+            values,
+            self.edits,
+            model=estimator or self.recipe.model,
+            estimator=estimator,
+            groups=rows.groups[measured],
             per_class=self._compare_classes(values[ERROR]) if rows.classes else [],
-            verdict=verdict,
-            sentence=describe_verdict(verdict, metrics, self.edits, self.seeds, judge, **about),
-            settle=" ".join(filter(None, notes)),
-            model=judge or self.recipe.model,
-            **about,
+            notes=notes,
+            earlier=earlier,
+            resampled=self.resampled,
+            nested=self.nested,
+            noise=float(rates.mean()),
         )
 
     def _compare_classes(self, off: np.ndarray) -> list[dict[str, Any]]:
         """off: float64 [passes, 3, measured]: 1 where a prediction is not the given label."""
-        y, found = self._all_rows.y[self._measured], []
-        for place, name in enumerate(self.prepared.source.classes):
-            members = y == place
+        y = self._all_rows.y[self._measured]
+        compared = []
+        for number, name in enumerate(self.prepared.source.classes):
+            members = y == number
             if members.any():
-                before, after = (float(off[:, k][:, members].mean()) for k in (0, 1))
-                count = int(members.sum())
-                found.append({"class": name, "count": count, "before": before, "after": after})
-        return found
-
-
-def try_seeds(
-    estimators: Estimators, x: np.ndarray, y: Tensor, asked: np.ndarray, seeds: Sequence[int]
-) -> tuple[bool, list[str]]:
-    """Fit everything with two seeds, and compare what they predict.
-
-    Returns:
-        Whether they differ, and the first lines of their warnings.
-
-    Raises:
-        InvalidInput: it cannot be fitted.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        one, other = (estimators.fit_and_predict(x, y, seed, asked) for seed in seeds)
-    lines = list(dict.fromkeys(first_line(each.message) for each in caught))  # type: ignore[arg-type]
-    differ = False
-    for first, second in zip(one, other):
-        if first is not None and second is not None:
-            differ = differ or bool(np.abs(first - second).max() > _SAME)
-    return differ, lines
+                compared.append(
+                    {
+                        "class": name,
+                        "count": int(members.sum()),
+                        "before": float(off[:, 0][:, members].mean()),
+                        "after": float(off[:, 1][:, members].mean()),
+                    }
+                )
+        return compared

@@ -217,7 +217,6 @@ def find_recipe(job: Job) -> tuple[Job, SearchResult]:
     kept = {
         "rate": recipe.rate,
         "epochs": recipe.epochs,
-        "decay": recipe.decay,
         "curves": taken.found.curves,
         "searched_epochs": taken.found.epochs,
         "seconds_per_step": taken.found.seconds_per_step,
@@ -276,8 +275,8 @@ def _reuse(job: Job, saved: dict[str, Any]) -> tuple[Job, SearchResult] | None:
         data = encode_again(job.prepared, encoding, job.folder, job.digest)
     except CorruptFile:
         return None
-    found = {"rate": saved["rate"], "epochs": saved["epochs"], "decay": saved.get("decay", False)}
-    recipe = replace(_base_recipe(job, model, data), **found)
+    recipe = _base_recipe(job, model, data)
+    recipe = replace(recipe, rate=saved["rate"], epochs=saved["epochs"])
     curves = {float(rate): losses for rate, losses in saved["curves"].items()}
     tried = saved["searched_epochs"]
     again = replace(job, prepared=add_note(data, saved.get("note")))

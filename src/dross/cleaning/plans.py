@@ -19,7 +19,7 @@ Neither counts where the error or the log loss on the same rows gets worse.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from scipy.stats import rankdata
 from .._checks import fit_together, fits
 from .._progress import show_progress
 from ..data.seeds import mix_seeds
-from ..errors import InvalidInput
 from .label_noise import (
     LIKELY,
     PRIORS,
@@ -42,6 +41,21 @@ from .label_noise import (
     list_experts,
     principal_components,
 )
+
+KEEP, REMOVE, RELABEL = "keep", "remove", "relabel"
+ACTIONS = (KEEP, REMOVE, RELABEL)  # what happens to an instance: the column `action`
+NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
+ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
+# what people see of the figures of a plan, in the words of a verdict
+_TITLES = {
+    "error": "error",
+    f"{NOISE_AWARE}log loss": "log loss",
+    "log loss": "plain log loss",
+    "absolute error": "absolute error",
+    f"{NOISE_AWARE}squared error": "squared error",
+    "squared error": "plain squared error",
+    "token error": "token error",
+}
 
 _NONE = np.zeros(0, dtype=np.int64)
 _LEAST_PROBABILITY = 1e-3  # in the log loss
@@ -59,23 +73,77 @@ _RANDOM_CHECKS = 0.3  # share of checks that are drawn from all rows
 
 @dataclass(frozen=True)
 class Edits:
-    """What happens to some rows."""
+    """Which rows are removed, and which get another label.
 
-    removed: np.ndarray  # int64 [R]
-    relabelled: np.ndarray  # int64 [L]
-    labels: np.ndarray  # [L]: the new label of each
+    Attributes:
+        removed: ids, int64 [R].
+        relabelled: {id: new label}, as the file writes it, or as models learn it.
+    """
+
+    removed: np.ndarray
+    relabelled: dict[int, Any]
 
     def __len__(self) -> int:
         return len(self.removed) + len(self.relabelled)
 
+    @property
+    def ids(self) -> np.ndarray:
+        """All rows that are edited, int64 [R + L]."""
+        return np.array([*self.removed, *self.relabelled], dtype=np.int64)
+
     def apply(self, y: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids that are left, and the labels of all rows."""
         changed = y.copy()
-        changed[self.relabelled] = self.labels
+        changed[list(self.relabelled)] = list(self.relabelled.values())
         return np.setdiff1d(ids, self.removed), changed
 
 
-NO_EDITS = Edits(_NONE, _NONE, _NONE)
+NO_EDITS = Edits(_NONE, {})
+
+
+@dataclass(frozen=True)
+class PlanResult(Edits):
+    """A plan, and what it does to models on held-out rows.
+
+    Attributes:
+        name: what `--plan` takes.
+        what: what it does, in words.
+        removed: the ids that are removed, int64 [R].
+        relabelled: {id: new label}.
+        figures: {measure: `Figure` with before, after, change and its 95 % interval}.
+    """
+
+    name: str
+    what: str
+    figures: dict[str, "Figure"]
+
+    def __repr__(self) -> str:
+        return f"<plan {self.name}: {self.what}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as project.json keeps it."""
+        return {
+            "name": self.name,
+            "what": self.what,
+            "removed": [int(id) for id in self.removed],
+            "relabelled": [[int(id), label] for id, label in self.relabelled.items()],
+            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
+        }
+
+    @staticmethod
+    def from_json(saved: dict[str, Any]) -> "PlanResult":
+        """Read what `to_json` wrote."""
+        figures = {
+            name: Figure(**(figure | {"interval": tuple(figure["interval"])}))
+            for name, figure in saved["figures"].items()
+        }
+        return PlanResult(
+            removed=np.array(saved["removed"], dtype=np.int64),
+            relabelled={int(id): str(label) for id, label in saved["relabelled"]},
+            name=saved["name"],
+            what=saved["what"],
+            figures=figures,
+        )
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -101,7 +169,8 @@ class Rule:
             removed &= ~spared
             relabelled &= ~spared
         ids = np.flatnonzero(relabelled)
-        return Edits(np.flatnonzero(removed), ids, other[ids])
+        labels = dict(zip(ids.tolist(), other[ids].tolist(), strict=True))
+        return Edits(np.flatnonzero(removed), labels)
 
 
 def _spare_classes(
@@ -141,19 +210,6 @@ RULES: dict[str, Rule] = {
         words="relabel where another label is above 90 %, remove nothing",
     ),
 }
-
-
-def describe(plan: Edits | str) -> str:
-    """Edits, or a rule, in words."""
-    if isinstance(plan, str):
-        return RULES[plan].words if plan in RULES else plan
-    count = lambda number: f"{number:,} row" if number == 1 else f"{number:,} rows"
-    parts = []
-    if len(plan.relabelled):
-        parts.append(f"relabel {count(len(plan.relabelled))}")
-    if len(plan.removed):
-        parts.append(f"remove {count(len(plan.removed))}")
-    return " and ".join(parts) or "change nothing"
 
 
 # --- measures -------------------------------------------------------------------------------------
@@ -338,13 +394,13 @@ def _predict_after(edits: list[Edits], rest: Rows, x: np.ndarray) -> list[np.nda
         model = FittedModel(kinds[place].make, rest.x[kept], y[kept], rest.classes)
         return model.predict(x).astype(np.float64)
 
-    found: dict[tuple[bytes, ...], np.ndarray] = {}
+    predicted: dict[tuple[Any, ...], np.ndarray] = {}
     answers = []
     for one in edits:
-        key = tuple(part.tobytes() for part in vars(one).values())
-        if key not in found:  # rules often agree
-            found[key] = np.stack([predict(one, place) for place in range(len(kinds))])
-        answers.append(found[key] if rest.classes else found[key][..., 0])
+        key = (one.removed.tobytes(), *one.relabelled.items())
+        if key not in predicted:  # rules often agree
+            predicted[key] = np.stack([predict(one, place) for place in range(len(kinds))])
+        answers.append(predicted[key] if rest.classes else predicted[key][..., 0])
     return answers
 
 
@@ -367,26 +423,31 @@ STRICTNESS = {
 
 
 @dataclass(frozen=True)
-class PlanResult:
-    """A rule, what it does to the rows, and what that does to models."""
-
-    name: str  # of the rule: what `--plan` takes
-    edits: Edits
-    figures: dict[str, Figure]  # `error`, `log loss`, `brier` (numbers: `absolute error`, `squared
-    # error`) on given labels, and each again as `noise-aware error` and so on
-    allowed: bool  # by the guard
-
-
-@dataclass(frozen=True)
 class Recommendation:
     """The plans that were compared with doing nothing, and the one that is recommended."""
 
-    plans: list[PlanResult]  # rules that touch at least one row, the best first
+    plans: list[PlanResult]  # those that touch at least one row, the best first
     recommended: str | None  # the name of one of them; None: do nothing
     state: str  # recommended, nothing learned, nothing wrong, no gain, or undecided
     reason: str  # a sentence
-    checks: np.ndarray  # int64: rows whose labels a person should check, the most important first
-    check_weights: np.ndarray  # float64: 1 / the probability that each was drawn
+    # rows whose labels a person should check, the most important first; and 1 / the probability that
+    # each was drawn
+    checks: np.ndarray = field(default_factory=lambda: _NONE)
+    check_weights: np.ndarray = field(default_factory=lambda: _NONE)
+
+    @property
+    def plan(self) -> PlanResult | None:
+        """The recommended plan; None: do nothing."""
+        return next((plan for plan in self.plans if plan.name == self.recommended), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recommendation as project.json keeps it."""
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "recommended": self.recommended,
+            "plans": [plan.to_json() for plan in self.plans],
+        }
 
 
 def recommend(
@@ -409,18 +470,16 @@ def recommend(
         seed: Decides the folds.
         progress: Whether to show a progress bar.
     """
-    if labels not in PRIORS:
-        raise InvalidInput(f"labels is {labels!r}: use 'annotated' or 'observed'.")
-    nothing = lambda state, reason: Recommendation([], None, state, reason, _NONE, np.zeros(0))
     if not learned_something(rows, noise):
-        return nothing(
-            "nothing learned",
-            "No model predicts these labels better than chance, so no label can be called wrong.",
+        reason = (
+            "No model predicts these labels better than chance, so no label can be called wrong."
         )
+        return Recommendation([], None, "nothing learned", reason)
     edits = {name: rule(noise, rows) for name, rule in RULES.items()}
     edits = {name: one for name, one in edits.items() if len(one)}
     if not edits:
-        return nothing("nothing wrong", "No label is more likely wrong than right.")
+        reason = "No label is more likely wrong than right."
+        return Recommendation([], None, "nothing wrong", reason)
     measured = measure_rules(rows, PRIORS[labels], list(edits), seed=seed, progress=progress)
     trusted, weights = _trusted_rows(rows, check_weights)
     names = list(measured.plain[NOTHING])
@@ -428,11 +487,12 @@ def recommend(
     # people who checked labels have shown how often they are wrong: noise is no longer a guess
     strictness = STRICTNESS["annotated" if _checks_tell(rows, check_weights) else labels]
     plans = []
+    allowed = set()
     gains = {}
     for name, one in edits.items():
         figures = {each: measured.figure(rows, name, each, aware=False) for each in names}
         figures |= {
-            f"noise-aware {each}": measured.figure(rows, name, each, aware=True) for each in names
+            f"{NOISE_AWARE}{each}": measured.figure(rows, name, each, aware=True) for each in names
         }
         on_trusted = {
             each: measured.figure(rows, name, each, aware=False, among=trusted, weights=weights)
@@ -440,16 +500,27 @@ def recommend(
         }
         by_all = _allow_by_all(figures, score, names, strictness)
         by_trusted = trusted.any() and _allow_by_trusted(on_trusted, score, names, strictness)
-        plans.append(PlanResult(name, one, figures, bool(by_all or by_trusted)))
-        gains[name] = figures[f"noise-aware {score}"].change
+        if by_all or by_trusted:
+            allowed.add(name)
+        plans.append(
+            PlanResult(
+                removed=one.removed,
+                relabelled=one.relabelled,
+                name=name,
+                what=describe_actions(len(one.removed), len(one.relabelled)),
+                figures=figures,
+            )
+        )
+        gains[name] = figures[f"{NOISE_AWARE}{score}"].change
         gains[name] += measured.figure(rows, name, score, aware=True, among=trusted).change
-    plans.sort(key=lambda plan: (not plan.allowed, gains[plan.name]))
+    plans.sort(key=lambda plan: (plan.name not in allowed, gains[plan.name]))
     best = plans[0]
-    if best.allowed:
-        reason = f"Models get better beyond chance if you {describe(best.edits)}."
-        return Recommendation(plans, best.name, "recommended", reason, _NONE, np.zeros(0))
+    if best.name in allowed:
+        noun = "row" if len(best) == 1 else "rows"
+        reason = f"Models get better beyond chance if you {best.what} {noun}."
+        return Recommendation(plans, best.name, "recommended", reason)
     likely = int(((noise.wrong > LIKELY) & ~rows.anchors).sum())
-    promising = any(plan.figures[f"noise-aware {score}"].change < 0 for plan in plans)
+    promising = any(plan.figures[f"{NOISE_AWARE}{score}"].change < 0 for plan in plans)
     if promising and likely >= max(10, _MANY_WRONG * len(rows)):
         checks, drawn = draw_checks(rows, noise, list(edits.values()), seed)
         reason = (
@@ -457,8 +528,7 @@ def recommend(
             f"check {len(checks)} labels to decide."
         )
         return Recommendation(plans, None, "undecided", reason, checks, drawn)
-    reason = "No plan makes models better beyond chance."
-    return Recommendation(plans, None, "no gain", reason, _NONE, np.zeros(0))
+    return Recommendation(plans, None, "no gain", "No plan makes models better beyond chance.")
 
 
 def learned_something(rows: Rows, noise: LabelNoise) -> bool:
@@ -504,8 +574,8 @@ def _allow_by_all(
     figures: dict[str, Figure], score: str, names: list[str], strictness: Strictness
 ) -> bool:
     """Better noise-aware, and better than the plain score of doing nothing."""
-    aware = figures[f"noise-aware {score}"]
-    worse = any(figures[f"noise-aware {name}"].change > 0 for name in names)
+    aware = figures[f"{NOISE_AWARE}{score}"]
+    worse = any(figures[f"{NOISE_AWARE}{name}"].change > 0 for name in names)
     return (
         aware.error_units < -strictness.all_rows
         and aware.relative < -strictness.effect
@@ -546,8 +616,7 @@ def draw_checks(
     count = min(count, len(free))
     touched = np.zeros(len(rows))
     for one in edits:
-        touched[one.removed] = 1
-        touched[one.relabelled] = 1
+        touched[one.ids] = 1
     touched = touched[free]
     chance = np.full(len(free), 1 / max(1, len(free)))
     if touched.any():
@@ -597,71 +666,12 @@ def edits_without(
     rest = rows.take(inside)
     z = principal_components(rows.x)
     noise = estimate_label_noise(rest, PRIORS[labels], z=z[inside], seed=seed)
-    found = RULES[rule](noise, rest)
-    edits = Edits(inside[found.removed], inside[found.relabelled], found.labels)
-    return edits, noise
+    edits = RULES[rule](noise, rest)
+    relabelled = {int(inside[id]): label for id, label in edits.relabelled.items()}
+    return Edits(inside[edits.removed], relabelled), noise
 
 
-KEEP, REMOVE, RELABEL = "keep", "remove", "relabel"
-ACTIONS = (KEEP, REMOVE, RELABEL)  # what happens to an instance: the column `action`
-NOISE_AWARE = "noise-aware "  # before the name of a measure that allows for wrong held-out labels
-ERROR_MEASURES = ("error", "token error", f"{NOISE_AWARE}error")  # shares: in percent and points
-# what people see of the figures of a plan, in the words of a verdict
-_TITLES = {
-    "error": "error",
-    f"{NOISE_AWARE}log loss": "log loss",
-    "log loss": "plain log loss",
-    "absolute error": "absolute error",
-    f"{NOISE_AWARE}squared error": "squared error",
-    "squared error": "plain squared error",
-    "token error": "token error",
-}
-
-
-@dataclass(frozen=True)
-class KnownPlan:
-    """A plan of a project, and what it did to models on held-out instances.
-
-    Attributes:
-        name: what `--plan` takes.
-        what: what it does, in words.
-        removed: the ids that are removed, int64 [R].
-        relabelled: {id: new label}.
-        figures: {measure: `Figure` with before, after, change and its 95 % interval}.
-    """
-
-    name: str
-    what: str
-    removed: np.ndarray
-    relabelled: dict[int, str]
-    figures: dict[str, Figure]
-
-    def __len__(self) -> int:
-        return len(self.removed) + len(self.relabelled)
-
-    def __repr__(self) -> str:
-        return f"<plan {self.name}: {self.what}>"
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as project.json keeps it."""
-        return {
-            "name": self.name,
-            "what": self.what,
-            "removed": [int(id) for id in self.removed],
-            "relabelled": [[int(id), label] for id, label in self.relabelled.items()],
-            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
-        }
-
-    @staticmethod
-    def from_json(saved: dict[str, Any]) -> "KnownPlan":
-        """Read what `to_json` wrote."""
-        figures = {
-            name: Figure(**(figure | {"interval": tuple(figure["interval"])}))
-            for name, figure in saved["figures"].items()
-        }
-        relabelled = {int(id): str(label) for id, label in saved["relabelled"]}
-        removed = np.array(saved["removed"], dtype=np.int64)
-        return KnownPlan(saved["name"], saved["what"], removed, relabelled, figures)
+# --- plans of a project ---------------------------------------------------------------------------
 
 
 def describe_actions(removed: int, relabelled: int) -> str:
@@ -671,13 +681,13 @@ def describe_actions(removed: int, relabelled: int) -> str:
     return actions or "change nothing"
 
 
-def read_plans(about: dict[str, Any]) -> list[KnownPlan]:
+def read_plans(about: dict[str, Any]) -> list[PlanResult]:
     """The plans of a project, the best first, given `Project.about`."""
     saved = about.get("recommendation", {}).get("plans", [])
-    return [KnownPlan.from_json(plan) for plan in saved]
+    return [PlanResult.from_json(plan) for plan in saved]
 
 
-def read_recommended(about: dict[str, Any]) -> KnownPlan | None:
+def read_recommended(about: dict[str, Any]) -> PlanResult | None:
     """The recommended plan, given `Project.about`; None: change nothing."""
     name = about.get("recommendation", {}).get("recommended")
     return next((plan for plan in read_plans(about) if plan.name == name), None)
@@ -703,7 +713,7 @@ def is_recommendation(saved: Any, counts: Mapping[str, int], classes: Sequence[s
 
 
 def _is_plan(saved: dict[str, Any], count: int, classes: Sequence[str]) -> bool:
-    """Whether an object is a plan for `count` instances as `KnownPlan.to_json` writes it."""
+    """Whether an object is a plan for `count` instances as `PlanResult.to_json` writes it."""
     hints: dict[str, Any] = {
         "name": str,
         "what": str,
@@ -739,7 +749,7 @@ def name_figures(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     return {title: figures[name] for name, title in _TITLES.items() if name in figures}
 
 
-def tabulate_plans(plans: Sequence[KnownPlan], recommended: str | None) -> dict[str, Any]:
+def tabulate_plans(plans: Sequence[PlanResult], recommended: str | None) -> dict[str, Any]:
     """A table of plans, as JSON: `measures`, and `rows` with a figure for each measure.
 
     recommended: the name of the one that is.

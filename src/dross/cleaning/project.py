@@ -38,7 +38,7 @@ from .duplicates import FILE as COPIES
 from .duplicates import Copies, split_content
 from .findings import show_project
 from .modality import PARTS, Frame
-from .plans import KnownPlan, draw_plans, list_measures, read_plans, read_recommended
+from .plans import PlanResult, draw_plans, list_measures, read_plans, read_recommended
 from .project_files import (
     ABOUT,
     MEND,
@@ -157,7 +157,7 @@ class Project:
         return self._table("instances.parquet")
 
     @cached_property
-    def recommended(self) -> KnownPlan | None:
+    def recommended(self) -> PlanResult | None:
         """The plan that `judge` and `export` follow by default; None: do nothing.
 
         Raises:
@@ -166,7 +166,7 @@ class Project:
         return read_recommended(self.about)
 
     @cached_property
-    def plans(self) -> list[KnownPlan]:
+    def plans(self) -> list[PlanResult]:
         """The plans that were compared with changing nothing, the best first.
 
         Raises:

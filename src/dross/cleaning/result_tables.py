@@ -1,5 +1,6 @@
 """The tables of a project: one row per training instance, and one per label that can be checked."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def label_table(
     return pandas.DataFrame(columns, index=pandas.RangeIndex(count, name="id"))
 
 
-def edited_labels(data: PreparedData, labels: np.ndarray) -> list[str]:
+def edited_labels(data: PreparedData, labels: Iterable[Any]) -> list[str]:
     """New labels as people read them: names of classes, or numbers."""
     classes = data.source.classes
     return [classes[int(label)] if classes else _as_text(float(label)) for label in labels]

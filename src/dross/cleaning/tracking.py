@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._progress import report
-from .plans import KnownPlan
+from .plans import PlanResult
 from .verdict import IMPROVED, WORSE, Verdict
 
 _SIGNS = {IMPROVED: 1.0, WORSE: -1.0}
@@ -29,7 +29,7 @@ def report_verdict(verdict: Verdict, number: int) -> None:
     report(values, number)
 
 
-def report_plan(plan: KnownPlan | None) -> None:
+def report_plan(plan: PlanResult | None) -> None:
     """Report what is recommended to the tracker, if there is one."""
     values = {"clean/removed": 0.0, "clean/relabelled": 0.0}
     if plan is not None:

@@ -46,7 +46,6 @@ class Recipe:
     rate: float = 0.1
     epochs: int = 30
     batch_size: int = 32
-    decay: bool = True  # whether the rate decays; it did not in earlier versions
     make: Callable[[], nn.Module] | None = None  # for a model of the user's own
     device: str = "cpu"  # where it is trained; a project can be trained again on any other
 
@@ -71,7 +70,7 @@ class Recipe:
 
         The last iterate is then the model, and not the model plus the noise of its last batches.
         """
-        return 0.5 * (1 + math.cos(math.pi * step / steps)) if self.decay else 1.0
+        return 0.5 * (1 + math.cos(math.pi * step / steps))
 
     @property
     def loss_function(self) -> Loss:
@@ -94,12 +93,11 @@ class Recipe:
     @staticmethod
     def from_json(saved: dict[str, Any], make: Callable[[], nn.Module] | None) -> "Recipe":
         """The recipe that a project keeps; raises TypeError if it is not one."""
-        settings: dict[str, Any] = {"decay": False} | saved  # earlier versions did not say
-        return Recipe(**settings, make=make)
+        return Recipe(**saved, make=make)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as a project keeps them; a model of the user's own is named elsewhere."""
-        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size", "decay")
+        names = ("model", "inputs", "outputs", "loss", "rate", "epochs", "batch_size")
         return {name: getattr(self, name) for name in names}
 
 
@@ -163,7 +161,7 @@ class ModelSpec:
 
     seed: int
     ids: np.ndarray
-    rate: float
+    rate: float | None = None  # before it decays; by default that of the recipe
     labels: Tensor | None = None  # if its labels are not those of the rest
 
 
@@ -207,7 +205,7 @@ def train_many(
     """Train one model per spec, on the recipe's device.
 
     Arguments:
-        recipe: The model and its settings; the rate, before it decays, is that of the spec.
+        recipe: The model and its settings.
         x: The inputs of all instances, [N, ...].
         y: Their targets, [N] or [N, 1].
         specs: What each model learns.
@@ -282,7 +280,8 @@ class _Trainer:
         parameters, _ = stack_module_state(models)
         parameters = {name: p.detach() for name, p in parameters.items()}
         velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        rates = torch.tensor([spec.rate for spec in specs], dtype=torch.float32).to(self.x.device)
+        rates = torch.tensor([self._rate(spec) for spec in specs], dtype=torch.float32)
+        rates = rates.to(self.x.device)
         shaped = {name: rates.reshape(-1, *[1] * (p.dim() - 1)) for name, p in parameters.items()}
         gradient = self._stacked_gradient(models[0])
         for step in range(self.steps):
@@ -301,13 +300,16 @@ class _Trainer:
     def train_alone(self, specs: Sequence[ModelSpec]) -> TrainedModels:
         """Train a single model as anybody would."""
         (spec,) = specs
-        model, order, targets = self._build(spec), self._batch_order(spec), self._targets(spec)
-        learnt = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(learnt, lr=spec.rate, momentum=MOMENTUM)
+        model = self._build(spec)
+        order = self._batch_order(spec)
+        targets = self._targets(spec)
+        rate = self._rate(spec)
+        learned = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(learned, lr=rate, momentum=MOMENTUM)
         loss = self.recipe.loss_function
         model.train()
         for step in range(self.steps):
-            optimizer.param_groups[0]["lr"] = spec.rate * self.recipe.rate_factor(step, self.steps)
+            optimizer.param_groups[0]["lr"] = rate * self.recipe.rate_factor(step, self.steps)
             ids = torch.from_numpy(order.next()).to(self.x.device)
             loss(model(self.x[ids]), targets[ids]).mean().backward()
             optimizer.step()
@@ -320,6 +322,9 @@ class _Trainer:
 
     def _batch_order(self, spec: ModelSpec) -> "_BatchOrder":
         return _BatchOrder(spec.ids, mix_seeds(spec.seed, 2), self.recipe.batch_size)
+
+    def _rate(self, spec: ModelSpec) -> float:
+        return self.recipe.rate if spec.rate is None else spec.rate
 
     def _targets(self, spec: ModelSpec) -> Tensor:
         return self.y if spec.labels is None else spec.labels.to(self.y.device)
@@ -480,40 +485,3 @@ def _search_on_sample(
     enough = max(1, -(-found.recipe.epochs * per_epoch // whole_per_epoch))
     whole = replace(recipe, rate=found.recipe.rate, epochs=epochs or enough)
     return replace(found, recipe=whole, enlarged=recipe.batch_size / small.batch_size)
-
-
-_NONE = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class EncodedEdits:
-    """Edits of the training part, with labels as a model learns them."""
-
-    removed: np.ndarray  # ids
-    relabelled: np.ndarray  # ids
-    labels: Tensor | None = None  # one for each of `relabelled`
-
-    def left(self, count: int, left_out: np.ndarray = _NONE) -> np.ndarray:
-        """The ids, of `count`, that are not removed; left_out: others that no model learns."""
-        return np.setdiff1d(np.arange(count), np.concatenate([self.removed, left_out]))
-
-    def relabel(self, y: Tensor) -> Tensor:
-        """The targets with the new labels; the same tensor where there are none."""
-        if self.labels is None:
-            return y
-        y = y.clone()
-        y[self.relabelled] = self.labels
-        return y
-
-    def specify(self, seed: int, y: Tensor, rate: float, left_out: np.ndarray = _NONE) -> ModelSpec:
-        """A model to train on the edited data; y: the targets as they were; see `left`."""
-        labels = None if self.labels is None else self.relabel(y)
-        return ModelSpec(seed, self.left(len(y), left_out), rate, labels)
-
-    def to_bytes(self) -> bytes:
-        """Bytes that are equal for equal edits."""
-        labels = b"" if self.labels is None else self.labels.contiguous().numpy().tobytes()
-        return b"/".join([self.removed.tobytes(), self.relabelled.tobytes(), labels])
-
-
-NO_EDITS = EncodedEdits(_NONE, _NONE)

@@ -7,6 +7,7 @@ seeds of the passes, and that even random edits change a model a little, now for
 for the worse. An edit helps if it does more than that.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from .edits import BY_DECISIONS, Edits
+from .edits import BY_DECISIONS, ChosenEdits
 from .findings import name_some
+from .plans import Edits
 
 ERROR, LOG_LOSS, BRIER = "error", "log loss", "Brier score"
 ABSOLUTE_ERROR, SQUARED_ERROR = "absolute error", "squared error"
@@ -26,6 +28,7 @@ FALSE_ALARMS = (
 )
 NO_PROBABILITIES = "only its errors are compared"
 
+PLAIN = "plain "  # before the names of measures that count every given label as right
 _COVERED = 0.975  # of both sides: intervals of 95 %
 _VERDICTS_BEFORE_WARNING = 3
 _SMALL_NOISE = 0.005  # a smaller share of wrong labels is not worth a word
@@ -233,6 +236,85 @@ def decide_verdict(metrics: Mapping[str, Comparison], read: Comparison | None = 
     return INCONCLUSIVE
 
 
+def reach_verdict(
+    values: Mapping[str, np.ndarray],
+    edits: ChosenEdits,
+    *,
+    model: str,
+    estimator: str | None = None,
+    groups: np.ndarray | None = None,
+    per_class: Sequence[dict[str, Any]] = (),
+    notes: Sequence[str] = (),
+    earlier: int = 0,
+    resampled: bool = False,
+    nested: bool = False,
+    noise: float = 0.0,
+) -> Verdict:
+    """Compare what was measured, decide, and say so.
+
+    Arguments:
+        values: Each measure as for `compare_metric`; those whose names begin with PLAIN do not
+            decide alone.
+        edits: What is judged.
+        model: Which model judged.
+        estimator: Its name, if it is the user's own.
+        groups: The group of each row, as for `compare_metric`.
+        per_class: As in `Verdict`.
+        notes: Sentences for `Verdict.settle`.
+        earlier: How many verdicts there are already.
+        resampled: As in `Verdict`.
+        nested: As in `Verdict`.
+        noise: As in `Verdict`.
+    """
+    compared = {name: compare_metric(each, groups) for name, each in values.items()}
+    plain = {
+        name.removeprefix(PLAIN): each for name, each in compared.items() if name.startswith(PLAIN)
+    }
+    metrics = {name: each for name, each in compared.items() if not name.startswith(PLAIN)}
+    read = None
+    if LOG_LOSS in plain:
+        read = compare_metric(best_reading(values[LOG_LOSS], values[PLAIN + LOG_LOSS]), groups)
+    verdict = decide_verdict(metrics, read)
+    if verdict == IMPROVED and nested and edits.ranked:
+        verdict = INCONCLUSIVE  # the models that measure helped to choose the list
+    seeds, _, rows = next(iter(values.values())).shape
+    sentence = describe_verdict(
+        verdict,
+        metrics,
+        edits,
+        seeds,
+        estimator,
+        resampled=resampled,
+        nested=nested,
+        rows=rows,
+        noise=noise,
+    )
+    settle = [
+        advise(verdict, metrics, seeds, rows),
+        describe_plain(plain, metrics),
+        *notes,
+        warn_of_sight(edits) if nested else warn_of_reuse(earlier),
+    ]
+    return Verdict(
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        what=edits.what,
+        removed=len(edits.removed),
+        relabelled=len(edits.relabelled),
+        seeds=seeds,
+        metrics=metrics,
+        plain=plain,
+        per_class=list(per_class),
+        verdict=verdict,
+        sentence=sentence,
+        settle=" ".join(filter(None, settle)),
+        model=model,
+        resampled=resampled,
+        nested=nested,
+        rows=rows,
+        noise=noise,
+    )
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
@@ -369,7 +451,7 @@ def _relative_reach(metric: Comparison) -> float:
     return (metric.interval[1] - metric.interval[0]) / abs(metric.difference)
 
 
-def warn_of_sight(edits: Edits) -> str:
+def warn_of_sight(edits: ChosenEdits) -> str:
     """A fixed list was chosen with the labels in sight that measure it; "" for a rule."""
     if edits.rule is not None:
         return ""

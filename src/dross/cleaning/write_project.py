@@ -111,7 +111,7 @@ def _describe_project(
         "labels_assumed": options.labels is None,
         "validation_is_clean": options.validation_is_clean,
         "noise": outcome.noise,
-        "recommendation": outcome.recommendation,
+        "recommendation": outcome.recommendation.to_json(),
         "verification": {
             "ids": outcome.verified_ids.tolist(),
             "estimated": verification.estimated.tolist(),

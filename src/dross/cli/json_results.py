@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 
 if TYPE_CHECKING:
-    from ..cleaning.plans import KnownPlan
+    from ..cleaning.plans import PlanResult
     from ..cleaning.project import Project
     from ..cleaning.verdict import Verdict
 
@@ -37,7 +37,7 @@ def project_as_json(project: "Project") -> dict[str, Any]:
     }
 
 
-def _plan_as_json(plan: "KnownPlan") -> dict[str, Any]:
+def _plan_as_json(plan: "PlanResult") -> dict[str, Any]:
     return {
         "name": plan.name,
         "what": plan.what,

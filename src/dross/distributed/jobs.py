@@ -8,6 +8,7 @@ itself if it sees the folder. The same call, made again, computes only what is m
     results = dict(sweep(work, pieces, what="counterfactual runs", n_jobs=2))
 """
 
+import hashlib
 import json
 import os
 import pickle
@@ -55,6 +56,12 @@ class ResultStore:
     folder: Path
     settings: dict[str, Any]
     numbers: tuple[float, ...] = ()
+
+    @staticmethod
+    def under(folder: Path, settings: dict[str, Any]) -> "ResultStore":
+        """Results in a folder of their own under this one, named by the settings."""
+        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+        return ResultStore((folder / name).absolute(), settings)
 
     def begin(self) -> None:
         """Make the folder, and check that what lies in it belongs to this sweep.

@@ -1,37 +1,52 @@
 """`dross.clean_chats`: load, read, estimate, fine-tune and record, score, let plans compete."""
 
-import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import torch
 
+from .._io import write_bytes, write_json
+from .._version import __version__
+from ..cleaning.chats import CHATS
+from ..cleaning.duplicates import FILE as COPIES
+from ..cleaning.duplicates import join_content
 from ..cleaning.inputs import Request, digest_inputs
 from ..cleaning.judge import QUICK_SEEDS
-from ..cleaning.modality import PARTS
+from ..cleaning.modality import PARTS, Frame
 from ..cleaning.output_folder import check_answer, claimed_folder
-from ..cleaning.project import FORMAT, Project
+from ..cleaning.plans import KEEP, REMOVE, Recommendation
+from ..cleaning.project import DIGESTED, FORMAT, LABELS, TOKENS, Project
+from ..cleaning.scoring import rank, split_half_agreement
 from ..cleaning.tracking import report_plan
+from ..cleaning.write_project import write_tables
 from ..distributed.jobs import ResultStore
 from ..engine.device import choose_device
 from ..errors import InvalidInput
 from ..influence.scores import WILD_GROWTH, describe_growth
-from .estimate import check_affordable, describe, estimate
-from .model import Loaded, load
-from .options import ChatOptions
-from .parts import Examples, Found, prepare_examples
-from .plans import compete
-from .score import score
+from .examples import Examples, Found, open_examples
+from .model import ChatOptions, load
+from .score import ChatScores, score
+from .trials import compete, count_trials
 from .tuner import Tuner
-from .write import write_project
 
 Say = Callable[[str], None]
 RESPONSE = "response"  # what is learned
+TASK = "fine-tuning"
+
+_TIMED = 4  # steps, after a first one that is not
+_RETRACE = 6.0  # times a training: a retrace by token for two numbers, and its replay
+_STATE = 12  # bytes of a parameter in a state: itself and two of Adam
+_KEPT_WHOLE = 128e6  # bytes of states that a tape keeps without checkpoints
+_LONG = 3600.0  # seconds: what takes longer is not started without --force
 
 
 def clean_chats(
@@ -105,32 +120,34 @@ def clean_chats(
         dross.export("runs/chats", "cleaned.jsonl")
     """
     options = ChatOptions(
-        _absolute(model),
-        prompt,
-        response,
-        source,
-        template,
-        lora,
-        last_layers,
-        max_tokens,
-        repeats,
-        lr,
-        epochs,
-        batch_size,
+        model=_absolute(model),
+        prompt=prompt,
+        response=response,
+        source=source,
+        template=template,
+        lora=lora,
+        last_layers=last_layers,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
     )
-    others = {"validation": validation, "test": test}
-    files: dict[str, Any] = {
-        part: _absolute(path) for part, path in others.items() if path is not None
-    }
-    request = Request(_absolute(data), RESPONSE, seed=seed, **files)
+    request = Request(
+        _absolute(data),
+        RESPONSE,
+        validation=None if validation is None else _absolute(validation),
+        test=None if test is None else _absolute(test),
+        seed=seed,
+    )
     folder = Path(out) if out is not None else Path("runs") / (Path(data).stem or "chats")
     job = _Job(request, options, folder, choose_device(device), progress, say or (lambda _: None))
     return job.run(force=force, overwrite=overwrite)
 
 
-def _absolute(given: str | os.PathLike) -> str:
+def _absolute(path: str | os.PathLike) -> str:
     """A project is opened from other folders as well; a name on the hub is left as it is."""
-    return str(Path(given).resolve()) if os.path.exists(given) else str(given)
+    return str(Path(path).resolve()) if os.path.exists(path) else str(path)
 
 
 @dataclass(frozen=True)
@@ -148,63 +165,11 @@ class _Job:
         examples, copies = open_examples(
             self.request, self.options, loaded, self.device, progress=self.progress
         )
-        self._describe(examples)
-        begun = self._describe_job(examples, loaded, files)
-        with claimed_folder(self.folder, self.request, begun, overwrite) as finished:
-            if finished is not None:
-                self.say(f"Everything is there already, in {self.folder}.")
-                return check_answer(finished, begun)
-            started = time.monotonic()
-            tuner = make_tuner(loaded, examples, self.options, self.device)
-            self._estimate(tuner, examples, force)
-            return check_answer(self._work(tuner, examples, copies, begun, started), begun)
-
-    def _work(
-        self, tuner: Tuner, examples: Examples, copies: Found, begun: dict[str, Any], started: float
-    ) -> Project:
-        train, validation = (examples.parts[part].tolist() for part in ("train", "validation"))
-        how: dict[str, Any] = {"seed": self.request.seed, "progress": self.progress}
-        tapes = self.folder / "runs"
-        scored = score(tuner, train, validation, tapes, self._store(begun, "scores"), **how)
-        self.say(
-            f"Fine-tuned {self.options.repeats} times and scored {len(train):,} examples and "
-            f"{scored.tokens.shape[2]:,} tokens."
-        )
-        if (growth := float(scored.growth.max())) > WILD_GROWTH:
-            self.say(describe_growth(growth))
-        store = self._store(begun, "plans")
-        store.begin()
-        found = compete(tuner, train, validation, scored, store, **how)
-        self.say("Compared plans for what to leave out.")
-        seconds = time.monotonic() - started
-        project = write_project(self.folder, examples, scored, found, copies, begun, seconds)
-        report_plan(project.recommended)
-        return project
-
-    def _estimate(self, tuner: Tuner, examples: Examples, force: bool) -> None:
-        count = len(examples.parts["train"])
-        train, asked = examples.parts["train"].tolist(), len(examples.parts["validation"])
-        cost = estimate(tuner, train, asked, QUICK_SEEDS)
-        self.say(describe(cost))
-        check_affordable(cost, tuner, count, force=force)
-
-    def _store(self, begun: dict[str, Any], what: str) -> ResultStore:
-        """The results of exactly this job, so that a stopped one continues."""
-        settings = {"what": what, "job": json.loads(json.dumps(begun))}
-        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-        return ResultStore((self.folder / "trials" / name).absolute(), settings)
-
-    def _describe(self, examples: Examples) -> None:
         parts = ", ".join(f"{len(examples.parts[part]):,} for {part}" for part in PARTS)
         self.say(f"{len(examples.chats):,} examples: {parts}.")
         for note in examples.notes:
             self.say(note)
-
-    def _describe_job(
-        self, examples: Examples, loaded: Loaded, files: dict[str, str]
-    ) -> dict[str, Any]:
-        """The content of begun.json: with anything else, a folder holds another job."""
-        return {
+        begun = {  # the content of begun.json: with anything else, a folder holds another job
             "made_by": "dross",
             "format": FORMAT,
             "request": self.request.to_json(),
@@ -213,30 +178,247 @@ class _Job:
             "input_files": files,
             "model_digest": loaded.digest,
         }
+        with claimed_folder(self.folder, self.request, begun, overwrite) as finished:
+            if finished is not None:
+                self.say(f"Everything is there already, in {self.folder}.")
+                return check_answer(finished, begun)
+            started = time.monotonic()
+            tuner = Tuner(loaded, examples, self.options, self.device)
+            cost = estimate(tuner, QUICK_SEEDS)
+            self.say(describe(cost))
+            check_affordable(cost, tuner, force=force)
+            scored, recommendation = self._score_and_compete(tuner, begun)
+            project = write_project(
+                self.folder,
+                examples,
+                scored,
+                recommendation,
+                copies,
+                begun,
+                seconds=time.monotonic() - started,
+            )
+            report_plan(project.recommended)
+            return check_answer(project, begun)
 
-
-def open_examples(
-    request: Request,
-    options: ChatOptions,
-    loaded: Loaded,
-    device: torch.device,
-    *,
-    progress: bool,
-) -> tuple[Examples, Found]:
-    """The examples of a job and the copies among them; the same every time."""
-    given = {"train": request.data, "validation": request.validation, "test": request.test}
-    files = {part: Path(path) for part, path in given.items() if path is not None}
-    how: dict[str, Any] = {"seed": request.seed, "device": device, "progress": progress}
-    return prepare_examples(files, options.columns, loaded, options.max_tokens, **how)
-
-
-def make_tuner(
-    loaded: Loaded, examples: Examples, options: ChatOptions, device: torch.device
-) -> Tuner:
-    """What fine-tunes the model on the examples."""
-    if not loaded.trained:
-        raise InvalidInput(
-            f"Nothing in {options.model} can be trained: all its weights are frozen."
+    def _score_and_compete(
+        self, tuner: Tuner, begun: dict[str, Any]
+    ) -> tuple[ChatScores, Recommendation]:
+        seed = self.request.seed
+        store = self._open_store(begun, "scores")
+        scored = score(tuner, self.folder / "runs", store, seed=seed, progress=self.progress)
+        self.say(
+            f"Fine-tuned {self.options.repeats} times and scored {len(tuner.parts['train']):,} "
+            f"examples and {scored.tokens.shape[2]:,} tokens."
         )
-    count = len(examples.parts["train"])
-    return Tuner(loaded, examples.encoded.examples, options, count, device)
+        if (growth := float(scored.growth.max())) > WILD_GROWTH:
+            self.say(describe_growth(growth))
+        open_store = partial(self._open_store, begun)
+        recommendation = compete(tuner, scored, open_store, seed=seed, progress=self.progress)
+        self.say("Compared plans for what to leave out.")
+        return scored, recommendation
+
+    def _open_store(self, begun: dict[str, Any], what: str) -> ResultStore:
+        """The results of exactly this job, so that a stopped one continues."""
+        settings = {"what": what, "job": json.loads(json.dumps(begun))}
+        return ResultStore.under(self.folder / "trials", settings)
+
+
+# --- the cost -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a job is expected to take."""
+
+    training: float  # seconds of one fine-tuning
+    seconds: float  # of dross clean
+    verdict: float  # seconds of dross judge
+    memory: float  # bytes
+    disk: float  # bytes
+
+
+def estimate(tuner: Tuner, seeds: int) -> Cost:
+    """Time a few steps; seeds: of a verdict."""
+    train = tuner.parts["train"]
+    batch = tuner.options.batch_size
+    ended: list[float] = []
+    tuner.train(train, 0, lambda _: ended.append(time.monotonic()), steps=1 + _TIMED)
+    step = (ended[-1] - ended[0]) / _TIMED
+    started = time.monotonic()
+    tuner.measure(train[:batch])
+    measuring = (time.monotonic() - started) * len(tuner.parts["validation"]) / batch
+    training = step * tuner.steps + measuring
+    runs = tuner.options.repeats
+    states = tuner.steps * _STATE * tuner.parameters
+    if states > _KEPT_WHOLE:
+        states = 2 * math.sqrt(tuner.steps) * _STATE * tuner.parameters
+    whole = sum(p.numel() for p in tuner.model.parameters())
+    return Cost(
+        training=training,
+        seconds=training * (runs * (1 + _RETRACE) + count_trials(len(train))),
+        verdict=training * 3 * seeds,
+        memory=4.0 * whole + 12 * _STATE * tuner.parameters,
+        disk=float(runs * states),
+    )
+
+
+def describe(cost: Cost) -> str:
+    """The cost in words."""
+    return (
+        f"One fine-tuning takes about {_duration(cost.training)} here, everything about "
+        f"{_duration(cost.seconds)}, {_bytes(cost.memory)} of memory beside the texts, and "
+        f"{_bytes(cost.disk)} of disk. The verdict (dross judge) takes about "
+        f"{_duration(cost.verdict)} more."
+    )
+
+
+def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
+    """Refuse what takes longer than an hour, unless the user forces it, and say what fits.
+
+    Raises:
+        InvalidInput: it takes too long.
+    """
+    if force or cost.seconds <= _LONG:
+        return
+    count = len(tuner.parts["train"])
+    share = _LONG / cost.seconds
+    ways = [f"about {max(1, round(share * count)):,} of the {count:,} examples"]
+    options = tuner.options
+    longest = max(len(example["input_ids"]) for example in tuner.examples)
+    if share * longest >= 16:
+        ways.append(f"`max_tokens` of {int(share * longest)}")
+    if options.lora is None or options.last_layers is None:
+        adapters = "`lora` of 8 and `last_layers` of 2"
+        ways.append(f"{adapters}, which train adapters of the last layers only")
+    where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
+    raise InvalidInput(
+        f"This takes about {_duration(cost.seconds)} {where}. Nothing that takes more "
+        f"than an hour starts unless you pass `force`. What fits into an hour: "
+        f"{'; or '.join(ways)}."
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, count / 1e6):.0f} MB"
+
+
+# --- the project ----------------------------------------------------------------------------------
+
+
+def write_project(
+    folder: Path,
+    examples: Examples,
+    scored: ChatScores,
+    recommendation: Recommendation,
+    copies: Found,
+    begun: dict[str, Any],
+    seconds: float,
+) -> Project:
+    """Fill the folder; project.json comes last.
+
+    begun: the content of begun.json; seconds: how long everything took.
+    """
+    instances = _tabulate(examples, scored, recommendation)
+    content = examples.content("train")
+    write_bytes(folder / "content.parquet", content.to_parquet())
+    held = examples.content("validation")
+    held[" source"] = examples.names("validation")
+    held[" label"] = examples.labels("validation")
+    write_bytes(folder / "validation.parquet", held.to_parquet())
+    write_bytes(folder / COPIES, join_content(copies[0]).to_parquet())
+    write_bytes(folder / LABELS, _no_labels().to_parquet())
+    write_json(folder / "why.json", {})
+    write_bytes(folder / TOKENS, _tabulate_tokens(examples, scored).to_parquet())
+    about = begun | _describe(folder, examples, scored, recommendation, instances, seconds)
+    about |= {"copies": copies[1]}
+    return write_tables(folder, instances, about, (*DIGESTED, TOKENS))
+
+
+def _tabulate(examples: Examples, scored: ChatScores, recommendation: Recommendation) -> Frame:
+    """The content of instances.parquet."""
+    train = examples.parts["train"]
+    scores = scored.scores
+    by_run = scored.by_run
+    count = len(train)
+    missing = np.full(count, np.nan)
+    removed = [] if recommendation.plan is None else recommendation.plan.removed
+    table = pandas.DataFrame(
+        {
+            "source": examples.names("train"),
+            "label": examples.labels("train"),
+            "origin": [examples.chats[place].origin for place in train],
+            "score": scores,
+            "spread": by_run.std(0),
+            "harmful_in": (by_run < 0).sum(0),
+            "learned_in": np.full(count, len(by_run)),
+            "harm_rank": rank(scores),
+            "loss": scored.base_loss,
+            "training_loss": scored.training_loss,
+            "tokens": np.diff(scored.starts),
+            "mislabel_rank": np.full(count, -1),
+            "wrong": missing,
+            "prediction": [""] * count,
+            "probability": missing,
+            "label_probability": missing,
+            "outlier": missing,
+            "verified": missing,
+            "action": np.where(np.isin(np.arange(count), removed), REMOVE, KEEP),
+            "confidence": missing,
+        }
+    )
+    table.index.name = "id"
+    return table
+
+
+def _no_labels() -> Frame:
+    """The labels of answers are not checked one by one: a table without rows."""
+    texts = ("source", "label", "prediction", "checked")
+    numbers = ("wrong", "probability", "label_probability")
+    empty = {name: pandas.Series(dtype=object) for name in texts}
+    empty |= {name: pandas.Series(dtype=float) for name in numbers}
+    return pandas.DataFrame(empty | {"rank": pandas.Series(dtype="int64")})
+
+
+def _tabulate_tokens(examples: Examples, scored: ChatScores) -> Frame:
+    """The content of tokens.parquet: texts of all tokens, effects of the learned ones."""
+    rows = []
+    for place, effects in zip(examples.parts["train"].tolist(), scored.token_effects()):
+        texts = examples.encoded.texts[place]
+        each = np.full(len(texts), np.nan)
+        each[examples.encoded.learned(place)] = effects
+        rows.append({"texts": texts, "effects": each.tolist()})
+    return pandas.DataFrame(rows)
+
+
+def _describe(
+    folder: Path,
+    examples: Examples,
+    scored: ChatScores,
+    recommendation: Recommendation,
+    instances: Frame,
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of project.json, beside that of begun.json and the digests of the files."""
+    about = {
+        "dross": __version__,
+        "name": folder.name,
+        "kind": CHATS,
+        "task": TASK,
+        "label": "response",
+        "classes": [],
+        "counts": {part: len(examples.parts[part]) for part in PARTS},
+        "runs": len(scored.by_run),
+        "notes": examples.notes,
+        "origins": sorted(set(instances["origin"]) - {""}),
+        "run_agreement": split_half_agreement(scored.by_run),
+        "recommendation": recommendation.to_json(),
+        "seconds": round(seconds, 1),
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    return json.loads(json.dumps(about))

@@ -6,7 +6,7 @@ validation examples do not turn the scores around. It is asked of either half of
 retrace whose instances are tokens; an example's score is the sum of its tokens'.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from .._progress import progress_bar
 from ..data.dataset import move_to
 from ..data.seeds import mix_seeds
-from ..distributed.jobs import ResultStore
+from ..distributed.jobs import ResultStore, sweep
 from ..engine.objective import Objective
 from ..influence.query import Buffers, Query, QueryPart
 from .tuner import LOSS, Tuner
@@ -61,67 +61,55 @@ class ChatScores:
 
 
 def score(
-    tuner: Tuner,
-    train: Sequence[int],
-    validation: Sequence[int],
-    folder: Path,
-    store: ResultStore,
-    *,
-    seed: int,
-    progress: bool,
+    tuner: Tuner, folder: Path, store: ResultStore, *, seed: int, progress: bool
 ) -> ChatScores:
     """Fine-tune, record and retrace as often as the options say.
 
     Arguments:
         tuner: The model.
-        train, validation: Places among the tuner's examples.
         folder: Where the tapes go.
         store: Keeps the scores of each run; those that it has are not computed again.
         seed: Of the halves and of the runs.
         progress: Whether to show bars.
     """
-    halves = np.random.default_rng(mix_seeds(seed, 3)).permutation(len(validation)) % 2
+    count = len(tuner.parts["validation"])
+    halves = np.random.default_rng(mix_seeds(seed, 3)).permutation(count) % 2
     tuner.reset(seed)
-    base = tuner.measure(train)[LOSS]
-    store.begin()
-    found = []
-    for number in range(tuner.options.repeats):
-        kept = store.get(number)
-        if kept is None:
-            tape, own = folder / f"run-{number}", mix_seeds(seed, _RUNS, number)
-            kept = _score_run(tuner, train, validation, halves, tape, own, progress)
-            store.put(number, kept)
-        found.append(kept)
+    base = tuner.measure(tuner.parts["train"])[LOSS]
+
+    def score_run(number: int) -> dict[str, Tensor]:
+        own = mix_seeds(seed, _RUNS, number)
+        return _score_run(tuner, halves, folder / f"run-{number}", own, progress)
+
+    numbers = range(tuner.options.repeats)
+    results = sweep(score_run, numbers, what="scoring", n_jobs=1, store=store, progress=False)
+    by_number = dict(results)
+    runs = [by_number[number] for number in numbers]
     return ChatScores(
-        np.stack([run["tokens"].numpy() for run in found]),
-        found[0]["starts"].numpy(),
-        np.bincount(halves, minlength=2) / len(halves),
-        halves,
-        base,
-        found[0]["losses"].numpy(),
-        np.array([float(run["growth"]) for run in found]),
+        tokens=np.stack([run["tokens"].numpy() for run in runs]),
+        starts=runs[0]["starts"].numpy(),
+        weights=np.bincount(halves, minlength=2) / len(halves),
+        halves=halves,
+        base_loss=base,
+        training_loss=runs[0]["losses"].numpy(),
+        growth=np.array([float(run["growth"]) for run in runs]),
     )
 
 
 def _score_run(
-    tuner: Tuner,
-    train: Sequence[int],
-    validation: Sequence[int],
-    halves: np.ndarray,
-    tape: Path,
-    seed: int,
-    progress: bool,
+    tuner: Tuner, halves: np.ndarray, tape: Path, seed: int, progress: bool
 ) -> dict[str, Tensor]:
+    train = tuner.parts["train"]
     with progress_bar("fine-tuning", tuner.steps, show=progress) as advance:
         with tuner.recorded(train, seed, tape, advance) as trainer:
             losses = tuner.measure(train)[LOSS]
-            asked = trainer._collated([tuner.examples[k] for k in validation])
-            query = expected_errors_of(asked, halves, tuner.options.batch_size)
+            held_out = trainer._collated([tuner.examples[k] for k in tuner.parts["validation"]])
+            query = expected_errors_of(held_out, halves, tuner.options.batch_size)
             run = trainer.recorded_run(per_token=True)
     scores = run.run.influence(query)
-    kept = {"tokens": scores.values, "starts": run.starts, "losses": losses}
-    kept["growth"] = np.array(scores.details["adjoint_growth"])
-    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in kept.items()}
+    values = {"tokens": scores.values, "starts": run.starts, "losses": losses}
+    values["growth"] = np.array(scores.details["adjoint_growth"])
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
 
 
 def expected_errors_of(data: Any, halves: np.ndarray, batch_size: int) -> Query:

@@ -21,9 +21,8 @@ from .._progress import Advance
 from ..data.seeds import mix_seeds
 from ..engine.device import manage_threads, set_threads_for
 from ..errors import Diverged
-from .encode import IGNORED
-from .model import Loaded, import_transformers
-from .options import ChatOptions
+from .examples import IGNORED, Examples
+from .model import ChatOptions, Loaded, import_transformers
 
 LOSS, ERROR = range(2)  # the measures of an example
 _EPSILON = 1e-6  # of Adam: its update is a sign where gradients are near 0, and signs have no slope
@@ -35,23 +34,25 @@ class Tuner:
 
     Arguments:
         loaded: The model. It is changed; every fine-tuning begins with the weights it has now.
-        examples: What is learned and what is measured, by places.
+        examples: What is learned and what is measured; the number of training examples decides the
+            number of steps.
         options: How to train.
-        count: How many of the examples are the training part: they decide the number of steps.
         device: Where to train.
     """
 
     def __init__(
         self,
         loaded: Loaded,
-        examples: Sequence[Example],
+        examples: Examples,
         options: ChatOptions,
-        count: int,
         device: torch.device,
     ):
-        self.loaded, self.examples, self.options = loaded, examples, options
+        self.loaded = loaded
+        self.examples = examples.encoded.examples
+        self.parts = {part: ids.tolist() for part, ids in examples.parts.items()}
+        self.options = options
         self.device = torch.device("cpu") if device.type == "mps" else device
-        self.steps = math.ceil(count / options.batch_size) * options.epochs
+        self.steps = math.ceil(len(self.parts["train"]) / options.batch_size) * options.epochs
         self.model = loaded.model.to(self.device)
         self._start = {name: p.detach().clone() for name, p in loaded.trained.items()}
 
@@ -86,6 +87,15 @@ class Tuner:
             trainer.train()
             self._check_finite()
             yield trainer
+
+    def measure_without(self, removed: np.ndarray, seed: int, part: str) -> np.ndarray:
+        """Fine-tune on the training part without some of it; `measure` of another part.
+
+        removed: Places in the training part, int64 [R].
+        """
+        kept = np.delete(self.parts["train"], removed).tolist()
+        self.train(kept, seed, lambda steps: None)
+        return self.measure(self.parts[part])
 
     def measure(self, ids: Sequence[int]) -> np.ndarray:
         """For each example the mean over its learned tokens, float64 [2, examples].

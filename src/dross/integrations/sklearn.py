@@ -34,7 +34,7 @@ from ..cleaning.edits import choose_edits, find_plan
 from ..cleaning.judge import judge
 from ..cleaning.modality import MIN_INSTANCES
 from ..cleaning.pipeline import clean
-from ..cleaning.plans import RULES, KnownPlan
+from ..cleaning.plans import RULES, PlanResult
 from ..cleaning.project import Project
 from ..cleaning.verdict import Verdict
 from ..errors import DrossWarning, InvalidInput
@@ -50,7 +50,7 @@ _NO_OPTIONS = "data label out validation test task seed device progress say vali
 class _Cleaned:
     """What to do with each row of X."""
 
-    plan: KnownPlan | None  # in rows of X
+    plan: PlanResult | None  # in rows of X
     scores: np.ndarray  # float64 [N]
     wrong: np.ndarray  # float64 [N]: the probability that each label is wrong
     removed: np.ndarray  # int64 [R]: rows

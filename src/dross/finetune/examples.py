@@ -1,7 +1,7 @@
-"""The examples of a job: read, encoded, compared with each other, and split into parts."""
+"""Conversations as examples: read, written as tokens, compared with each other, and split."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,36 @@ import numpy as np
 import pandas
 import torch
 
-from ..cleaning.chats import Chat, ChatColumns, read_chats
+from ..cleaning.chats import Chat, read_chats
 from ..cleaning.duplicates import Copies, count_copies, find_copies, no_copies
+from ..cleaning.inputs import Request
 from ..cleaning.modality import MIN_INSTANCES, PARTS, Frame, Source, assemble
 from ..cleaning.text import TextEncoder
 from ..data.seeds import mix_seeds
-from ..errors import InvalidInput
-from .encode import Encoded, encode_chats
-from .model import Loaded
+from ..errors import InvalidInput, first_line
+from .model import ChatOptions, Loaded
 
+IGNORED = -100  # the label of a token that is not learned
+DEFAULT_TOKENS = 1024  # where the model takes more
 _SHARE_HELD_OUT = 0.2  # of the data, for each part that has no file
 _FEWEST_HELD_OUT = 8  # examples in the validation part, and in the test part
 _LETTERS = 80  # of a response, as the label of an example
 Found = tuple[Copies, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Conversations as examples for Trainer, with what each token looks like."""
+
+    examples: list[dict[str, list[int]]]  # input_ids and labels
+    texts: list[list[str]]  # of every token of every example
+    places: list[int]  # of the conversations that are here; the others have nothing left to learn
+    notes: list[str]
+
+    def learned(self, place: int) -> list[int]:
+        """The places of an example's tokens that are learned; the first token never is."""
+        labels = self.examples[place]["labels"]
+        return [k for k, label in enumerate(labels) if k and label != IGNORED]
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,6 @@ class Examples:
     chats: list[Chat]
     encoded: Encoded
     parts: dict[str, np.ndarray]  # the sorted places of each part
-    columns: ChatColumns  # of the data
     notes: list[str]
 
     @property
@@ -59,35 +75,36 @@ class Examples:
         return [text[:_LETTERS] + (" …" if len(text) > _LETTERS else "") for text in said]
 
 
-def prepare_examples(
-    files: Mapping[str, Path],
-    columns: ChatColumns,
+def open_examples(
+    request: Request,
+    options: ChatOptions,
     loaded: Loaded,
-    max_tokens: int | None,
-    *,
-    seed: int,
     device: torch.device,
+    *,
     progress: bool,
 ) -> tuple[Examples, Found]:
     """Read, encode, look for copies, and split so that near duplicates are in one part.
 
     Arguments:
-        files: The data as `train`, and files of the user's own for the other parts, if any.
-        columns: Which columns hold what.
+        request: The files.
+        options: Which columns hold what, and how many tokens are used.
         loaded: The model and its tokenizer.
-        max_tokens: As for `encode_chats`.
-        seed: Of the split.
         device, progress: As for `find_copies`.
 
     Returns:
-        The examples, and the copies among them with their counts.
+        The examples, and the copies among them with their counts; the same every time.
 
     Raises:
         InvalidInput: a file cannot be used, or there are too few examples.
     """
-    read = {part: read_chats(path, columns) for part, path in files.items()}
+    paths = {"train": request.data, "validation": request.validation, "test": request.test}
+    read = {
+        part: read_chats(Path(path), options.columns)
+        for part, path in paths.items()
+        if path is not None
+    }
     chats = [chat for part in read for chat in _name_part(part, read[part].chats)]
-    encoded = encode_chats(chats, loaded, max_tokens)
+    encoded = encode_chats(chats, loaded, options.max_tokens)
     chats = [chats[place] for place in encoded.places]
     sizes = {part: len(found.chats) for part, found in read.items()}
     belongs = np.repeat(list(sizes), list(sizes.values()))[encoded.places]
@@ -101,8 +118,8 @@ def prepare_examples(
     said = [note for found in read.values() for note in found.notes]
     notes = list(dict.fromkeys(said)) + encoded.notes
     copies, counts = _find_copies(chats, given, device, progress)
-    parts = _split(given, copies, seed)
-    examples = Examples(chats, encoded, parts, read["train"].columns, notes)
+    parts = _split(given, copies, request.seed)
+    examples = Examples(chats, encoded, parts, notes)
     for part in PARTS[1:]:
         if len(parts[part]) < _FEWEST_HELD_OUT:
             raise InvalidInput(
@@ -179,3 +196,96 @@ def _move_copies(copies: Copies, data: np.ndarray, parts: dict[str, np.ndarray])
     table = table[kept].reset_index(drop=True)
     table["group"] = pandas.factorize(table["group"])[0]
     return Copies(table, copies.content[kept].reset_index(drop=True))
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def encode_chats(chats: Sequence[Chat], loaded: Loaded, max_tokens: int | None) -> Encoded:
+    """Write conversations with the model's chat template, and split them into tokens.
+
+    Arguments:
+        chats: The conversations.
+        loaded: The model and its tokenizer.
+        max_tokens: How many tokens of a text are used; by default 1,024. Never more than the
+            model takes.
+
+    Raises:
+        InvalidInput: the template refuses a conversation, or does not write what the assistant says.
+    """
+    limit = min(max_tokens or DEFAULT_TOKENS, loaded.context or (1 << 30))
+    examples, texts, places, cut = [], [], [], 0
+    for place, chat in enumerate(chats):
+        text, learned = _write(chat, loaded.tokenizer)
+        ids, ends, labels = _tokenize(text, learned, loaded.tokenizer)
+        cut += len(ids) > limit
+        if all(label == IGNORED for label in labels[1:limit]):
+            continue
+        examples.append({"input_ids": ids[:limit], "labels": labels[:limit]})
+        texts.append(_cut(text, ends[:limit]))
+        places.append(place)
+    return Encoded(examples, texts, places, _note(len(chats), len(places), cut, limit))
+
+
+def _note(count: int, left: int, cut: int, limit: int) -> list[str]:
+    if not cut:
+        return []
+    note = f"{cut:,} of {count:,} texts are longer than {limit:,} tokens and are cut there."
+    if count > left:
+        note += (
+            f" In {count - left:,} of them, nothing of the answer is left: they are left out of "
+            "everything but the export."
+        )
+    return [note]
+
+
+def _write(chat: Chat, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a conversation, and which stretches of it the assistant says."""
+    messages = list(chat.messages)
+    text = _render(chat, messages, tokenizer, prompt=False)
+    learned = []
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = _render(chat, messages[:k], tokenizer, prompt=True) if k else ""
+            after = _render(chat, messages[: k + 1], tokenizer, prompt=False)
+            if text.startswith(before) and text.startswith(after):
+                learned.append((len(before), len(after)))
+    if not learned:  # a template that writes earlier turns differently: the last one is learned
+        start = text.rfind(chat.response)
+        if start < 0:
+            raise InvalidInput(
+                f"{chat.name}: the chat template does not write what the assistant says. Give "
+                f"another with `template`."
+            )
+        learned.append((start, len(text)))
+    return text, learned
+
+
+def _render(chat: Chat, messages: list[dict[str, str]], tokenizer: Any, *, prompt: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except Exception as error:  # a template raises what it likes
+        raise InvalidInput(
+            f"{chat.name}: the chat template of the model refuses this conversation "
+            f"({first_line(error)})."
+        ) from None
+
+
+def _tokenize(
+    text: str, learned: list[tuple[int, int]], tokenizer: Any
+) -> tuple[list[int], list[int], list[int]]:
+    """The tokens of a text, where each ends, and their labels."""
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, spans = found["input_ids"], found["offset_mapping"]
+    is_learnt = lambda start, end: any(a <= start < b for a, b in learned) and start < end
+    labels = [id if is_learnt(*span) else IGNORED for id, span in zip(ids, spans)]
+    return ids, [end for _, end in spans], labels
+
+
+def _cut(text: str, ends: list[int]) -> list[str]:
+    """The text of each token. A letter that several tokens make up belongs to the first."""
+    pieces, start = [], 0
+    for end in ends:
+        pieces.append(text[start : max(start, end)])
+        start = max(start, end)
+    return pieces
