@@ -110,13 +110,13 @@ def theorem2(eta: float, steps: int, smooth: float, gradient: float, lipschitz: 
 def _check_run(recording: Recording, strong: float, smooth: float) -> None:
     if not 0 < strong <= smooth:
         raise ValueError(f"Theorem 1 needs 0 < lambda <= Lambda, not {strong} and {smooth}.")
-    made = recording.tape.manifest["optimizer"]
-    columns, plain = made["columns"], made["name"] == "SGD" and not made["any_momentum"]
-    if not plain or any(made["flags"].values()) or recording.objective.layout.moving_buffers:
+    made = recording.optimizer
+    plain = made.name == "SGD" and not made.any_momentum
+    if not plain or any(made.flags.values()) or recording.objective.layout.moving_buffers:
         raise ValueError(
             "Theorem 1 is about plain SGD on losses of single instances: no momentum, no BatchNorm."
         )
-    tape, column = recording.tape, columns.index("weight_decay")
+    tape, column = recording.tape, made.columns.index("weight_decay")
     if tape.entries and tape.read(0).steps[0].numbers[:, column].any():
         raise ValueError(
             "Theorem 1 is about plain SGD: put the penalty into the instance loss (penalty=), not "

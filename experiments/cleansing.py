@@ -293,7 +293,7 @@ def _score_instances(
     available, query = build_methods(draw.settings, draw.number), mean_loss(draw.validation)
     values = {}
     for name in wanted:
-        path = folder / f"{run.recording.tape.manifest['id']}-{name}.safetensors"
+        path = folder / f"{run.recording.tape.manifest.id}-{name}.safetensors"
         whole = path.with_name(path.name.replace("last-epoch", "retrace"))
         with _time(result, name):
             if path.exists():

@@ -1,7 +1,5 @@
 """A run is opened only with the data that it was trained on, to the last instance."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 import dross
 from dross.data.dataset import EVERYTHING, SAMPLE, Instances
 from dross.errors import InputChanged
-from dross.tape.format import seal
 
 COUNT = 1000
 X = torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0))
@@ -51,32 +48,11 @@ def _open(folder, data):
 
 def test_one_changed_label_of_a_map_style_set_is_noticed(tmp_path):
     run = _train(tmp_path / "t", MapStyle(X, Y))
-    assert run.recording.tape.manifest["data_digest"] == EVERYTHING
+    assert run.recording.tape.manifest.data_digest == EVERYTHING
     with pytest.raises(InputChanged, match="another data set"):
         _open(tmp_path / "t", MapStyle(X, _changed()))
     for same in (MapStyle(X, Y), (X, Y)):  # however the same instances are given
         assert _open(tmp_path / "t", same).steps == 2
-
-
-def test_a_tape_of_an_earlier_version_is_compared_as_it_was_then(tmp_path):
-    _train(tmp_path / "t", MapStyle(X, Y))
-    path = tmp_path / "t" / "manifest.json"
-    old = json.loads(path.read_text())
-    del old["data_digest"], old["digest"]
-    old["data"] = _read(MapStyle(X, Y)).fingerprint(SAMPLE)
-    path.write_text(json.dumps(old))
-    assert _open(tmp_path / "t", MapStyle(X, Y)).steps == 2
-    with pytest.raises(InputChanged, match="another data set"):
-        _open(tmp_path / "t", MapStyle(X, Y.flip(0)))
-    assert _train(tmp_path / "t", MapStyle(X, Y), resume=True).complete
-
-
-def test_another_kind_of_digest_is_damage(tmp_path):
-    _train(tmp_path / "t", (X, Y))
-    path = tmp_path / "t" / "manifest.json"
-    path.write_text(json.dumps(seal(json.loads(path.read_text()) | {"data_digest": "some"})))
-    with pytest.raises(dross.CorruptFile, match="data_digest"):
-        _open(tmp_path / "t", (X, Y))
 
 
 def _read(source, memory=None):
@@ -92,4 +68,4 @@ def test_what_is_not_held_is_sampled_and_says_so():
     assert changed.fingerprint(SAMPLE) == held.fingerprint(SAMPLE)
     assert changed.fingerprint(EVERYTHING) != held.fingerprint(EVERYTHING)
     pair = _read((X.numpy(), Y.numpy().astype(np.int64)))
-    assert pair.fingerprint(None) == held.fingerprint(EVERYTHING)
+    assert pair.fingerprint(EVERYTHING) == held.fingerprint(EVERYTHING)

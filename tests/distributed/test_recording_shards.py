@@ -7,7 +7,6 @@ import pytest
 import dross
 from dross.distributed.fsdp import check_options
 from dross.errors import CorruptFile, InputChanged, NotSupported
-from dross.tape.format import check_manifest
 from dross.tape.reader import Tape
 from dross.tape.writer import rewind
 from tests.distributed import shard_jobs
@@ -47,9 +46,6 @@ def check_damage(tape, made):
     with pytest.raises(CorruptFile, match=f"{shard.name} is missing"):
         Tape(tape).read(0)
     shard.write_bytes(good)
-    for entry in ({**made["end"], "shards": []}, {**made["end"], "shards": [{"file": "../x"}]}):
-        with pytest.raises(CorruptFile, match=r"0 shards besides its own|outside the tape"):
-            check_manifest({**made, "end": entry}, "manifest.json")
 
 
 def test_a_loop_under_fully_shard_is_one_tape_for_any_number_of_ranks(tmp_path):

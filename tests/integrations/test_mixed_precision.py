@@ -23,8 +23,8 @@ def check_alike(plain, cast):
 
 
 def precision_of(run):
-    manifest = run.recording.tape.manifest
-    return manifest["inner_cast"] or (manifest["autocast"] or {}).get("dtype")
+    dtype = run.recording.tape.manifest.precision.narrow
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

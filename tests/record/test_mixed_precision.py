@@ -73,8 +73,7 @@ def test_every_model_is_replayed_bit_for_bit(tmp_path, name, dtype):
     for one, other in zip(model.parameters(), literal_run(p).parameters()):
         assert torch.equal(one, other)  # recording does not change what the loop does
     check_bitwise(run)
-    saved = run.recording.tape.manifest["autocast"]
-    assert Autocast.from_json(saved) == Autocast("cpu", dtype)
+    assert run.recording.tape.manifest.precision.autocast == Autocast("cpu", dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -87,8 +86,8 @@ def test_autocast_around_the_step_and_inside_the_model(tmp_path, name, dtype):
     p.model = lambda: InnerCast(MODELS[name](), dtype)
     inside, _ = recorded(p, tmp_path / "inside", keep=WHOLE)
     check_bitwise(inside)
-    assert inside.recording.tape.manifest["inner_cast"] == str(dtype).removeprefix("torch.")
-    assert inside.recording.tape.manifest["autocast"] is None
+    assert inside.recording.tape.manifest.precision.inner_cast == dtype
+    assert inside.recording.tape.manifest.precision.autocast is None
     values = [run.influence(query(p)).values for run in (around, inside)]
     assert relative(*values) < 4 * torch.finfo(dtype).eps
 
@@ -291,7 +290,7 @@ class TestRefusals:
             self.step(recorder, torch.autocast("cpu", torch.bfloat16))
         assert recorder.steps == 2
         recorder = self.recorder(resume=True)
-        with pytest.raises(dross.InputChanged, match="autocast was"):
+        with pytest.raises(dross.InputChanged, match="precision was"):
             self.step(recorder)
 
     @pytest.mark.parametrize("dtype", NARROW)

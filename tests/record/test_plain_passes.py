@@ -116,7 +116,7 @@ def test_fused_attention_trains_and_the_math_kernel_differentiates(tmp_path, ker
         assert torch.equal(one, other)
     run = recorder.run((p.X, p.Y))
     manifest = run.recording.tape.manifest
-    assert "flash" in manifest["kernels"] and manifest["attention_gap"] < 1e-12
+    assert "flash" in manifest.precision.kernels and manifest.attention_gap < 1e-12
     check_bitwise(run)  # by the loop's own kernel
     scores = run.influence(query(p)).values
     close(-scores[p.used], [derivative(p, j) for j in p.used], 1e-7)
@@ -135,7 +135,7 @@ def test_attention_under_autocast(tmp_path):
         take_step(recorder, optimizer, ids, p.X[ids], p.Y[ids])
     run = recorder.run((p.X, p.Y))
     check_bitwise(run)
-    assert 1e-6 < run.recording.tape.manifest["attention_gap"] < 0.02  # told only where it matters
+    assert 1e-6 < run.recording.tape.manifest.attention_gap < 0.02  # told only where it matters
     p.cast = lambda: torch.autocast("cpu", torch.bfloat16)
     with sdpa_kernel(SDPBackend.MATH):
         expected = unrolled_scores(p, MOMENTUM)
@@ -160,8 +160,8 @@ def test_kernels_that_are_far_apart_are_told(tmp_path):
 def test_a_model_without_attention_compares_nothing(tmp_path):
     p = problem("mlp", "sgd")
     run = recorded_loop(p, tmp_path / "t")[0].run((p.X, p.Y))
-    assert run.recording.tape.manifest["kernels"] == ["math"]
-    assert run.recording.tape.manifest["attention_gap"] is None
+    assert run.recording.tape.manifest.precision.kernels == ("math",)
+    assert run.recording.tape.manifest.attention_gap is None
 
 
 def recorded_scores(p, folder):

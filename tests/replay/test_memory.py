@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import dross
@@ -64,7 +65,8 @@ def test_a_table_on_the_disk_is_read_batch_by_batch(tmp_path, dtype):
 def test_segments_are_read_ahead_unless_memory_is_bounded(record, monkeypatch, memory, ahead):
     p = problem("mlp", "sgd", epochs=10)
     run, read, by_others = record(p, keep=dross.tape.Checkpoints(every=5)), Tape.read, []
-    run.recording.tape.manifest["memory"] = memory  # as a budget would have it
+    tape = run.recording.tape
+    tape.manifest = replace(tape.manifest, memory=memory)  # as a budget would have it
 
     def watched(self, index):
         if threading.current_thread() is not threading.main_thread():

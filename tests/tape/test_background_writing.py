@@ -75,7 +75,7 @@ def test_every_segment_is_named_at_the_next_step(tmp_path, monkeypatch):
         if self._writing is not None:
             self._writing.result(timeout=20)
         make_room(self, *given)
-        seen.append(self.next - self.manifest["steps"])
+        seen.append(self.next - self.manifest.steps)
 
     monkeypatch.setattr(writer.TapeWriter, "make_room", look)
     train(p, tmp_path / "t", keep=KEEP)

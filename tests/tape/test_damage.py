@@ -63,10 +63,10 @@ def test_versions_and_paths_of_a_manifest_are_checked(record, tmp_path):
     path = run.path / "manifest.json"
     good = json.loads(path.read_text())
     path.write_text(json.dumps(good | {"format": 99}))
-    with pytest.raises(InputChanged, match="format 99; this dross reads formats 1 and 2"):
+    with pytest.raises(InputChanged, match="format 99; this dross reads format 1"):
         Tape(run.path)
     path.write_text(json.dumps(good | {"end": good["end"] | {"file": "../../etc/passwd"}}))
-    with pytest.raises(CorruptFile, match="a file outside the tape"):
+    with pytest.raises(CorruptFile, match=r"end\.file"):
         Tape(run.path)
     with pytest.raises(DrossError, match="no tape"):
         Tape(tmp_path / "nowhere")

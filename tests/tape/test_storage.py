@@ -83,8 +83,8 @@ def test_only_what_a_retrace_needs_is_fetched(record, bucket, fetched):
     np.testing.assert_array_equal(
         again.influence(query(p), epochs=1).values, run.influence(query(p), epochs=1).values
     )
-    needed = [entry["file"] for entry in run.recording.tape.entries if entry["epochs"][1] == 5]
-    assert set(fetched) == {"manifest.json", run.recording.tape.manifest["end"]["file"], *needed}
+    needed = [entry.file for entry in run.recording.tape.entries if entry.epochs[1] == 5]
+    assert set(fetched) == {"manifest.json", run.recording.tape.end.file, *needed}
     assert len(needed) < len(run.recording.tape.entries) / 2
 
 
@@ -92,7 +92,7 @@ def test_what_is_kept_here_stays_within_its_bound(record, bucket, fetched, monke
     p = problem("mlp", "sgd", epochs=4)
     run = record(p, keep=FINE)
     upload(run, bucket)
-    bound = 3 * max(entry["bytes"] for entry in run.recording.tape.entries)
+    bound = 3 * max(entry.bytes for entry in run.recording.tape.entries)
     monkeypatch.setattr(storage, "_MAX_CACHED_BYTES", bound)
     again = open_run(p, bucket)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_missing_segment_is_named_and_nothing_else_breaks(record, bucket):
     p = problem("mlp", "sgd", epochs=6)
     run = record(p, keep=FINE)
     system, path = upload(run, bucket)
-    gone = run.recording.tape.entries[1]["file"]
+    gone = run.recording.tape.entries[1].file
     system.rm(f"{path}/{gone}")
     again = open_run(p, bucket)
     with pytest.raises(CorruptFile, match=rf"{bucket}/{gone} is missing.*put it back from a copy"):
@@ -130,7 +130,7 @@ def test_a_damaged_segment_is_refused_and_not_kept(record, bucket):
     p = problem("mlp", "sgd")
     run = record(p, keep=FINE)
     system, path = upload(run, bucket)
-    name = run.recording.tape.entries[1]["file"]
+    name = run.recording.tape.entries[1].file
     raw = system.cat_file(f"{path}/{name}")
     system.pipe_file(f"{path}/{name}", raw[:-1] + bytes([raw[-1] ^ 1]))
     again = open_run(p, bucket)

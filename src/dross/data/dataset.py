@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ from .seeds import mix_seeds
 _MAX_BYTES_HELD = 2 << 30  # a map-style data set up to this size is read once
 _BYTES_READ_AT_ONCE = 64 << 20
 _FINGERPRINT_SAMPLE = 64
-EVERYTHING, SAMPLE = "everything", "sample"  # what a fingerprint is made of
+EVERYTHING: Final = "everything"  # what a fingerprint is made of
+SAMPLE: Final = "sample"
 
 
 class Instances:
@@ -161,23 +162,16 @@ class Instances:
         return self._equal_weights[size]
 
     @property
-    def digest_kind(self) -> str:
+    def digest_kind(self) -> Literal["everything", "sample"]:
         """What a fingerprint is made of: everything that is held, a sample of what is not."""
         return EVERYTHING if self.stored else SAMPLE
 
-    def fingerprint(self, kind: str | None) -> str:
-        """A digest that tells data sets apart.
-
-        Arguments:
-            kind: EVERYTHING or SAMPLE (64 instances). None is what tapes of earlier versions have:
-                everything of a pair of tensors, a sample of any other data set.
-        """
+    def fingerprint(self, kind: str) -> str:
+        """A digest of EVERYTHING or of a SAMPLE of 64 instances, which tells data sets apart."""
         digest = hashlib.sha256(str(self.count).encode())
         if isinstance(self.source, Collated):
             items = self.source.fetch(self._sample().tolist())
             return hashlib.sha256(digest.digest() + hash_items(items).tobytes()).hexdigest()
-        if kind is None:
-            kind = EVERYTHING if self.stored and self.aliased else SAMPLE
         for rows in self._rows_of_all() if kind == EVERYTHING else self._rows_of_sample():
             digest.update(to_bytes(self._convert(rows)))
         return digest.hexdigest()

@@ -23,7 +23,7 @@ from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import NotSupported
-from ..tape.format import AverageRecord
+from ..tape.format import AverageRecord, Manifest
 from ..tape.retention import Keep
 from .ranks import ALONE, RankReducer, Reducer
 
@@ -62,7 +62,7 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
 
 
 def writes_shards(
-    ranks: Reducer, optimizer: Optimizer, keep: Keep, state_bytes: int, earlier: dict | None
+    ranks: Reducer, optimizer: Optimizer, keep: Keep, state_bytes: int, earlier: Manifest | None
 ) -> bool:
     """Whether every rank writes its shard of the states, and not the first one all of them.
 
@@ -76,7 +76,7 @@ def writes_shards(
     if ranks.size == 1:
         return False
     if earlier is not None:
-        return earlier.get("shards", 1) > 1
+        return earlier.shards > 1
     return state_bytes >= _LARGE_STATE and optimizer.blocks is None and keep.limit is None
 
 

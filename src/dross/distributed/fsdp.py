@@ -210,7 +210,9 @@ def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
 def _layout(parameters: dict[str, nn.Parameter], groups: list[list[str]]) -> Layout:
     names = tuple(name for group in groups for name in group)
     sizes = tuple(sum(parameters[name].numel() for name in group) for group in groups)
-    return Layout(names, tuple(parameters[name].shape for name in names), sizes, ())
+    shapes = tuple(parameters[name].shape for name in names)
+    listed = tuple(name for name in parameters if name in set(names))
+    return Layout(names, shapes, sizes, moving_buffers=(), listed=listed)
 
 
 def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str], _Seen]:

@@ -230,9 +230,9 @@ def check_agreement(recording: "Recording", reducer: Reducer, asked: dict[str, A
     asked: the question, by the names that an error message uses.
     """
     made = recording.tape.manifest
-    digests = "".join(e["sha256"] for e in (*recording.tape.entries, made["end"]))
+    digests = "".join(e.sha256 for e in (*recording.tape.entries, recording.tape.end))
     own = {
-        "tape": made["id"],
+        "tape": made.id,
         "steps of the tape": recording.tape.steps,
         "digest of the tape": hashlib.sha256(digests.encode()).hexdigest(),
         "number of instances": len(recording.instances),

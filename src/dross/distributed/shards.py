@@ -7,9 +7,8 @@ they do on theta, and slots are cut as theta is.
 
 Tapes whose states lie in one file per rank, and reading no more of them than a rank needs.
 
-    "shards": 4                          in the manifest: four ranks wrote their shards, by rows
-    "shards": [{file, bytes, sha256}]    in an entry: the files of the ranks after the first, whose
-                                         part is in the entry's own file
+    Manifest.shards      how many ranks wrote their shards, by rows
+    StateEntry.shards    the files of the ranks after the first, whose part is in the entry's own
 
 A tape of one process is one whole shard. Whoever opens a tape puts the shards together, or takes
 the numbers of its own shard out of them, whatever the number of ranks is then.
@@ -36,7 +35,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -48,6 +47,9 @@ from ..engine.state import Layout
 from ..engine.step import Clip, ClipNorm
 from ..errors import InputChanged
 from .ranks import Piece, RankReducer, all_rows
+
+if TYPE_CHECKING:
+    from ..tape.format import Manifest
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,6 @@ class ShardLayout:
 _STATE = "state."  # in a segment; the end of a tape has the bare names
 
 
-def files_of(entry: dict) -> list[dict]:
-    """The entry's own file and those of other ranks."""
-    return [entry, *entry.get("shards", [])]
-
-
 def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> InputChanged:
     """The error where other ranks would go on with a tape than those that began it."""
     return InputChanged(
@@ -170,10 +167,9 @@ def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> I
     )
 
 
-def written_layout(manifest: dict) -> ShardLayout:
+def written_layout(manifest: "Manifest") -> ShardLayout:
     """How the states of a tape were cut when it was written."""
-    whole = Layout.from_json(manifest["layout"], manifest["model"])
-    return ShardLayout(whole, manifest.get("shards", 1), by_rows=True)
+    return ShardLayout(manifest.layout, manifest.shards, by_rows=True)
 
 
 def is_cut(name: str) -> bool:
@@ -182,7 +178,7 @@ def is_cut(name: str) -> bool:
     return name == "theta" or name.startswith("slot.")
 
 
-def join_shards(shards: Sequence[dict[str, Tensor]], manifest: dict) -> dict[str, Tensor]:
+def join_shards(shards: Sequence[dict[str, Tensor]], manifest: "Manifest") -> dict[str, Tensor]:
     """The tensors of an entry, put together from the files of all ranks, the first one's first.
 
     Raises:

@@ -12,20 +12,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import msgspec
+from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from .._io import digest_file
 from .._progress import progress_bar
 from ..engine.state import Layout, State
 from ..engine.step import Step
-from ..errors import CorruptFile, DrossError, NotSupported
-from ..tape.format import SHARDED_FORMAT, AverageRecord, Segment, encode_segment
-from ..tape.reader import Tape, parse, parse_about
+from ..errors import DrossError, NotSupported
+from ..tape.format import (
+    AverageRecord,
+    FileEntry,
+    Manifest,
+    Segment,
+    SegmentEntry,
+    StateEntry,
+    decode_notes,
+    encode_segment,
+)
+from ..tape.reader import Notes, Tape, explain_damage, explain_missing, read_metadata
 from ..tape.storage import Folder
 from ..tape.writer import TapeWriter
 from .ranks import RankReducer
-from .shards import ShardLayout, ShardReducer, files_of, is_cut, shard_clip, written_layout
+from .shards import ShardLayout, ShardReducer, is_cut, shard_clip, written_layout
 
 
 class ShardTape(Tape):
@@ -53,9 +64,8 @@ class ShardTape(Tape):
         Raises:
             CorruptFile: on every rank, where one has found a damaged file.
         """
-        inside = lambda e: e["first"] < stop and e["first"] + e["steps"] > first
-        entries = [*filter(inside, self.entries), self.manifest["end"]]
-        files = [file for entry in entries for file in files_of(entry)]
+        entries = [e for e in self.entries if e.first < stop and e.stop > first]
+        files = [file for entry in (*entries, self.end) for file in entry.files]
         own, said = files[self.ranks.rank :: self.ranks.size], None
         with progress_bar("checking files", len(own), show=show) as advance:
             for entry in own:
@@ -68,31 +78,24 @@ class ShardTape(Tape):
         if found := [error for error in self.ranks.gather(said) if error is not None]:
             raise found[0]
 
-    def _check_file(self, entry: dict) -> None:
+    def _check_file(self, entry: FileEntry) -> None:
         if not isinstance(self.storage, Folder):
             self._read_checked(entry)
             return
-        path = Path(self.storage.address, entry["file"])
+        path = Path(self.storage.address, entry.file)
         if not path.exists():
-            raise _missing(path)
-        if path.stat().st_size != entry["bytes"] or digest_file(path) != entry["sha256"]:
-            raise CorruptFile(
-                f"{path} is damaged: its size or its digest differs. Restore the file from a copy, "
-                "or record the run again."
-            )
+            raise explain_missing(path)
+        if digest_file(path) != entry.sha256:
+            raise explain_damage(path)
 
-    def _load(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
-        if not any(entry is own for own in [*self.entries, self.manifest["end"]]):
-            return super()._load(entry)
-        with ExitStack() as stack, self._reading:
-            files = [self._open(file, stack) for file in files_of(entry)]
-            names, take, about = files[0]
-            if len(files) != max(1, self.manifest.get("shards", 1)):
-                raise ValueError(f"it has {len(files)} shards")
+    def _load(self, entry: StateEntry, kind: type[Notes]) -> tuple[dict[str, Tensor], Notes]:
+        with ExitStack() as stack:
+            files = [self._open(file, stack) for file in entry.files]
+            names, take, metadata = files[0]
             found = {name: take(name, None) for name in names if not is_cut(name)}
             for name in filter(is_cut, names):
                 found[name] = self._take_own(name, [take for _, take, _ in files])
-        return found, about
+        return found, decode_notes(metadata, kind)
 
     def _take_own(self, name: str, files: list[Callable[[str, Any], Tensor]]) -> Tensor:
         """This rank's shard of a tensor, from the places where its numbers lie."""
@@ -105,19 +108,18 @@ class ShardTape(Tape):
             own[..., span.own : span.own + span.length] = part
         return files[0](name, slice(0, 0)) if own is None else own
 
-    def _open(self, entry: dict, stack: ExitStack) -> tuple[list[str], Callable, dict]:
-        """The names of a file's tensors, a function that reads them, and what it says of them."""
+    def _open(self, entry: FileEntry, stack: ExitStack) -> tuple[list[str], Callable, dict]:
+        """The names of a file's tensors, a function that reads them, and its metadata."""
         if not isinstance(self.storage, Folder):
-            tensors, about = self._load_bytes(entry)
+            raw = self._read_checked(entry)
+            tensors = load(raw)
             whole = lambda name, part: tensors[name] if part is None else tensors[name][..., part]
-            return list(tensors), whole, about
-        path = Path(self.storage.address, entry["file"])
+            return list(tensors), whole, read_metadata(raw)
+        path = Path(self.storage.address, entry.file)
         try:
             file = stack.enter_context(safe_open(path, "pt"))
         except FileNotFoundError:
-            raise _missing(path) from None
-        except (SafetensorError, OSError) as error:
-            raise CorruptFile(f"{path} is not a file of a dross tape ({error}).") from None
+            raise explain_missing(path) from None
 
         def take(name: str, part: slice | None) -> Tensor:
             if part is None:
@@ -126,17 +128,7 @@ class ShardTape(Tape):
             rows = (slice(None),) * (len(found.get_shape()) - 1)
             return found[(*rows, part)]
 
-        return list(file.keys()), take, parse_about(file.metadata(), path)
-
-    def _load_bytes(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
-        return parse(self._read_checked(entry), self.storage.path(entry["file"]))
-
-
-def _missing(path: Path) -> CorruptFile:
-    return CorruptFile(
-        f"{path} is missing. The tape cannot be retraced without it; put it back from a copy, or "
-        "record the run again."
-    )
+        return list(file.keys()), take, file.metadata()
 
 
 class ShardWriter(TapeWriter):
@@ -158,31 +150,36 @@ class ShardWriter(TapeWriter):
             raise NotSupported(
                 "A tape of shards is not thinned out to fit a budget yet. Use keep=Checkpoints()."
             )
-        made = {"id": ranks.from_first(self.manifest["id"]), "shards": ranks.size}
-        self.manifest = {**self.manifest, **made, "format": SHARDED_FORMAT}
+        run = ranks.from_first(self.manifest.id)
+        self.manifest = msgspec.structs.replace(self.manifest, id=run, shards=ranks.size)
 
-    def _write_segment(self, number: int, segment: Segment) -> dict:
-        entry = self._describe_segment(segment)
-        tensors, about = encode_segment(segment)
+    def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
+        tensors, notes = encode_segment(segment)
         if self.ranks.rank == 0:
-            return entry | self._with_shards(self._write(self._name(number), tensors, about))
-        name = f"shard-{segment.first:012d}"
-        return entry | self._with_shards(self._write_own(name, tensors))
+            own = self._write(self._name(number), tensors, notes)
+        else:
+            own = self._write_own(f"shard-{segment.first:012d}", tensors)
+        first, *others = self._gather(own)
+        return self._describe_segment(segment, first, tuple(others))
 
-    def _write_end(self, steps: int, after: State) -> dict:
+    def _write_end(self, steps: int, after: State) -> StateEntry:
         if self.ranks.rank == 0:
-            return self._with_shards(super()._write_end(steps, after))
-        return self._with_shards(self._write_own(f"state-{steps:012d}", after.tensors()))
+            own = super()._write_end(steps, after)
+        else:
+            own = self._write_own(f"state-{steps:012d}", after.tensors())
+        first, *others = self._gather(own)
+        return StateEntry(
+            file=first.file, bytes=first.bytes, sha256=first.sha256, shards=tuple(others)
+        )
 
-    def _write_own(self, name: str, tensors: dict) -> dict:
+    def _write_own(self, name: str, tensors: dict) -> FileEntry:
         cut = {n: t.detach().cpu() for n, t in tensors.items() if is_cut(n)}
-        return self._write(f"{name}-{self.ranks.rank}-of-{self.ranks.size}.safetensors", cut, {})
+        return self._write(f"{name}-{self.ranks.rank}-of-{self.ranks.size}.safetensors", cut, None)
 
-    def _with_shards(self, own: dict) -> dict:
-        """The entry with those of other ranks, once every rank's file is on the disk."""
-        self._sync(own["file"])
-        first, *others = self.ranks.gather(own)
-        return first | {"shards": others}
+    def _gather(self, own: FileEntry) -> list[FileEntry]:
+        """The entries of all ranks, once every rank's file is on the disk."""
+        self._sync(own.file)
+        return self.ranks.gather(own)
 
     def _may_write_in_background(self) -> bool:
         return False  # the ranks tell each other what they wrote
@@ -190,7 +187,7 @@ class ShardWriter(TapeWriter):
     def _may_defer_commit(self) -> bool:
         return False  # clocks differ, and ranks meet at every commit
 
-    def _commit(self, manifest: dict) -> None:
+    def _commit(self, manifest: Manifest) -> None:
         if self.ranks.rank == 0:
             super()._commit(manifest)
         self.manifest = manifest

@@ -167,7 +167,7 @@ class Objective:
 
     def predict(self, theta: Tensor, buffers: Buffers, x: Any) -> Tensor:
         """The model's outputs for x in eval mode, under the autocast that it was trained in."""
-        with self.precision.cast_in_evaluation(), self.precision.math_attention():
+        with self.precision.cast("model"), self.precision.math_attention():
             return self.call(self.layout.unflatten(theta), {**buffers}, x)
 
     # --- gradients --------------------------------------------------------------------------------
@@ -379,8 +379,7 @@ class Objective:
         """Inside: modules are in the modes they were trained in; arithmetic is repeatable."""
         evaluated = set(self.evaluated)
         wanted = {m: name not in evaluated for name, m in self.model.named_modules()}
-        how = (self.precision.arithmetic, self.precision.kernels)
-        with use_modes(wanted), use_arithmetic(self.model, *how):
+        with use_modes(wanted), use_arithmetic(self.model, self.precision.kernels):
             yield
 
     @contextmanager

@@ -147,30 +147,49 @@ class Optimizer:
 
         return compute_in_pieces(move, self.group_sizes, {"theta": theta, "g": g}, slots, before)
 
-    def to_json(self) -> dict:
+    @property
+    def description(self) -> "OptimizerDescription":
         """What a tape keeps of it. Sizes and shapes are in the layout."""
-        kept = {
-            "name": self.name,
-            "flags": self.flags,
-            "columns": list(self.columns),
-            "any_momentum": self.any_momentum,
-        }
-        kept |= {} if self.formula is None else {"formula": self.formula}
-        return kept | {"fused": True} if self.fused else kept
+        return OptimizerDescription(
+            name=self.name,
+            flags=self.flags,
+            columns=self.columns,
+            any_momentum=self.any_momentum,
+            formula=self.formula,
+            fused=self.fused,
+        )
 
-    @staticmethod
-    def from_json(saved: dict, layout: Layout) -> "Optimizer":
-        """The optimizer that `to_json` described, of a model with this layout.
+
+@dataclass(frozen=True)
+class OptimizerDescription:
+    """An optimizer without the sizes of what it trains. Its fields are those of `Optimizer`."""
+
+    name: str
+    flags: Flags
+    columns: tuple[str, ...]
+    any_momentum: bool
+    formula: str | None
+    fused: bool
+
+    def for_layout(self, layout: Layout) -> Optimizer:
+        """The optimizer of a model with this layout.
 
         Raises:
             NotSupported: where it follows a formula that is not registered here.
         """
-        formula = saved.get("formula")
-        if formula is not None:
-            formula_named(formula)
-        given = (saved["name"], saved["flags"], tuple(saved["columns"]), layout.group_sizes)
-        rest = (saved["any_momentum"], formula, layout.shapes_by_group, layout.slices)
-        return Optimizer(*given, *rest, saved.get("fused", False))
+        if self.formula is not None:
+            formula_named(self.formula)
+        return Optimizer(
+            name=self.name,
+            flags=self.flags,
+            columns=self.columns,
+            group_sizes=layout.group_sizes,
+            any_momentum=self.any_momentum,
+            formula=self.formula,
+            shapes=layout.shapes_by_group,
+            slices=layout.slices,
+            fused=self.fused,
+        )
 
 
 def _join_slots(parts: Sequence[Slots]) -> Slots:

@@ -19,12 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from .._checks import check_name
 from ..errors import InvalidInput
 from .autodiff import NARROW
 from .norms import ElementaryNorms
-
-NARROW_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in NARROW}
 
 
 @dataclass(frozen=True)
@@ -49,40 +46,6 @@ class Autocast:
         name = str(self.dtype).removeprefix("torch.")
         cache = "" if self.cache else ", without its cache"
         return f"{name} on {self.device}, around the {' and '.join(['forward', *where])}{cache}"
-
-    def to_json(self) -> dict:
-        """What a tape keeps of it."""
-        name = str(self.dtype).removeprefix("torch.")
-        return {
-            "device": self.device,
-            "dtype": name,
-            "cache": self.cache,
-            "loss": self.loss,
-            "backward": self.backward,
-        }
-
-    @staticmethod
-    def from_json(saved: dict | None) -> "Autocast | None":
-        """The autocast that `to_json` described; None for a run without one."""
-        if saved is None:
-            return None
-        keys = ("cache", "loss", "backward")
-        dtype = NARROW_NAMES[saved["dtype"]]
-        return Autocast(saved["device"], dtype, **{key: saved[key] for key in keys})
-
-
-def is_saved_autocast(value: Any) -> bool:
-    """Whether this is what `to_json` writes."""
-    if not isinstance(value, dict) or set(value) != {
-        "device",
-        "dtype",
-        "cache",
-        "loss",
-        "backward",
-    }:
-        return False
-    flags = all(isinstance(value[key], bool) for key in ("cache", "loss", "backward"))
-    return flags and isinstance(value["device"], str) and value["dtype"] in list(NARROW_NAMES)
 
 
 def check_autocast(
@@ -162,11 +125,6 @@ def allowed_kernels() -> tuple[str, ...]:
     return tuple(name for name, (_, is_enabled) in _KERNELS.items() if is_enabled())
 
 
-def are_kernels(value: object) -> bool:
-    """Whether this is a list of names of kernels."""
-    return isinstance(value, list) and all(name in list(_KERNELS) for name in value)
-
-
 @contextmanager
 def use_kernels(names: Sequence[str]) -> Iterator[None]:
     """Inside, torch chooses among these kernels."""
@@ -198,25 +156,14 @@ class MathAttention(TorchFunctionMode):
 
 # --- precision ------------------------------------------------------------------------------------
 
-# How precisely a run computes: strict float32 unless something quicker was asked for.
-#
-# strict   every product in the type of the parameters, sums in a fixed order
-# tf32     products of float32 on a GPU with 10 bits of mantissa, sums in float32
-# bf16     the forward pass in bfloat16 where torch's autocast finds that safe; losses, gradients of
-# the parameters and updates in float32
-#
-# A loop that runs under autocast says so by itself (casting.py). A run is retraced as it was
-# recorded: all of this is written on the tape. What the quick ones do to the scores is measured by
-# benchmarks/arithmetic.py and benchmarks/mixed_precision.py.
-
-KINDS = ("strict", "tf32", "bf16")
+# How precisely a run computes: every product in the type of the parameters and sums in a fixed order,
+# except where autocast is on. A run is retraced as it was recorded: all of this is on the tape.
 
 
 @dataclass(frozen=True)
 class Precision:
     """The types and kernels that the passes of a run are computed with."""
 
-    arithmetic: str = "strict"
     autocast: Autocast | None = None  # around the passes of the loop
     inner_cast: torch.dtype | None = None  # what the model casts to inside its own forward
     kernels: tuple[str, ...] = MATH  # that attention may use in training
@@ -229,10 +176,6 @@ class Precision:
     def cast(self, part: str) -> AbstractContextManager:
         """The context that the "model", the "loss" or the "backward" pass is computed in."""
         return nullcontext() if self.autocast is None else self.autocast.around(part)
-
-    def cast_in_evaluation(self) -> AbstractContextManager:
-        """The context for evaluating a model: arithmetic="bf16" is for training only."""
-        return self.cast("model") if self.arithmetic == "strict" else nullcontext()
 
     @contextmanager
     def twice_differentiable(self, rows: int = 1) -> Iterator[None]:
@@ -265,68 +208,32 @@ class Precision:
             return None
         return {name: part.detach().clone().requires_grad_() for name, part in named.items()}
 
-    def to_json(self) -> dict:
-        """What a tape keeps of it."""
-        inner = self.inner_cast
-        return {
-            "arithmetic": self.arithmetic,
-            "autocast": None if self.autocast is None else self.autocast.to_json(),
-            "inner_cast": None if inner is None else str(inner).removeprefix("torch."),
-            "kernels": list(self.kernels),
-        }
-
-    @staticmethod
-    def from_json(saved: dict, device: torch.device, dtype: torch.dtype) -> "Precision":
-        """What a manifest says, for parameters of this type on this device."""
-        arithmetic = check_arithmetic(saved.get("arithmetic", "strict"), device, dtype)
-        cast = Autocast.from_json(saved.get("autocast")) or cast_of(arithmetic, device)
-        cast = cast if cast is None else replace(cast, device=device.type)
-        inner = NARROW_NAMES.get(saved.get("inner_cast") or "")
-        return Precision(arithmetic, cast, inner, tuple(saved.get("kernels", MATH)))
+    def on_device(self, device: torch.device) -> "Precision":
+        """The same on a device of this kind."""
+        if self.autocast is None:
+            return self
+        return replace(self, autocast=replace(self.autocast, device=device.type))
 
 
 STRICT = Precision()
 
 
-def check_arithmetic(kind: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The kind itself, or an error where parameters of this type on this device cannot have it."""
-    check_name("arithmetic", kind, KINDS)
-    if kind == "tf32" and device.type != "cuda":
-        raise InvalidInput(
-            "arithmetic='tf32' needs an NVIDIA GPU. Elsewhere, use 'strict' or 'bf16'."
-        )
-    if kind != "strict" and dtype != torch.float32:
-        own = str(dtype).removeprefix("torch.")
-        raise InvalidInput(f"arithmetic='{kind}' is for float32 models; this one is {own}.")
-    return kind
-
-
-def cast_of(kind: str, device: torch.device) -> Autocast | None:
-    """The autocast that this arithmetic means: the loss needs more digits than bfloat16 has."""
-    if kind != "bf16":
-        return None
-    return Autocast(device.type, torch.bfloat16, cache=False, loss=False)
-
-
 @contextmanager
-def use_arithmetic(
-    model: nn.Module, kind: str = "strict", kernels: Sequence[str] = MATH
-) -> Iterator[None]:
-    """Inside, a model computes in this arithmetic, the same way every time, and differentiably.
+def use_arithmetic(model: nn.Module, kernels: Sequence[str] = MATH) -> Iterator[None]:
+    """Inside, a model computes in strict float32, the same way every time, and differentiably.
 
     TF32 is not float32, and some convolutions add up in a random order. No autocast is on but those
     that a pass asks for.
 
     Arguments:
         model: what computes.
-        kind: one of KINDS.
         kernels: those that attention may use; only "math" has a second derivative.
     """
     mha = torch.backends.mha.get_fastpath_enabled()
     devices = {p.device.type for p in model.parameters()}
     if "meta" in devices:  # a model without weights computes on the default device
         devices = (devices - {"meta"}) | {torch.get_default_device().type}
-    switches = _gpu_switches(kind) if "cuda" in devices else []
+    switches = _gpu_switches() if "cuda" in devices else []
     before = [(holder, name, getattr(holder, name)) for holder, name, _ in switches]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -340,16 +247,15 @@ def use_arithmetic(
             setattr(holder, name, value)
 
 
-def _gpu_switches(kind: str) -> list[tuple[Any, str, Any]]:
+def _gpu_switches() -> list[tuple[Any, str, Any]]:
     """Holder, name and value of each. torch 2.9 renamed them and refuses to mix the names."""
     cudnn: Any = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
-        precision = "tf32" if kind == "tf32" else "ieee"
         holders = (matmul, cudnn.conv, cudnn.rnn)
-        switches = [(holder, "fp32_precision", precision) for holder in holders]
+        switches = [(holder, "fp32_precision", "ieee") for holder in holders]
     else:
-        switches = [(matmul, "allow_tf32", kind == "tf32"), (cudnn, "allow_tf32", kind == "tf32")]
+        switches = [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
     return [*switches, (cudnn, "deterministic", True)]
 
 

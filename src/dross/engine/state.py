@@ -1,7 +1,7 @@
 """The state s_t that a training step turns into the next, and derivatives of the same shape."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,6 +15,7 @@ Named = dict[str, Tensor]
 Buffers = dict[str, Tensor]  # what the forward pass moves, by name
 Counters = dict[str, float]  # of one parameter group: how many steps it has taken, and the like
 Clock = tuple[Counters, ...]  # of all parameter groups
+Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of a model's parameters or buffers, by name
 _SLOT, _BUFFER = "slot.", "buffer."
 
 
@@ -207,10 +208,14 @@ class Layout:
         everything = [*model.named_parameters(), *model.named_buffers()]
         return {name: tensor.detach() for name, tensor in everything if name not in moving}
 
-    def signature(self, model: nn.Module) -> dict:
+    def signature(self, model: nn.Module) -> "Signature":
         """What a tape must find again in a model before the run is retraced with it."""
-        constants = self.digest_of_constants(model)
-        return {"class": type(model).__name__, "constants": constants, **_shapes(model)}
+        return Signature(
+            name=type(model).__name__,
+            constants=self.digest_of_constants(model),
+            parameters=_shapes(model.named_parameters()),
+            buffers=_shapes(model.named_buffers()),
+        )
 
     def digest_of_constants(self, model: nn.Module) -> str:
         """Tells whether the tensors that training leaves alone are still the same."""
@@ -220,40 +225,37 @@ class Layout:
             digest.update(name.encode() + raw.numpy().tobytes())
         return digest.hexdigest()
 
-    def to_json(self) -> dict:
-        """What a tape keeps of it. The shapes are in the model's signature."""
-        return {
-            "names": list(self.names),
-            "group_sizes": list(self.group_sizes),
-            "moving": list(self.moving_buffers),
-        }
 
-    @staticmethod
-    def from_json(saved: dict, signature: dict) -> "Layout":
-        """The layout that `to_json` described, of the model with this signature."""
-        names, sizes, moving = (tuple(saved[key]) for key in ("names", "group_sizes", "moving"))
-        shapes = tuple(torch.Size(signature["parameters"][name][0]) for name in names)
-        listed = tuple(name for name in signature["parameters"] if name in set(names))
-        return Layout(names, shapes, sizes, moving, listed=listed)
+@dataclass(frozen=True)
+class Signature:
+    """A model's class, the shapes of its tensors, and the values of those that do not train."""
+
+    name: str  # of the class
+    constants: str  # a digest
+    parameters: Shapes
+    buffers: Shapes
 
 
-def check_signature(saved: dict, model: nn.Module, layout: Layout) -> None:
+def check_signature(recorded: Signature, model: nn.Module, layout: Layout) -> None:
     """Refuse a model that is not the recorded one, and say how it differs."""
-    for kind, own in _shapes(model).items():
-        for name in {**saved[kind], **own}:
-            recorded, here = saved[kind].get(name), own.get(name)
-            if recorded != here:
+    kinds = (
+        ("parameter", recorded.parameters, _shapes(model.named_parameters())),
+        ("buffer", recorded.buffers, _shapes(model.named_buffers())),
+    )
+    for kind, before, now in kinds:
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
                 raise InputChanged(
-                    f"The tape belongs to another model: {kind[:-1]} '{name}' is "
-                    f"{_describe(recorded)} on the tape and {_describe(here)} here. Build the "
-                    "model as it was when the run was recorded."
+                    f"The tape belongs to another model: {kind} '{name}' is "
+                    f"{_describe(before.get(name))} on the tape and {_describe(now.get(name))} "
+                    "here. Build the model as it was when the run was recorded."
                 )
-    check_constants(saved, model, layout)
+    check_constants(recorded, model, layout)
 
 
-def check_constants(saved: dict, model: nn.Module, layout: Layout) -> None:
+def check_constants(recorded: Signature, model: nn.Module, layout: Layout) -> None:
     """Refuse a model whose frozen tensors have other values than the recorded one's."""
-    if layout.digest_of_constants(model) != saved["constants"]:
+    if layout.digest_of_constants(model) != recorded.constants:
         frozen = ", ".join(list(layout.constants(model))[:3])
         raise InputChanged(
             "The tape was recorded with other values in the parameters or buffers that training "
@@ -262,13 +264,12 @@ def check_constants(saved: dict, model: nn.Module, layout: Layout) -> None:
         )
 
 
-def _shapes(model: nn.Module) -> dict[str, dict[str, list]]:
-    shapes = lambda named: {name: [list(t.shape), str(t.dtype)] for name, t in named}
-    return {
-        "parameters": shapes(model.named_parameters()),
-        "buffers": shapes(model.named_buffers()),
-    }
+def _shapes(named: Iterable[tuple[str, Tensor]]) -> Shapes:
+    return {name: (t.shape, t.dtype) for name, t in named}
 
 
-def _describe(entry: list | None) -> str:
-    return "absent" if entry is None else f"{tuple(entry[0])} {entry[1].removeprefix('torch.')}"
+def _describe(entry: tuple[torch.Size, torch.dtype] | None) -> str:
+    if entry is None:
+        return "absent"
+    shape, dtype = entry
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"

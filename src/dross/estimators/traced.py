@@ -94,7 +94,7 @@ class TracIn:
 
 def _rate_per_instance(recording: Recording, t: int) -> float:
     """eta_t/|S_t|."""
-    ends = [entry["first"] + entry["steps"] for entry in recording.tape.entries]
+    ends = [entry.stop for entry in recording.tape.entries]
     segment = recording.tape.read(next(k for k, end in enumerate(ends) if t < end))
     step = segment.steps[t - segment.first]
     rate = float(step.numbers[0, recording.optimizer.columns.index("lr")])

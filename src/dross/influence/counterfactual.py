@@ -242,7 +242,7 @@ class _Models:
     average: Average | None = None  # of each run, instead of its end
 
     def about(self) -> dict:
-        tape = self.recording.tape.manifest["id"]
+        tape = self.recording.tape.manifest.id
         about = {"tape": tape, "window": list(self.window), "absent": self.absent}
         return about if self.average is None else about | {"of": AVERAGE}
 

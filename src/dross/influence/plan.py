@@ -152,7 +152,7 @@ def count_replays(recording: Recording, window: Window) -> tuple[int, int, int]:
     taken = 0
     repetitions = 0
     states_at_once = 0
-    is_users_loop = recording.tape.manifest["foreign"]
+    is_users_loop = recording.tape.manifest.foreign
     for index in recording.find_segments(window.first, window.stop):
         segment = recording.tape.read(index)
         begin = max(0, window.first - segment.first)
@@ -238,7 +238,7 @@ def _measure_seconds(action: Callable[[], object], device: torch.device) -> floa
 def _measure_reading(recording: Recording, indices: list[int]) -> tuple[int, float]:
     """Bytes of the files that are read, and how long that takes at the speed of the first one."""
     tape = recording.tape
-    sizes = [entry["bytes"] for entry in tape.entries] + [tape.manifest["end"]["bytes"]]
+    sizes = [entry.bytes for entry in (*tape.entries, tape.end)]
     # also the file after each, which says where its replay should end, and the end of the run
     total = sum(sizes[k] + sizes[k + 1] for k in indices) + sizes[-1]
     start = time.perf_counter()

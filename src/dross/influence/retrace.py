@@ -36,7 +36,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from .._checks import check_folder
@@ -70,7 +71,7 @@ from ..errors import CorruptFile, Diverged, DrossError, InvalidInput
 from ..replay.recording import MODEL, Average, Recording, check_of
 from ..replay.schedule import Window, choose_window
 from ..replay.segments import Block
-from ..tape.reader import parse
+from ..tape.reader import read_metadata
 from ..tape.storage import is_url
 from .query import Query, sketch_derivative
 from .scores import Scores
@@ -517,7 +518,8 @@ class ProgressFile:
         """What an earlier retrace of the same question left, if one was interrupted."""
         delete_stale(self.path.parent, lambda name: name.startswith("retrace-"))
         try:
-            tensors, about = parse(self.path.read_bytes(), self.path)
+            raw = self.path.read_bytes()
+            tensors, about = load(raw), json.loads(read_metadata(raw)["dross"])
             # in the order they were written in, because sums round by their order, and copied to
             # memory of torch's own alignment
             tensors = {name: tensors[name].clone() for name in about["names"]}
@@ -533,7 +535,7 @@ class ProgressFile:
             return None
         except OSError as error:
             raise DrossError(f"{self.path} cannot be read: {error.strerror}.") from error
-        except (CorruptFile, KeyError, TypeError, ValueError) as error:
+        except (CorruptFile, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise CorruptFile(
                 f"{self.path} is damaged ({error}). Remove it to retrace from the beginning."
             ) from None
@@ -567,9 +569,9 @@ def describe_question(
     """
     first, stop = window
     tape = recording.tape
-    digests = [entry["sha256"] for entry in tape.entries if entry["first"] < stop]
+    digests = [entry.sha256 for entry in tape.entries if entry.first < stop]
     return {
-        "tape": [tape.manifest["id"], *digests],
+        "tape": [tape.manifest.id, *digests],
         "steps": [first, stop],
         "hessian": hessian,
         "query": [name, digest_tensors(seed.tensors())],

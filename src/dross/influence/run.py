@@ -62,7 +62,7 @@ class Run:
 
     def __repr__(self) -> str:
         tape = self.recording.tape
-        names = f"{tape.manifest['model']['class']} with {tape.manifest['optimizer']['name']}"
+        names = f"{tape.manifest.model.name} with {tape.manifest.optimizer.name}"
         return f"<Run of {names} on {len(self):,} instances: {tape.length}>"
 
     def _repr_html_(self) -> str:

@@ -12,7 +12,7 @@ from ..distributed.ddp import bare_module
 from ..engine.inspect import unwrap_model
 from ..engine.tolerance import OTHER_ORDER, is_close
 from ..errors import DrossWarning, InvalidInput, NotSupported
-from ..tape.format import AverageRecord
+from ..tape.format import AverageNotes, AverageRecord
 from .torch_binding import LiveModel
 
 _CHECKED_UPDATES = 3
@@ -50,7 +50,7 @@ class AverageWatch:
                 if name not in own:
                     raise InvalidInput(f"The averaged model has no '{name}', which is on the tape.")
                 own[name].copy_(value)
-            self.averaged.n_averaged.fill_(earlier.count)
+            self.averaged.n_averaged.fill_(earlier.notes.count)
 
     @property
     def is_current(self) -> bool:
@@ -159,7 +159,7 @@ class AverageWatch:
         tensors = self._read_named(live.layout.names) | buffers
         steps = torch.tensor(self.steps, dtype=torch.int64)
         rates = torch.tensor(self.rates, dtype=torch.float64)
-        return AverageRecord(steps, rates, tensors, how, self.count)
+        return AverageRecord(steps, rates, tensors, AverageNotes(how, self.count))
 
     def _read_named(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         own = dict(self.module.named_parameters()) | dict(self.module.named_buffers())

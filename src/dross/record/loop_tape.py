@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from ..engine.optim import Optimizer
 from ..engine.precision import Autocast, Precision, allowed_kernels
 from ..engine.state import Layout, check_signature
 from ..errors import InputChanged, InvalidInput
-from ..tape.format import RunSettings, check_same_run, describe
+from ..tape.format import Manifest, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
 from ..tape.writer import TapeWriter
@@ -75,7 +76,7 @@ class OpenTape:
 class LoopTape:
     """The tape that a loop is recorded on."""
 
-    def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: dict | None):
+    def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: Manifest | None):
         """earlier: the manifest of a tape to be continued."""
         self.loop, self.folder, self.earlier = loop, folder, earlier
         self.opened: OpenTape | None = None
@@ -85,27 +86,27 @@ class LoopTape:
         """How many steps are recorded, those before a resume included."""
         if self.opened is not None:
             return self.opened.writer.next
-        return self.earlier["steps"] if self.earlier else 0
+        return self.earlier.steps if self.earlier else 0
 
     @property
     def epoch_before(self) -> int:
         """The epoch of the last step before a resume; 0 where there is none."""
-        segments = self.earlier["segments"] if self.earlier else []
-        return segments[-1]["epochs"][1] if segments else 0
+        segments = self.earlier.segments if self.earlier else ()
+        return segments[-1].epochs[1] if segments else 0
 
     def restore(self) -> None:
         """Put the model and the optimizer where the tape to be continued ends."""
         if self.earlier is None:
             return
         loop, made = self.loop, self.earlier
-        self._check_ranks(made.get("shards", 1))
-        layout = Layout.from_json(made["layout"], made["model"])
-        check_signature(made["model"], loop.model, layout)
-        pure = Optimizer.from_json(made["optimizer"], layout)
+        self._check_ranks(made.shards)
+        layout = made.layout
+        check_signature(made.model, loop.model, layout)
+        pure = made.optimizer.for_layout(layout)
         own_optimizer = type(loop.optimizer).__name__
-        if made["loss"] != loop.loss_name or own_optimizer != pure.name:
+        if made.loss != loop.loss_name or own_optimizer != pure.name:
             raise InputChanged(
-                f"The tape was recorded with loss {made['loss']} and {pure.name}; this is "
+                f"The tape was recorded with loss {made.loss} and {pure.name}; this is "
                 f"{loop.loss_name} and {own_optimizer}. Continue it with the same."
             )
         tape = Tape(self.folder)
@@ -114,7 +115,7 @@ class LoopTape:
             tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
         state = tape.end_state().map(lambda t: t.to(loop.device))
         live = LiveModel(loop.model, loop.optimizer, layout, pure)
-        live.write(state, slots=bool(made["steps"]))
+        live.write(state, slots=bool(made.steps))
 
     def _check_ranks(self, shards: int) -> None:
         """Refuse other ranks than those that began a tape of shards."""
@@ -143,17 +144,18 @@ class LoopTape:
         precision = replace(objective.precision, autocast=cast)
         executor = Executor(replace(objective, precision=precision))
         self.opened = replace(self.opened, executor=executor)
-        self.note(**precision.to_json())
+        self.note(precision=precision)
 
     def note(self, **entries: Any) -> None:
         """Let the manifest say this from its next commit on."""
         assert self.opened is not None
         if isinstance(self.opened.writer, TapeWriter):
-            self.opened.writer.manifest |= entries
+            writer = self.opened.writer
+            writer.manifest = msgspec.structs.replace(writer.manifest, **entries)
 
     def _open(self, batch: Batch, cast: Autocast | None) -> OpenTape:
         loop = self.loop
-        known = Autocast.from_json(self.earlier.get("autocast")) if self.earlier else None
+        known = self.earlier.precision.autocast if self.earlier else None
         if cast is not None and known is not None:
             cast = replace(cast, backward=known.backward)
         if not loop.model.training:
@@ -198,26 +200,24 @@ class LoopTape:
             writer.flush(state)
         return OpenTape(ShardedExecutor(sharded), live, writer)
 
-    def _describe(self, objective: Objective, pure: Optimizer) -> dict:
+    def _describe(self, objective: Objective, pure: Optimizer) -> Manifest:
         """The manifest of a new tape, or that of the tape to be continued."""
         loop = self.loop
-        settings = RunSettings(
-            objective=objective,
-            optimizer=pure,
-            loss_name=loop.loss_name,
+        manifest = describe(
+            objective,
+            pure,
             augment=loop.augment,
             keep=loop.keep,
             seed=loop.seed,
-            planned=None,
             device=loop.device,
             instances=loop.instances,
             foreign=True,
+            earlier=self.earlier,
         )
-        manifest = describe(settings, self.earlier)
-        if self.earlier is not None:
-            check_same_run(self.earlier, manifest)
-            manifest = self.earlier
-        return manifest
+        if self.earlier is None:
+            return manifest
+        check_same_run(self.earlier, manifest)
+        return self.earlier
 
     def save(self) -> None:
         """Write what is open, and name it in the manifest at once."""

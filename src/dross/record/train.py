@@ -18,12 +18,11 @@ from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
 from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
 from ..engine.precision import Precision, check_autocast
-from ..engine.state import State
 from ..engine.step import clip_of
 from ..errors import InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
-from ..tape.format import RunSettings, check_same_run, describe
+from ..tape.format import check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep
 from ..tape.writer import TapeWriter, check_resume, prepare_folder
@@ -121,21 +120,29 @@ def train(
 
     live = LiveModel(model, optimizer, objective.layout, pure)
     numbers = plan_numbers(live, lr, plan.steps)
-    settings = RunSettings(
-        objective=objective,
-        optimizer=pure,
-        loss_name=objective.loss_name,
+    earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
+    manifest = describe(
+        objective,
+        pure,
         augment=augment,
         keep=keep,
         seed=seed,
-        planned=plan.steps,
         device=device,
         instances=instances,
-        foreign=False,
+        planned=plan.steps,
         schedule=hashlib.sha256(numbers.tobytes() + repr(clip).encode()).hexdigest(),
+        earlier=earlier,
     )
-    earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
-    writer, state = _open_tape(path, settings, earlier, live.read(numbers[0]), len(first))
+    state = live.read(numbers[0])
+    if earlier is not None:
+        check_same_run(earlier, manifest)
+        manifest = earlier
+        state = Tape(path).end_state().map(lambda t: t.to(device))
+    writer = TapeWriter(
+        path, manifest, keep, state.nbytes, plan.steps, step_bytes=16 + 4 * len(first)
+    )
+    if earlier is None:
+        writer.flush(state)
     executor = Executor(objective)
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
     live.write(loop.run(writer, state, progress))
@@ -161,21 +168,6 @@ def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Mo
     if not model.training:
         model.train()
     return model
-
-
-def _open_tape(
-    tape: str | os.PathLike, settings: RunSettings, earlier: dict | None, start: State, batch: int
-) -> tuple[TapeWriter, State]:
-    """A writer, and the state to go on from. earlier: the manifest of a tape to be continued."""
-    manifest = describe(settings, earlier)
-    if earlier is not None:
-        check_same_run(earlier, manifest)
-        start = Tape(tape).end_state().map(lambda t: t.to(settings.device))
-    given = (settings.keep, start.nbytes, settings.planned)
-    writer = TapeWriter(tape, earlier or manifest, *given, step_bytes=16 + 4 * batch)
-    if earlier is None:
-        writer.flush(start)
-    return writer, start
 
 
 def _check_options(keep: Any, penalty: Any, augment: Any) -> None:

@@ -23,11 +23,10 @@ from ..engine.inspect import device_and_dtype, is_shard, unwrap_model
 from ..engine.losses import NAMED_LOSSES, find_loss
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
-from ..engine.precision import Precision
-from ..engine.state import Derivative, Layout, State, check_constants, check_signature
+from ..engine.state import Derivative, State, check_constants, check_signature
 from ..engine.step import Step, take_step
 from ..errors import InputChanged, InvalidInput, NotSupported
-from ..tape.format import AverageRecord, Segment
+from ..tape.format import AverageRecord, Manifest, Segment
 from ..tape.reader import Tape
 from .segments import Block, SegmentReplay, check_same
 
@@ -72,27 +71,26 @@ class Recording:
         tape = Tape(place)
         made, model = tape.manifest, unwrap_model(model)
         _check_whole(model)
-        layout = Layout.from_json(made["layout"], made["model"])
-        check_signature(made["model"], model, layout)
+        check_signature(made.model, model, made.layout)
         loss_name, loss_function = find_loss(loss)
         _check_same_settings(made, loss_name, penalty, augment)
         device, dtype = device_and_dtype(model, without_weights=True)
-        instances = Instances(train_set, device, dtype, made.get("memory"))
+        instances = Instances(train_set, device, dtype, made.memory)
         _check_same_data(made, instances)
         objective = Objective(
             model,
-            layout,
+            made.layout,
             loss_function,
             loss_name,
             penalty,
-            stochastic=made["stochastic"],
-            evaluated=tuple(made["evaluated"]),
-            unused=tuple(made["unused"]),
-            precision=Precision.from_json(made, device, dtype),
+            stochastic=made.stochastic,
+            evaluated=made.evaluated,
+            unused=made.unused,
+            precision=made.precision.on_device(device),
         )
-        optimizer = Optimizer.from_json(made["optimizer"], layout)
+        optimizer = made.optimizer.for_layout(made.layout)
         executor = Executor(objective)
-        return Recording(tape, executor, optimizer, instances, augment, made["seed"])
+        return Recording(tape, executor, optimizer, instances, augment, made.seed)
 
     def __reduce__(self):
         """Pickle a run as what it takes to open its tape in another process.
@@ -102,7 +100,7 @@ class Recording:
         made, objective = self.tape.manifest, self.objective
         loss = objective.loss_name if objective.loss_name in NAMED_LOSSES else objective.loss
         given = (objective.model, self.instances.source, loss, objective.penalty, self.augment)
-        return _reopen, (self.tape.storage.absolute, made["id"], made["steps"], *given)
+        return _reopen, (self.tape.storage.absolute, made.id, made.steps, *given)
 
     @property
     def objective(self) -> Objective:
@@ -117,7 +115,7 @@ class Recording:
     @property
     def memory_limit(self) -> int | None:
         """Bytes of states that a replay may hold, where a budget says so."""
-        return self.tape.manifest.get("memory")
+        return self.tape.manifest.memory
 
     def batches(self, first: int, steps: Sequence[Step]) -> list[list[LazyBatch]]:
         """The batches of each of these steps; the first of them is step number `first`."""
@@ -199,7 +197,7 @@ class Recording:
         return [
             k
             for k, entry in enumerate(self.tape.entries)
-            if entry["first"] < stop and entry["first"] + entry["steps"] > first
+            if entry.first < stop and entry.stop > first
         ]
 
     def state_at(self, t: int) -> State:
@@ -279,12 +277,12 @@ class Recording:
 
         Then the end of the segment is compared instead.
         """
-        return self.augment is not None and str(self.device) != self.tape.manifest["device"]
+        return self.augment is not None and str(self.device) != self.tape.manifest.device
 
     def check_unchanged(self) -> None:
         """Refuse frozen weights or data that the user has changed since the recording."""
         made = self.tape.manifest
-        check_constants(made["model"], self.objective.model, self.objective.layout)
+        check_constants(made.model, self.objective.model, self.objective.layout)
         if self.instances.aliased and not _has_digest(made, self.instances):
             raise InputChanged(
                 "The training data have been changed in place since the run was recorded. Pass "
@@ -310,19 +308,20 @@ def _check_whole(model: nn.Module) -> None:
 
 
 def _check_same_settings(
-    made: dict, loss_name: str, penalty: Penalty | None, augment: Augment | None
+    made: Manifest, loss_name: str, penalty: Penalty | None, augment: Augment | None
 ) -> None:
     given = {"loss": loss_name, "penalty": penalty is not None, "augment": augment is not None}
     for what, value in given.items():
-        if made[what] != value:
+        recorded = getattr(made, what)
+        if recorded != value:
             raise InputChanged(
-                f"The run was recorded with {what}={made[what]} and is opened with {what}={value}. "
+                f"The run was recorded with {what}={recorded} and is opened with {what}={value}. "
                 "Pass what it was trained with."
             )
 
 
-def _check_same_data(made: dict, instances: Instances) -> None:
-    count = made["instances"]
+def _check_same_data(made: Manifest, instances: Instances) -> None:
+    count = made.instances
     if count not in (None, len(instances)) or not _has_digest(made, instances):
         raise InputChanged(
             f"The run was trained on another data set ({count} instances; this one has "
@@ -330,15 +329,14 @@ def _check_same_data(made: dict, instances: Instances) -> None:
         )
 
 
-def _has_digest(made: dict, instances: Instances) -> bool:
+def _has_digest(made: Manifest, instances: Instances) -> bool:
     """Whether the data are those of the manifest, as far as it tells."""
-    recorded = made["data"]
-    return recorded is None or recorded == instances.fingerprint(made.get("data_digest"))
+    return made.data_digest is None or made.data == instances.fingerprint(made.data_digest)
 
 
 def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:
     opened = Recording.open(place, *given)
-    if (opened.tape.manifest["id"], opened.tape.steps) != (id, steps):
+    if (opened.tape.manifest.id, opened.tape.steps) != (id, steps):
         raise InputChanged(
             f"The tape at {place} is not the one that this work was sent for. Give all processes "
             "the same folder."
@@ -364,10 +362,10 @@ class Average:
     @cached_property
     def buffer_weights(self) -> dict[int, float]:
         """The same for the moving buffers."""
-        if self.record.buffers == "averaged":
+        if self.record.notes.buffers == "averaged":
             return self.weights
         steps = self.record.steps.tolist()
-        return {steps[-1]: 1.0} if self.record.buffers == "copied" and steps else {}
+        return {steps[-1]: 1.0} if self.record.notes.buffers == "copied" and steps else {}
 
     def enter(self, adjoint: Derivative, seed: Derivative, t: int) -> Derivative:
         """The adjoint after t steps, with what the query's derivative at the average adds."""

@@ -126,7 +126,7 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
         raise InvalidInput(f"epochs must be at least 1, not {epochs}.")
     if stop == tape.first:
         return (0, 0)
-    newest, oldest = _epoch_of(tape, stop - 1), tape.entries[0]["epochs"][0]
+    newest, oldest = _epoch_of(tape, stop - 1), tape.entries[0].epochs[0]
     if epochs is None:
         return (oldest, newest)
     if tape.first > 0 and newest - epochs + 1 < oldest:
@@ -137,14 +137,14 @@ def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]
 
 def _epoch_of(tape: Tape, t: int) -> int:
     """The epoch of step t."""
-    ends = (entry["first"] + entry["steps"] for entry in tape.entries)
+    ends = (entry.stop for entry in tape.entries)
     segment = tape.read(next(index for index, end in enumerate(ends) if t < end))
     return segment.steps[t - segment.first].epoch
 
 
 def start_of_epoch(tape: Tape, epoch: int) -> int:
     """The first kept step of this epoch or a later one."""
-    indices = (k for k, entry in enumerate(tape.entries) if entry["epochs"][1] >= epoch)
+    indices = (k for k, entry in enumerate(tape.entries) if entry.epochs[1] >= epoch)
     if (index := next(indices, None)) is None:
         return tape.steps
     segment = tape.read(index)

@@ -89,7 +89,7 @@ class SegmentReplay:
         loop of the user's own anything may have happened between two steps: then all are.
         """
         made = self.tape.manifest
-        is_sample_enough = made["data_digest"] == EVERYTHING and not made["foreign"]
+        is_sample_enough = made.data_digest == EVERYTHING and not made.foreign
         suspect = range(min(count, 1)) if is_sample_enough else range(count)
         gradients: list[Tensor | None] = [None] * count
         batches = self.batches(segment.first, segment.steps[: len(suspect)])
@@ -309,8 +309,8 @@ def _compare(
             made, difference = tape.manifest, size(own - value, ROUNDING)
             raise InputChanged(
                 f"Step {t - 1} replayed to a different {name} (largest difference {difference:.1e} "
-                f"of {scale:.1e}). The run was recorded on {made['device']} with torch "
-                f"{made['torch']}; this is {device} with torch {torch.__version__}. Retrace it "
+                f"of {scale:.1e}). The run was recorded on {made.device} with torch "
+                f"{made.torch}; this is {device} with torch {torch.__version__}. Retrace it "
                 "there, and pass the loss, the penalty and the data it was trained with; a loop of "
                 "your own must not change the model between steps."
             )

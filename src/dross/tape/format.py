@@ -1,364 +1,315 @@
-"""What a tape says about itself: whether a model, a data set and a loss are the recorded ones."""
+"""What a tape holds: its manifest, its segments, and the record of averaged weights."""
 
 import hashlib
-import json
-import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from .._version import __version__
 from ..data.batch import Augment, MicroBatch
-from ..data.dataset import EVERYTHING, SAMPLE, Instances
+from ..data.dataset import Instances
 from ..engine.objective import Objective
-from ..engine.optim import Optimizer
-from ..engine.precision import NARROW_NAMES, are_kernels, is_saved_autocast
-from ..engine.state import State
+from ..engine.optim import Optimizer, OptimizerDescription
+from ..engine.precision import Precision
+from ..engine.state import Layout, Signature, State
 from ..engine.step import Step, clip_from_numbers, clip_to_numbers
 from ..errors import CorruptFile, InputChanged
 from .retention import Keep
 
-FORMAT = 1
-SHARDED_FORMAT = 2  # of a tape of shards, which an earlier version would misread
 MANIFEST = "manifest.json"
+FORMAT = 1
+
+NOTES = "dross"  # the key of a file's notes in the metadata of safetensors
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+#: a bare name, so that no manifest leads to a file outside of its folder
+FileName = Annotated[str, Meta(pattern=r"^(segment|shard|state|average)-[0-9a-z-]+\.safetensors$")]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """What a run is recorded with."""
+class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of the tape."""
 
-    objective: Objective
-    optimizer: Optimizer
-    loss_name: str
-    augment: Augment | None
-    keep: Keep
-    seed: int
-    planned: int | None  # steps, where their number is known beforehand
-    device: torch.device
-    instances: Instances | None
+    file: FileName
+    bytes: Count
+    sha256: Digest
+
+
+class StateEntry(FileEntry, frozen=True, kw_only=True):
+    """A file with states. Ranks that record together write a shard each."""
+
+    shards: tuple[FileEntry, ...] = ()  # of the ranks after the first
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Its own file and those of other ranks."""
+        return (self, *self.shards)
+
+
+class SegmentEntry(StateEntry, frozen=True, kw_only=True):
+    """A file with consecutive steps and the states that they start from."""
+
+    first: Count
+    steps: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    epochs: tuple[Count, Count]  # of the first and of the last step
+
+    @property
+    def stop(self) -> int:
+        """The number of the step after the last one."""
+        return self.first + self.steps
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was run, how far it got, and every file with its digest."""
+
+    made_by: Literal["dross"] = "dross"
+    format: Literal[1] = FORMAT
+    dross: str = __version__
+    torch: str = str(torch.__version__)
+    id: str
     foreign: bool  # recorded from the user's own training loop
-    #: a digest of the numbers that the optimizer will use, where they are known beforehand
-    schedule: str | None = None
+    device: str
+    model: Signature
+    layout: Layout
+    stochastic: bool
+    evaluated: tuple[str, ...]
+    unused: tuple[str, ...]
+    optimizer: OptimizerDescription
+    loss: str
+    penalty: bool
+    augment: bool
+    instances: Count | None
+    data: str | None  # the fingerprint of the training set
+    data_digest: Literal["everything", "sample"] | None  # what the fingerprint is made of
+    seed: int
+    keep: str
+    memory: Count | None
+    precision: Precision
+    attention_gap: float | None = None
+    planned: Count | None
+    schedule: str | None  # a digest of the optimizer's numbers, where they are known beforehand
+    shards: Annotated[int, Meta(ge=1)] = 1  # ranks that wrote the states together
+    steps: Count = 0
+    segments: tuple[SegmentEntry, ...] = ()
+    end: StateEntry | None = None  # the state after the last step; None until the first commit
+    average: FileEntry | None = None
+    complete: bool = False
+    digest: str = ""  # of all the rest
+
+    def __post_init__(self) -> None:
+        """Refuse segments with a gap, in a file as well as when the writer adds one."""
+        expected = self.segments[0].first if self.segments else 0
+        for entry in self.segments:
+            if entry.first != expected:
+                raise ValueError(f"{entry.file} begins at step {entry.first}, not at {expected}")
+            expected = entry.stop
+        if self.steps != expected:
+            raise ValueError(f"it says {self.steps} steps, and its segments end at step {expected}")
 
 
-def describe(run: RunSettings, earlier: dict | None = None) -> dict:
+def describe(
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    augment: Augment | None,
+    keep: Keep,
+    seed: int,
+    device: torch.device,
+    instances: Instances | None,
+    planned: int | None = None,
+    schedule: str | None = None,
+    foreign: bool = False,
+    earlier: Manifest | None = None,
+) -> Manifest:
     """The manifest of a tape on which no step has been recorded yet.
 
     Arguments:
-        run: what it is recorded with.
-        earlier: the manifest of a tape to be continued; the data are digested as they were for it.
+        objective, optimizer, augment, keep, seed, device: what is recorded.
+        instances: the training set, where it is known.
+        planned: the number of steps, where it is known beforehand.
+        schedule: a digest of the numbers that the optimizer will use, where they are known.
+        foreign: whether the training loop is the user's own.
+        earlier: that of a tape to be continued; the data are digested as they were for it.
     """
-    objective, instances = run.objective, run.instances
-    kind = None if instances is None else instances.digest_kind
-    kind = kind if earlier is None else earlier.get("data_digest")
-    layout = objective.layout
-    return {
-        "made_by": "dross",
-        "format": FORMAT,
-        "id": uuid.uuid4().hex,
-        "foreign": run.foreign,
-        "dross": __version__,
-        "torch": torch.__version__,
-        "device": str(run.device),
-        "model": layout.signature(objective.model),
-        "layout": layout.to_json(),
-        "stochastic": objective.stochastic,
-        "evaluated": list(objective.evaluated),
-        "unused": list(objective.unused),
-        "optimizer": run.optimizer.to_json(),
-        "loss": run.loss_name,
-        "penalty": objective.penalty is not None,
-        "augment": run.augment is not None,
-        "instances": None if instances is None else len(instances),
-        "data": None if instances is None else instances.fingerprint(kind),
-        "data_digest": kind,
-        "seed": run.seed,
-        "keep": repr(run.keep),
-        "memory": run.keep.memory,
-        **objective.precision.to_json(),
-        "planned": run.planned,
-        "schedule": run.schedule,
-        "steps": 0,
-        "segments": [],
-        "complete": False,
-    }
+    fingerprint = kind = None
+    if instances is not None:
+        kind = instances.digest_kind if earlier is None else earlier.data_digest
+        fingerprint = None if kind is None else instances.fingerprint(kind)
+    return Manifest(
+        id=uuid.uuid4().hex,
+        foreign=foreign,
+        device=str(device),
+        model=objective.layout.signature(objective.model),
+        layout=objective.layout,
+        stochastic=objective.stochastic,
+        evaluated=objective.evaluated,
+        unused=objective.unused,
+        optimizer=optimizer.description,
+        loss=objective.loss_name,
+        penalty=objective.penalty is not None,
+        augment=augment is not None,
+        instances=None if instances is None else len(instances),
+        data=fingerprint,
+        data_digest=kind,
+        seed=seed,
+        keep=repr(keep),
+        memory=keep.memory,
+        precision=objective.precision,
+        planned=planned,
+        schedule=schedule,
+    )
 
 
-_MAY_DIFFER = {"id", "format", "dross", "torch", "segments", "end", "steps", "complete"}
-_MISSING_IN_OLD_TAPES = {"schedule", "arithmetic", "memory", "data_digest"}
-_MISSING_IN_OLD_TAPES |= {"autocast", "inner_cast", "kernels"}
+_MAY_DIFFER = {"id", "dross", "torch", "digest"}
+_PROGRESS = {"steps", "segments", "end", "average", "shards", "complete", "attention_gap"}
 
 
-def check_same_run(earlier: dict, now: dict) -> None:
+def check_same_run(earlier: Manifest, now: Manifest) -> None:
     """Refuse to continue a tape with other settings than those it was started with.
 
     Raises:
-        InputChanged: a setting of `now` differs from the one in the manifest `earlier`.
+        InputChanged: a setting of `now` differs from the one in `earlier`.
     """
-    known = set(now) - (_MISSING_IN_OLD_TAPES - set(earlier))
-    elsewhere = {"device"} if earlier.get("complete") else set()  # no step is left to be taken
-    for key in sorted(known - _MAY_DIFFER - elsewhere):
-        if earlier.get(key) != now[key]:
-            was, is_now = (json.dumps(value)[:200] for value in (earlier.get(key), now[key]))
+    may_differ = _MAY_DIFFER | _PROGRESS
+    if earlier.complete:
+        may_differ = may_differ | {"device"}  # no step is left to be taken
+    for key in sorted(set(Manifest.__struct_fields__) - may_differ):
+        before, after = getattr(earlier, key), getattr(now, key)
+        if before != after:
             raise InputChanged(
-                f"The tape cannot be continued with other settings: {key} was {was} and is "
-                f"{is_now}. Use the settings it was started with, or overwrite=True to start again."
+                f"The tape cannot be continued with other settings: {key} was {_show(before)} and "
+                f"is {_show(after)}. Use the settings it was started with, or overwrite=True to "
+                "start again."
             )
-
-
-DIGEST = "digest"
-_LARGEST = 2**63 - 1
-
-
-def seal(manifest: dict) -> dict:
-    """The manifest with a digest of all the rest of it."""
-    return {**manifest, DIGEST: _digest(json.loads(json.dumps(manifest)))}
-
-
-def check_manifest(manifest: dict, path: str) -> None:
-    """Refuse a manifest that is incomplete or altered, or whose parts contradict each other.
-
-    Arguments:
-        manifest: as it was read.
-        path: its name for a message.
-
-    Raises:
-        CorruptFile: it says which entry is wrong.
-    """
-    found = _find_fault(manifest)
-    if found is None and DIGEST in manifest and manifest[DIGEST] != _digest(manifest):
-        found = "its digest differs, so it has been changed since it was written"
-    if found is not None:
-        raise CorruptFile(
-            f"{path} is damaged: {found}. Restore it from a copy, or record the run again."
-        )
-
-
-def _digest(manifest: dict) -> str:
-    rest = {key: value for key, value in manifest.items() if key != DIGEST}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-# --- what each entry may be -----------------------------------------------------------------------
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_yes_or_no(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_list_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(check(each) for each in value)
-
-
-def _may_be_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
-
-
-def _is_bare_name(name: Any) -> bool:
-    # also as Windows sees it: a tape is copied between machines
-    bare = isinstance(name, str) and name not in ("", ".", "..") and "\0" not in name
-    return bare and Path(name).name == name and not re.search(r"[\\/:]", name)
-
-
-def _is_sha256(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _are_shapes(value: Any) -> bool:
-    """{name: [shape, type]}."""
-    return isinstance(value, dict) and all(
-        isinstance(each, list)
-        and len(each) == 2
-        and _is_list_of(_is_count)(each[0])
-        and _is_text(each[1])
-        for each in value.values()
-    )
-
-
-def _is_range_of_epochs(value: Any) -> bool:
-    return _is_list_of(_is_count)(value) and len(value) == 2 and value[0] <= value[1]
-
-
-def _has(**checks: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, dict)
-        and all(key in value and check(value[key]) for key, check in checks.items())
-    )
-
-
-_TEXTS = _is_list_of(_is_text)
-_FILE = {"bytes": _is_count, "sha256": _is_sha256}
-_SEGMENT = {"first": _is_count, "steps": _is_count, "epochs": _is_range_of_epochs, **_FILE}
-_REQUIRED: dict[str, Callable[[Any], bool]] = {
-    "id": _is_text,
-    "foreign": _is_yes_or_no,
-    "dross": _is_text,
-    "torch": _is_text,
-    "device": _is_text,
-    "model": _has(
-        **{"class": _is_text}, constants=_is_text, parameters=_are_shapes, buffers=_are_shapes
-    ),
-    "layout": _has(names=_TEXTS, group_sizes=_is_list_of(_is_count), moving=_TEXTS),
-    "stochastic": _is_yes_or_no,
-    "evaluated": _TEXTS,
-    "unused": _TEXTS,
-    "optimizer": _has(
-        name=_is_text,
-        flags=lambda value: isinstance(value, dict),
-        columns=_TEXTS,
-        any_momentum=_is_yes_or_no,
-    ),
-    "loss": _is_text,
-    "penalty": _is_yes_or_no,
-    "augment": _is_yes_or_no,
-    "instances": _may_be_none(_is_count),
-    "data": _may_be_none(_is_text),
-    "seed": _is_whole,
-    "planned": _may_be_none(_is_count),
-    "steps": _is_count,
-    "segments": lambda value: isinstance(value, list),
-    "end": lambda value: isinstance(value, dict),
-    "complete": _is_yes_or_no,
-}
-_OPTIONAL: dict[str, Callable[[Any], bool]] = {  # missing in tapes of earlier versions
-    "keep": _is_text,
-    "memory": _may_be_none(_is_count),
-    "arithmetic": _is_text,
-    "autocast": _may_be_none(is_saved_autocast),
-    "inner_cast": _may_be_none(lambda value: value in list(NARROW_NAMES)),
-    "kernels": are_kernels,
-    "attention_gap": _may_be_none(lambda value: isinstance(value, (int, float))),
-    "schedule": _may_be_none(_is_text),
-    "data_digest": lambda value: value in (None, EVERYTHING, SAMPLE),
-    "average": lambda value: isinstance(value, dict),
-    "shards": _is_count,
-}
-
-
-# --- faults, as the end of a sentence -------------------------------------------------------------
-
-
-def _find_fault(manifest: dict) -> str | None:
-    if missing := sorted(set(_REQUIRED) - set(manifest)):
-        return f"it lacks {', '.join(missing)}"
-    for key, check in {**_REQUIRED, **_OPTIONAL}.items():
-        if key in manifest and not check(manifest[key]):
-            return f"its entry '{key}' is {_show(manifest[key])}, which is not valid"
-    files = [(f"segment {k}", _SEGMENT, each) for k, each in enumerate(manifest["segments"])]
-    files += [("average", _FILE, manifest["average"])] if "average" in manifest else []
-    for what, checks, entry in [*files, ("end", _FILE, manifest["end"])]:
-        if fault := _find_fault_of_file(what, checks, entry):
-            return fault
-        if fault := _find_fault_of_shards(what, entry, manifest):
-            return fault
-    return (
-        _find_fault_of_order(manifest)
-        or _find_fault_of_end(manifest)
-        or _find_fault_of_layout(manifest)
-    )
-
-
-def _find_fault_of_file(what: str, checks: dict, entry: Any) -> str | None:
-    if not isinstance(entry, dict) or not _is_bare_name(entry.get("file")):
-        named = entry.get("file") if isinstance(entry, dict) else entry
-        return f"{what} names {_show(named)}, a file outside the tape or none at all"
-    for key, check in checks.items():
-        if key not in entry:
-            return f"{what} ({entry['file']}) lacks '{key}'"
-        if not check(entry[key]):
-            return f"'{key}' of {what} ({entry['file']}) is {_show(entry[key])}, which is not valid"
-    return None
-
-
-def _find_fault_of_shards(what: str, entry: dict, manifest: dict) -> str | None:
-    """Each segment and the end have a file of every rank, where ranks wrote the tape together."""
-    others = entry.get("shards", [])
-    if not isinstance(others, list):
-        return f"'shards' of {what} is {_show(others)}, which is not valid"
-    holds_states = what == "end" or what.startswith("segment")
-    if holds_states and len(others) != max(1, manifest.get("shards", 1)) - 1:
-        return f"{what} has {len(others)} shards besides its own, of {manifest.get('shards', 1)}"
-    faults = (_find_fault_of_file(f"a shard of {what}", _FILE, other) for other in others)
-    return next((fault for fault in faults if fault), None)
-
-
-def _find_fault_of_order(manifest: dict) -> str | None:
-    """The segments follow each other without a gap, from the first one to the last step."""
-    entries, names, before = manifest["segments"], {manifest["end"]["file"]}, None
-    expected = entries[0]["first"] if entries else 0
-    if expected and "LastEpochs" not in manifest.get("keep", "LastEpochs"):
-        return f"its first segment begins at step {expected}, but this run keeps all steps"
-    for k, entry in enumerate(entries):
-        if entry["first"] != expected or not entry["steps"]:
-            return (
-                f"segment {k} ({entry['file']}) has {entry['steps']} steps from step "
-                f"{entry['first']} on; step {expected} is next"
-            )
-        if entry["file"] in names:
-            return f"segment {k} names {entry['file']}, which another entry names, too"
-        # the user's own loop may have restarted its count of epochs when it was continued
-        if before is not None and not manifest["foreign"] and entry["epochs"][0] < before:
-            return f"the epochs of segment {k} ({entry['file']}) come before the previous ones"
-        names.add(entry["file"])
-        expected, before = expected + entry["steps"], entry["epochs"][1]
-    if manifest["steps"] != expected:
-        return f"it says {manifest['steps']} steps, but its segments end at step {expected}"
-    return None
-
-
-def _find_fault_of_end(manifest: dict) -> str | None:
-    steps, planned, end = manifest["steps"], manifest["planned"], manifest["end"]["file"]
-    if (named := re.fullmatch(r"state-(\d{1,20})\.safetensors", end)) and int(named[1]) != steps:
-        return f"its end is {end}, but it says {steps} steps"
-    if planned is not None and (steps > planned or (manifest["complete"] and steps != planned)):
-        done = "complete" if manifest["complete"] else "not complete"
-        return f"it is {done} with {steps} steps of {planned} planned ones"
-    return None
-
-
-def _find_fault_of_layout(manifest: dict) -> str | None:
-    shapes, layout = manifest["model"]["parameters"], manifest["layout"]
-    strangers = [name for name in layout["names"] if name not in shapes]
-    strangers += [name for name in layout["moving"] if name not in manifest["model"]["buffers"]]
-    if strangers:
-        return f"its layout names '{strangers[0]}', which its model does not have"
-    sizes = (_count_numbers(shapes[name][0]) for name in layout["names"])
-    if sum(sizes) != sum(layout["group_sizes"]):
-        return "the sizes in its layout are not those of its model"
-    return None
-
-
-def _count_numbers(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _show(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return msgspec.json.encode(value, enc_hook=_to_json).decode()[:200]
 
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+class _Header(Struct):
+    made_by: str = ""
+    format: int = 0
+    id: str = ""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of the file, with a digest of all the rest of it."""
+    sealed = msgspec.structs.replace(manifest, digest=_digest(manifest))
+    return msgspec.json.format(msgspec.json.encode(sealed, enc_hook=_to_json), indent=1)
+
+
+def decode_manifest(raw: bytes, path: str) -> Manifest:
+    """The manifest that `encode_manifest` wrote.
+
+    Arguments:
+        raw: the bytes of the file.
+        path: its name for a message.
+
+    Raises:
+        InputChanged: another version of dross wrote it in another format.
+        CorruptFile: it is incomplete, altered or not one of dross.
+    """
+    header = _decode(raw, _Header, path)
+    if header.made_by != "dross":
+        raise CorruptFile(f"{path} was not written by dross.")
+    if header.format != FORMAT:
+        raise InputChanged(
+            f"{path} has format {header.format}; this dross reads format {FORMAT}. Use the version "
+            "of dross that recorded it, or record the run again."
+        )
+    manifest = _decode(raw, Manifest, path)
+    if manifest.digest != _digest(manifest) or manifest.end is None:
+        raise _damaged(path, "its digest differs, so it has been changed since it was written")
+    return manifest
+
+
+def decode_id(raw: bytes, path: str) -> str:
+    """Which run a manifest is of. Nothing else of it is looked at."""
+    return _decode(raw, _Header, path).id
+
+
+def _decode(raw: bytes, kind: type, path: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind, dec_hook=_from_json)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: str, what: str) -> CorruptFile:
+    return CorruptFile(
+        f"{path} is damaged: {what}. Restore it from a copy, or record the run again."
+    )
+
+
+def _digest(manifest: Manifest) -> str:
+    rest = msgspec.structs.replace(manifest, digest="")
+    return hashlib.sha256(msgspec.json.encode(rest, enc_hook=_to_json, order="sorted")).hexdigest()
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    raise TypeError(f"{type(value).__name__} in a manifest")
+
+
+def _from_json(kind: type, value: Any) -> Any:
+    if kind is torch.dtype:
+        dtype = getattr(torch, value, None) if isinstance(value, str) else None
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{value!r} is not a type of tensors")
+        return dtype
+    return kind(value)  # torch.Size
+
+
+def decode_notes(metadata: dict[str, str], kind: type[T]) -> T:
+    """The notes in the metadata of a tape's file; raises LookupError or ValueError."""
+    return msgspec.json.decode(metadata[NOTES], type=kind)
+
+
+def encode_notes(notes: Struct | None) -> dict[str, str]:
+    """The metadata for a tape's file."""
+    return {} if notes is None else {NOTES: msgspec.json.encode(notes).decode()}
+
+
+# --- segments -------------------------------------------------------------------------------------
 
 _STATE_PREFIX = "state."
+
+SavedClock = tuple[dict[str, int | float], ...]
+
+
+class SegmentNotes(Struct, frozen=True):
+    """What a segment's file holds besides its tensors."""
+
+    steps: int
+    clocks: tuple[SavedClock, ...]  # of the states
+    checksum: int
+
+
+class StateNotes(Struct, frozen=True):
+    """What the file of a run's last state holds besides its tensors."""
+
+    clock: SavedClock
+
+
+class AverageNotes(Struct, frozen=True):
+    """What the file of an average holds besides its tensors."""
+
+    #: how the average got its moving buffers: averaged as the parameters are, copied from the model
+    #: at the last update, or set by something else
+    buffers: Literal["averaged", "copied", "fixed"]
+    count: int  # updates that the averaged model itself has counted
 
 
 @dataclass(frozen=True)
@@ -385,7 +336,7 @@ def on_host(states: list[State]) -> list[State]:
     return [State.from_tensors(row, state.clock) for row, state in zip(rows, states)]
 
 
-def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
+def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], SegmentNotes]:
     """The segment as named tensors, and what is needed beside them to read it again."""
     steps, micros = segment.steps, [micro for step in segment.steps for micro in step.micros]
     first, *others = segment.states
@@ -407,25 +358,21 @@ def encode_segment(segment: Segment) -> tuple[dict[str, Tensor], dict]:
         tensors["clips"] = torch.tensor(clip_rows, dtype=torch.float64)
     if any(step.scale != 1 for step in steps):
         tensors["scales"] = torch.tensor([step.scale for step in steps], dtype=torch.float64)
-    about = {
-        "steps": len(steps),
-        "clocks": [state.clock for state in segment.states],
-        "checksum": segment.checksum,
-    }
-    return tensors, about
+    clocks = tuple(state.clock for state in segment.states)
+    return tensors, SegmentNotes(len(steps), clocks, segment.checksum)
 
 
-def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segment:
+def decode_segment(tensors: dict[str, Tensor], notes: SegmentNotes, first: int) -> Segment:
     """The segment that `encode_segment` wrote; `first` is the number of its first step."""
-    count = about["steps"]
+    count = notes.steps
     stacked = {
         name.removeprefix(_STATE_PREFIX): tensor
         for name, tensor in tensors.items()
         if name.startswith(_STATE_PREFIX)
     }
     states = [
-        State.from_tensors({name: tensor[k] for name, tensor in stacked.items()}, tuple(clock))
-        for k, clock in enumerate(about["clocks"])
+        State.from_tensors({name: tensor[k] for name, tensor in stacked.items()}, clock)
+        for k, clock in enumerate(notes.clocks)
     ]
     ends = np.cumsum(tensors["micro.sizes"].numpy())[:-1]
     ids = np.split(tensors["ids"].numpy().astype(np.int64), ends)
@@ -442,16 +389,11 @@ def decode_segment(tensors: dict[str, Tensor], about: dict, first: int) -> Segme
         clip = clip_from_numbers(*clip_rows[t])
         steps.append(Step(tuple(micros[at : at + size]), numbers[t], epoch, clip, scales[t]))
         at += size
-    return Segment(first, steps, states, about["checksum"])
+    return Segment(first, steps, states, notes.checksum)
 
 
 def _int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-#: how the average got its moving buffers: averaged as the parameters are, copied from the model at
-#: the last update, or set by something else
-HOW = ("averaged", "copied", "fixed")
 
 
 @dataclass(frozen=True)
@@ -461,84 +403,16 @@ class AverageRecord:
     steps: Tensor  # int64 [n]: how many steps had been taken
     rates: Tensor  # float64 [n]: how much the parameters counted beside the average so far
     tensors: dict[str, Tensor]  # of the parameters in training and of the moving buffers
-    buffers: str  # one of HOW
-    count: int  # updates that the averaged model itself has counted
+    notes: AverageNotes
 
-    def encode(self) -> tuple[dict[str, Tensor], dict]:
-        """The tensors of its file, and what the file says about them."""
+    def encode(self) -> dict[str, Tensor]:
+        """The tensors of its file."""
         named = {f"model.{name}": t for name, t in self.tensors.items()}
-        about = {"buffers": self.buffers, "count": self.count}
-        return {"steps": self.steps, "rates": self.rates, **named}, about
+        return {"steps": self.steps, "rates": self.rates, **named}
 
     @staticmethod
-    def decode(tensors: dict[str, Tensor], about: dict) -> "AverageRecord":
-        """The record that `encode` wrote; raises ValueError or LookupError."""
-        steps, rates = tensors["steps"], tensors["rates"]
-        kinds = (steps.dtype, rates.dtype, steps.dim(), steps.shape == rates.shape)
-        if kinds != (torch.int64, torch.float64, 1, True) or about["buffers"] not in HOW:
-            raise ValueError("it is not the record of an average")
+    def decode(tensors: dict[str, Tensor], notes: AverageNotes) -> "AverageRecord":
+        """The record that `encode` wrote."""
         prefix = "model."
         named = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        return AverageRecord(steps, rates, named, about["buffers"], int(about["count"]))
-
-
-#: as safetensors orders them: the widest come first, so that each is aligned
-_TYPES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_PIECE = 1 << 23  # bytes that are handed out at a time
-
-
-def encode_tensors(tensors: Mapping[str, Tensor], about: dict) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, part by part.
-
-    Arguments:
-        tensors: by name, in the memory of the host.
-        about: what is kept with them, as the metadata "dross".
-
-    Returns:
-        The header, and then the tensors in parts of a few MB. Together they are what
-        `safetensors.torch.save` makes.
-    """
-    order = list(_TYPES)
-    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
-    header: dict = {"__metadata__": {"dross": json.dumps(about)}}
-    end = 0
-    for name in names:
-        t, start = tensors[name], end
-        end = start + t.numel() * t.element_size()
-        shape = {"dtype": _TYPES[t.dtype], "shape": list(t.shape)}
-        header[name] = shape | {"data_offsets": [start, end]}
-    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
-    yield len(raw).to_bytes(8, "little") + raw
-    for name in (name for name in names if tensors[name].numel()):
-        whole = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (whole[k : k + _PIECE] for k in range(0, len(whole), _PIECE))
-
-
-class Digested:
-    """Parts of a file that are counted and hashed as they are read, once."""
-
-    def __init__(self, parts: Iterable[bytes | memoryview]):
-        self.parts, self.size, self._hash = parts, 0, hashlib.sha256()
-
-    def __iter__(self) -> Iterator[bytes | memoryview]:
-        for part in self.parts:
-            self._hash.update(part)
-            self.size += len(part)
-            yield part
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of what was taken so far."""
-        return self._hash.hexdigest()
+        return AverageRecord(tensors["steps"], tensors["rates"], named, notes)

@@ -1,7 +1,7 @@
 """Writing a tape in an order in which no crash, Ctrl-C or full disk leaves it unreadable."""
 
 import errno
-import json
+import hashlib
 import math
 import os
 import re
@@ -12,37 +12,55 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from .._checks import check_folder
-from .._io import Raw, replace_file
+from .._io import sync_folder
 from ..distributed.background import run_in_background
-from ..distributed.shards import explain_other_ranks, files_of
+from ..distributed.shards import explain_other_ranks
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import DrossError, InputChanged, InvalidInput
 from .format import (
+    MANIFEST,
     AverageRecord,
-    Digested,
+    FileEntry,
+    Manifest,
     Segment,
+    SegmentEntry,
+    SegmentNotes,
+    StateEntry,
+    StateNotes,
+    decode_id,
+    decode_notes,
     decode_segment,
+    encode_manifest,
+    encode_notes,
     encode_segment,
-    encode_tensors,
     on_host,
-    seal,
 )
-from .reader import MANIFEST, Tape, parse, read_manifest
+from .reader import Tape, read_manifest, read_metadata
 from .retention import EveryStep, Keep, seconds_between_commits
 from .storage import is_url
+
+T = TypeVar("T")
+_TEMPORARY = ".tmp"  # beside a file's name while it is being written
 
 
 @dataclass(frozen=True)
 class _Written:
     """Files that are there and that the manifest does not name yet."""
 
-    segments: list[dict]
-    end: dict | None  # the state after them, on the disk like they are. None: no commit is due
+    segments: list[SegmentEntry]
+    end: (
+        StateEntry | None
+    )  # the state after them, on the disk like they are. None: no commit is due
     seconds: float  # that the end took
 
 
@@ -61,7 +79,7 @@ class TapeWriter:
     def __init__(
         self,
         folder: str | os.PathLike,
-        manifest: dict,
+        manifest: Manifest,
         keep: Keep,
         state_bytes: int,
         planned: int | None,
@@ -71,14 +89,16 @@ class TapeWriter:
         self.state_bytes, self.planned = state_bytes, planned
         self.keep = keep.resolve(planned, state_bytes, step_bytes)
         self.spacing = 0  # a thinned-out tape goes on with longer segments
-        self.first = manifest["steps"]  # the first step of `open`
+        self.first = manifest.steps  # the first step of `open`
         #: (step, the state before it if it is kept, checksum)
         self.open: list[tuple[Step, State | None, int]] = []
         #: the states before and after the last step, by the number of steps taken
         self.ends: dict[int, State] = {}
         self._closed: list[Segment] = []  # segments that are not known to be written
         self._writing: Future[_Written] | None = None  # what a thread does with them
-        self._unnamed: list[dict] = []  # written segments that the manifest does not name yet
+        self._unnamed: list[
+            SegmentEntry
+        ] = []  # written segments that the manifest does not name yet
         self._next_commit = -math.inf  # when it is due, in seconds of the monotonic clock
 
     @property
@@ -146,16 +166,14 @@ class TapeWriter:
         with suppress(DrossError):  # it is tried again: there may be room by now
             self._settle(wait_for_it=True)
         self._write_closed(after, commit=True)
-        changed: dict = {}
-        gone: list[str] = []
+        old = entry = self.manifest.average
         if average is not None:
-            old = self.manifest.get("average", {}).get("file")
-            entry = self._write(f"average-{self.next:012d}.safetensors", *average.encode())
-            self._sync(entry["file"])
-            changed["average"] = entry
-            gone = [old] if old not in (None, entry["file"]) else []
-        self._commit({**self.manifest, **changed, "complete": complete})
-        self._remove(gone)
+            name = f"average-{self.next:012d}.safetensors"
+            entry = self._write(name, average.encode(), average.notes)
+            self._sync(entry.file)
+        self._commit(replace(self.manifest, average=entry, complete=complete))
+        if old is not None and old.file != entry.file:
+            self._remove([old.file])
 
     # --- in a thread of its own -------------------------------------------------------------------
 
@@ -194,7 +212,7 @@ class TapeWriter:
             return _Written(entries, None, 0.0)
         started = time.monotonic()
         for entry in (*self._unnamed, *entries):
-            self._sync(entry["file"])
+            self._sync(entry.file)
         steps = segments[-1].end if segments else self._steps_written()
         written = self._write_end(steps, end)
         return _Written(entries, written, time.monotonic() - started)
@@ -217,10 +235,10 @@ class TapeWriter:
 
     def _take_over(self, written: _Written) -> None:
         """Note what has been written, and let the manifest name it if that is due."""
-        named = self.manifest["steps"]  # an interrupt may have come after the last commit
-        self._unnamed = [entry for entry in self._unnamed if entry["first"] >= named]
+        named = self.manifest.steps  # an interrupt may have come after the last commit
+        self._unnamed = [entry for entry in self._unnamed if entry.first >= named]
         known = self._steps_written()
-        new = [entry for entry in written.segments if entry["first"] >= known]
+        new = [entry for entry in written.segments if entry.first >= known]
         self._unnamed = [*self._unnamed, *new]
         known = self._steps_written()
         self._closed = [segment for segment in self._closed if segment.first >= known]
@@ -238,10 +256,9 @@ class TapeWriter:
         return self._may_write_in_background() and time.monotonic() < self._next_commit
 
     def _steps_written(self) -> int:
-        last = self._unnamed[-1] if self._unnamed else None
-        return self.manifest["steps"] if last is None else last["first"] + last["steps"]
+        return self._unnamed[-1].stop if self._unnamed else self.manifest.steps
 
-    def _publish(self, end: dict, seconds: float) -> None:
+    def _publish(self, end: StateEntry, seconds: float) -> None:
         """Let the manifest name what has been written.
 
         Arguments:
@@ -249,50 +266,53 @@ class TapeWriter:
             seconds: that writing took so far.
         """
         started = time.monotonic()
-        old_end, steps = self.manifest.get("end"), self._steps_written()
-        entries = [*self.manifest.get("segments", []), *self._unnamed]
-        entries, dropped = self._drop_old_epochs(entries)
-        entries, merged = self._merge_to_fit(entries, end["bytes"])
-        manifest = {**self.manifest, "segments": entries, "end": end, "steps": steps}
-        replaced = []
-        if steps > self.manifest["steps"] and (average := manifest.pop("average", None)):
-            replaced = [average["file"]]  # it does not know the new steps
-        self._commit(manifest)
+        before, steps = self.manifest, self._steps_written()
+        entries = [*before.segments, *self._unnamed]
+        entries, gone = self._drop_old_epochs(entries)
+        entries, merged = self._merge_to_fit(entries, end.bytes)
+        gone += merged
+        average = before.average
+        if average is not None and steps > before.steps:
+            gone.append(average.file)  # it does not know the new steps
+            average = None
+        self._commit(
+            replace(before, segments=tuple(entries), end=end, steps=steps, average=average)
+        )
         now = time.monotonic()
         self._unnamed = []
         self._next_commit = now + seconds_between_commits(now - started + seconds)
-        gone = [*dropped, *merged, *replaced]
-        if old_end and old_end["file"] != end["file"]:
-            gone += [file["file"] for file in files_of(old_end)]
+        if before.end is not None and before.end.file != end.file:
+            gone += [file.file for file in before.end.files]
         self._remove(gone)
 
-    def _write_end(self, steps: int, after: State) -> dict:
-        end = self._write(
-            f"state-{steps:012d}.safetensors", after.tensors(), {"clock": after.clock}
-        )
-        self._sync(end["file"])
-        return end
+    def _write_end(self, steps: int, after: State) -> StateEntry:
+        name = f"state-{steps:012d}.safetensors"
+        end = self._write(name, after.tensors(), StateNotes(after.clock))
+        self._sync(end.file)
+        return StateEntry(**asdict(end))
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
-    def _drop_old_epochs(self, entries: list[dict]) -> tuple[list[dict], list[str]]:
+    def _drop_old_epochs(self, entries: list[SegmentEntry]) -> tuple[list[SegmentEntry], list[str]]:
         """The entries to keep, and the files of the others."""
         if self.keep.last_epochs is None:
             return entries, []
-        oldest = entries[-1]["epochs"][1] - self.keep.last_epochs + 1 if entries else 0
-        kept = [entry for entry in entries if entry["epochs"][1] >= oldest]
-        gone = [file for entry in entries if entry not in kept for file in files_of(entry)]
-        return kept, [file["file"] for file in gone]
+        oldest = entries[-1].epochs[1] - self.keep.last_epochs + 1 if entries else 0
+        kept = [entry for entry in entries if entry.epochs[1] >= oldest]
+        gone = [file for entry in entries if entry not in kept for file in entry.files]
+        return kept, [file.file for file in gone]
 
-    def _merge_to_fit(self, entries: list[dict], other_bytes: int) -> tuple[list[dict], list[str]]:
+    def _merge_to_fit(
+        self, entries: list[SegmentEntry], other_bytes: int
+    ) -> tuple[list[SegmentEntry], list[str]]:
         """Merge neighbours until the tape fits its limit; each round drops half of the states.
 
         Returns the new entries, and the files that they replace.
         """
         limit, gone = self.keep.limit, []
-        while limit is not None and sum(e["bytes"] for e in entries) + other_bytes > limit:
+        while limit is not None and sum(e.bytes for e in entries) + other_bytes > limit:
             if len(entries) == 1:
                 raise DrossError(
                     f"The budget of {limit:,} bytes is spent after {self.next} steps: one state "
@@ -305,48 +325,71 @@ class TapeWriter:
                 if len(pair) < 2:
                     merged += pair
                     continue
-                left, right = (decode_segment(*self._reload(e), e["first"]) for e in pair)
+                left, right = (self._reload(e) for e in pair)
                 both = Segment(left.first, left.steps + right.steps, left.states[:1], left.checksum)
                 merged.append(self._write_segment(self._new_number(entries + merged), both))
-                self._sync(merged[-1]["file"])
-                gone += [e["file"] for e in pair]
-            self.spacing = 2 * max(e["steps"] for e in entries)
+                self._sync(merged[-1].file)
+                gone += [e.file for e in pair]
+            self.spacing = 2 * max(e.steps for e in entries)
             entries = merged
         return entries, gone
 
-    def _reload(self, entry: dict) -> tuple[dict[str, Tensor], dict]:
-        path = self.folder / entry["file"]
-        return parse(path.read_bytes(), path)
+    def _reload(self, entry: SegmentEntry) -> Segment:
+        raw = (self.folder / entry.file).read_bytes()
+        notes = decode_notes(read_metadata(raw), SegmentNotes)
+        return decode_segment(load(raw), notes, entry.first)
 
-    def _new_number(self, entries: list[dict]) -> int:
-        taken = [*entries, *self.manifest.get("segments", [])]
-        return max((int(entry["file"][8:14]) for entry in taken), default=-1) + 1
+    def _new_number(self, entries: list[SegmentEntry]) -> int:
+        taken = [*entries, *self.manifest.segments]
+        return max((int(entry.file[8:14]) for entry in taken), default=-1) + 1
 
-    def _write_segment(self, number: int, segment: Segment) -> dict:
+    def _write_segment(self, number: int, segment: Segment) -> SegmentEntry:
         written = self._write(self._name(number), *encode_segment(segment))
-        return self._describe_segment(segment) | written
+        return self._describe_segment(segment, written)
 
     def _name(self, number: int) -> str:
         return f"segment-{number:06d}.safetensors"
 
-    def _describe_segment(self, segment: Segment) -> dict:
+    def _describe_segment(
+        self, segment: Segment, written: FileEntry, shards: tuple[FileEntry, ...] = ()
+    ) -> SegmentEntry:
         epochs = [step.epoch for step in segment.steps]
-        numbers = {"first": segment.first, "steps": len(segment.steps)}
-        return numbers | {"epochs": [min(epochs), max(epochs)]}
+        return SegmentEntry(
+            file=written.file,
+            bytes=written.bytes,
+            sha256=written.sha256,
+            shards=shards,
+            first=segment.first,
+            steps=len(segment.steps),
+            epochs=(min(epochs), max(epochs)),
+        )
 
-    def _write(self, name: str, tensors: dict[str, Tensor], about: dict) -> dict:
-        parts = Digested(encode_tensors(tensors, about))
-        self._replace(name, parts, sync=False)
-        return {"file": name, "bytes": parts.size, "sha256": parts.digest}
+    def _write(self, name: str, tensors: dict[str, Tensor], notes: Struct | None) -> FileEntry:
+        def save(path: Path) -> str:
+            whole = {key: t.contiguous() for key, t in tensors.items()}
+            save_file(whole, path, encode_notes(notes))
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _commit(self, manifest: dict) -> None:
-        present = self.folder / MANIFEST
-        if present.exists() and read_manifest(self.folder).get("id") != manifest["id"]:
+        digest = self._replace(name, save)
+        return FileEntry(file=name, bytes=(self.folder / name).stat().st_size, sha256=digest)
+
+    def _commit(self, manifest: Manifest) -> None:
+        path = self.folder / MANIFEST
+        if path.exists() and decode_id(path.read_bytes(), str(path)) != manifest.id:
             raise InvalidInput(
                 f"Another run has been recorded in {self.folder} in the meantime; this one is not "
                 "written over it."
             )
-        self._replace(MANIFEST, json.dumps(seal(manifest), indent=1).encode(), sync=True)
+
+        def save(path: Path) -> None:
+            with open(path, "wb") as file:
+                file.write(encode_manifest(manifest))
+                file.flush()
+                os.fsync(file.fileno())
+
+        self._replace(MANIFEST, save)
+        sync_folder(self.folder)
         self.manifest = manifest
 
     def _sync(self, name: str) -> None:
@@ -356,17 +399,23 @@ class TapeWriter:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
         except OSError as error:
-            raise storage_failed(path, error, self.manifest["steps"]) from error
+            raise storage_failed(path, error, self.manifest.steps) from error
 
-    def _replace(self, name: str, raw: Raw, *, sync: bool) -> None:
+    def _replace(self, name: str, save: Callable[[Path], T]) -> T:
+        """Have a file written beside its place and put there: a reader never sees a part of it."""
         path = self.folder / name
+        temporary = self.folder / f"{name}{_TEMPORARY}"
         try:
-            replace_file(path, raw, sync=sync)
-        except OSError as error:
-            raise storage_failed(path, error, self.manifest["steps"]) from error
+            result = save(temporary)
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise storage_failed(path, error, self.manifest.steps) from error
+        return result
 
 
-def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> dict | None:
+def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) -> Manifest | None:
     """Prepare a folder for a tape.
 
     Returns the manifest to continue from, if there is one and `resume` asks for it.
@@ -409,29 +458,24 @@ def prepare_folder(folder: str | os.PathLike, *, overwrite: bool, resume: bool) 
     return None
 
 
-# `segment-000012.safetensors.tmp`, `.manifest.json.4711.tmp`: the writer's, never a user's file.
-_TEMPORARY = re.compile(
-    r"\.?((segment|shard|state|average)-\d+(-\d+-of-\d+)?\.safetensors|manifest\.json)"
-    r"\.(\d+|tmp|\d+\.tmp)"
+_OF_A_TAPE = re.compile(
+    r"((segment|shard|state|average)-[0-9a-z-]+\.safetensors|manifest\.json)(\.tmp)?"
 )
 
 
 def _holds_only_remains(folder: Path) -> bool:
     """Whether everything in it was left by a run that was killed before its first commit."""
-    return folder.is_dir() and all(
-        file.suffix in (".tmp", ".safetensors") or _TEMPORARY.fullmatch(file.name)
-        for file in folder.iterdir()
-    )
+    return folder.is_dir() and all(_OF_A_TAPE.fullmatch(file.name) for file in folder.iterdir())
 
 
 def _remove_temporary_files(folder: Path) -> None:
     """Remove what a killed writer has left half written."""
     for file in folder.iterdir():
-        if _TEMPORARY.fullmatch(file.name):
+        if file.suffix == _TEMPORARY and _OF_A_TAPE.fullmatch(file.name):
             file.unlink(missing_ok=True)
 
 
-def storage_failed(path: Path, error: OSError, steps: int) -> DrossError:
+def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> DrossError:
     """What a failed write means, and how far the tape is whole."""
     causes = {
         errno.ENOSPC: "the disk is full. Free some space; or, in a program of your own, keep less "
@@ -440,7 +484,12 @@ def storage_failed(path: Path, error: OSError, steps: int) -> DrossError:
         errno.EACCES: "you have no permission to write to the folder",
         errno.EROFS: "the disk is read-only",
     }
-    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    if isinstance(error, OSError):
+        number, text = error.errno, error.strerror or str(error)
+    else:  # its text ends in "(os error 28)"
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number, text = int(found[1]) if found else None, str(error)
+    cause = causes.get(number or 0, text)
     return DrossError(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")
 
 
@@ -482,24 +531,25 @@ def rewind(folder: str | os.PathLike, steps: int) -> None:
         DrossError: where there is no tape, or it is damaged.
     """
     manifest = read_manifest(Path(folder))
-    if manifest["steps"] == steps:
+    if manifest.steps == steps:
         return
-    if (shards := manifest.get("shards", 1)) > 1:
-        raise explain_other_ranks(folder, shards, 1)
-    later = [entry for entry in manifest["segments"] if entry["first"] >= steps]
-    if not later or later[0]["first"] != steps:
-        saved = sorted({entry["first"] for entry in manifest["segments"]} | {manifest["steps"]})
+    if manifest.shards > 1:
+        raise explain_other_ranks(folder, manifest.shards, 1)
+    later = [entry for entry in manifest.segments if entry.first >= steps]
+    if not later or later[0].first != steps:
+        saved = [*(entry.first for entry in manifest.segments), manifest.steps]
         raise InputChanged(
             f"The checkpoint was made after {steps} steps, but the tape at {folder} can continue "
             f"after {', '.join(map(str, saved))}. Resume from a checkpoint of one of these, or "
             "record the run again in another folder."
         )
     tape = Tape(folder)
-    state = tape.read(len(manifest["segments"]) - len(later)).states[0]
-    kept = [entry for entry in manifest["segments"] if entry["first"] < steps]
-    average = manifest.pop("average", None)
-    gone = later if average is None else [*later, average]
-    shorter = {**manifest, "segments": kept, "steps": steps, "complete": False}
+    kept = manifest.segments[: -len(later)]
+    state = tape.read(len(kept)).states[0]
+    gone = [entry.file for entry in later]
+    if manifest.average is not None:
+        gone.append(manifest.average.file)
+    shorter = replace(manifest, segments=kept, steps=steps, average=None, complete=False)
     TapeWriter(folder, shorter, EveryStep(), 0, None).finish(state, complete=False)
-    for entry in gone:
-        (Path(folder) / entry["file"]).unlink(missing_ok=True)
+    for name in gone:
+        (Path(folder) / name).unlink(missing_ok=True)
