@@ -149,7 +149,7 @@ def test_an_error_is_a_message_not_a_traceback(arguments, tmp_path):
 
 def test_version_and_help_are_printed():
     assert dross.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
-    commands = ("demo", "info", "clean", "review", "judge", "export")
+    commands = ("demo", "clean", "clean-chats", "review", "judge", "export", "info")
     for arguments in ([], *([name] for name in commands)):
         result = CliRunner().invoke(cli.app, [*arguments, "--help"])
         assert result.exit_code == 0 and len(result.output) > 200

@@ -92,15 +92,14 @@ def test_messages_of_parquet_are_those_of_json(tmp_path):
 
 def test_no_model_no_tokenizer_no_template(run, tmp_path):
     chats = write_rows(tmp_path / "chats.jsonl", make_rows(50))
-    code, said = run("clean", chats)
-    assert code == 1 and "Say which model to fine-tune on them: --model" in said
-    code, said = run("clean", chats, "--model", tmp_path)
+    assert run("clean-chats", chats)[0] == 2  # --model is missing
+    code, said = run("clean-chats", chats, "--model", tmp_path)
     assert code == 1 and "neither config.json nor a .gguf file" in said
     bare = save_model(tmp_path / "bare", tokenizer=False)
-    code, said = run("clean", chats, "--model", bare)
+    code, said = run("clean-chats", chats, "--model", bare)
     assert code == 1 and "has no tokenizer" in said and "save_pretrained" in said
     base = save_model(tmp_path / "base", template=None)
-    code, said = run("clean", chats, "--model", base)
+    code, said = run("clean-chats", chats, "--model", base)
     assert code == 1 and "has no chat template" in said and "pass `template`" in said
     assert load(ChatOptions(str(base), template="plain")).tokenizer.chat_template
     with pytest.raises(InvalidInput, match=r"cannot be read: .*It is a file, or 'plain'"):
@@ -188,7 +187,7 @@ def test_long_texts_are_cut_and_counted(model, tmp_path):
 
 def test_too_few_examples(run, model, tmp_path):
     chats = write_rows(tmp_path / "chats.jsonl", make_rows(10))
-    code, said = run("clean", chats, "--model", model)
+    code, said = run("clean-chats", chats, "--model", model)
     assert code == 1 and "There are 10 examples" in said and "at least 40" in said
 
 
@@ -205,12 +204,11 @@ def test_more_than_an_hour_is_not_begun_unasked(made, model, tmp_path, monkeypat
     check_affordable(slow, None, force=True)  # type: ignore[arg-type]
 
 
-def test_options_of_chats_are_refused_for_tables_and_the_other_way_round(run, made):
+def test_dross_clean_names_the_command_for_chats(run, made):
     _, chats, _ = made
-    code, said = run("clean", "people.csv", "--lora", 4)
-    assert code == 1 and "--lora is for chats" in said
-    code, said = run("clean", chats, "--model", "x", "--label", "y")
-    assert code == 1 and "--label is not for chats" in said
+    code, said = run("clean", chats, "--label", "y")
+    assert code == 1 and "dross clean-chats" in said and "--model PATH_OR_NAME" in said
+
 
 
 def test_missing_packages_are_named_with_the_command(model, monkeypatch):

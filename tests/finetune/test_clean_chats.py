@@ -53,10 +53,10 @@ def test_the_effects_of_tokens_add_up_to_the_scores(made):
 
 def test_the_same_command_again_finds_everything_there(made, model):
     folder, chats, _ = made
-    again = run("clean", chats, "--model", model, "--out", folder, *QUICK)
+    again = run("clean-chats", chats, "--model", model, "--out", folder, *QUICK)
     assert "Everything is there already" in again.output
     with pytest.raises(InvalidInput, match="other data or with other settings"):
-        run("clean", chats, "--model", model, "--out", folder, *QUICK, "--lora", 2)
+        run("clean-chats", chats, "--model", model, "--out", folder, *QUICK, "--lora", 2)
 
 
 def test_a_verdict_and_an_export(made, tmp_path):

@@ -1,6 +1,6 @@
 """The command line: `dross clean`, `dross review`, `dross judge`, `dross export` and the rest."""
 
-from . import demo, cleaning, tapes  # in the order of the help  # isort: skip
+from . import commands
 from .app import app, main
 
-__all__ = ["app", "cleaning", "demo", "main", "tapes"]
+__all__ = ["app", "commands", "main"]

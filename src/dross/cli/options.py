@@ -1,7 +1,4 @@
-"""The arguments of `dross clean` as types, and those that several commands share.
-
-The other commands have theirs beside them.
-"""
+"""Options that several commands share, and the long ones of `dross clean`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +10,12 @@ ProjectFolder = Annotated[Path, Argument(help="A folder that dross clean made.")
 CLEAN_EXAMPLES = (
     "dross clean people.csv --label income",
     "dross clean reviews.tsv --text review --label stars",
-    "dross clean pictures/ --backbone timm:resnet50",
-    "dross clean pictures/ --features embeddings.npy",
+    "dross clean images/ --backbone timm:resnet50",
+    "dross clean images/ --features embeddings.npy",
     "dross clean mydata:load --model mydata:network",
-    "dross clean chats.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --lora 16",
+)
+CHATS_EXAMPLES = (
+    "dross clean-chats chats.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --lora 16",
 )
 JUDGE_EXAMPLES = (
     "dross judge runs/people",
@@ -26,13 +25,10 @@ JUDGE_EXAMPLES = (
 Data = Annotated[
     str,
     Argument(
-        help="A CSV, TSV or Parquet file, a folder of pictures with one folder per class, "
-        "module:function, or a JSONL or Parquet file of chats."
+        help="A CSV, TSV or Parquet file, a folder of images with one folder per class, "
+        "or module:function."
     ),
 ]
-Label = Annotated[str | None, Option(help="The column to predict.")]
-Text = Annotated[str | None, Option(help="The column that holds a text to learn from.")]
-Images = Annotated[str | None, Option(help="The column that holds the paths of pictures.")]
 Validation = Annotated[
     str | None,
     Option(
@@ -64,49 +60,18 @@ Missing = Annotated[
         "repeated. Empty cells always count.",
     ),
 ]
-CHATS = "Chats (JSONL or Parquet with --model PATH_OR_NAME)"
-Prompt = Annotated[
-    str | None, Option(help="The column with the prompts. Default: guessed.", rich_help_panel=CHATS)
-]
-Response = Annotated[
-    str | None,
-    Option(help="The column with the responses. Default: guessed.", rich_help_panel=CHATS),
-]
-Origin = Annotated[
-    str | None,
-    Option("--source", help="The column that says where a row is from.", rich_help_panel=CHATS),
-]
-Template = Annotated[
-    str | None,
-    Option(
-        help="A file with a chat template instead of the tokenizer's, or plain.",
-        rich_help_panel=CHATS,
-    ),
-]
-Lora = Annotated[
-    int | None, Option(min=1, help="Train adapters of this rank.", rich_help_panel=CHATS)
-]
-LastLayers = Annotated[
-    int | None, Option(min=1, help="Train this many of the last layers.", rich_help_panel=CHATS)
-]
-MaxTokens = Annotated[
-    int | None, Option(min=2, help="Cut longer texts. Default: 1024.", rich_help_panel=CHATS)
-]
-Force = Annotated[
-    bool, Option("--force", help="Begin even if it takes hours.", rich_help_panel=CHATS)
-]
 Features = Annotated[
     Path | None,
     Option(
         help="Your own features to learn from, .npy or Parquet with a row per instance, in the "
-        "order of the input (pictures: sorted by path), then of --validation and --test."
+        "order of the input (images: sorted by path), then of --validation and --test."
     ),
 ]
 Backbone = Annotated[
     str | None,
     Option(
         metavar="NAME",
-        help="The pretrained model that looks at pictures (efficientnet-lite0, timm:NAME, "
+        help="The pretrained model that looks at images (efficientnet-lite0, timm:NAME, "
         "torchvision:NAME, transformers:NAME) or texts (wordllama, sentence-transformers:NAME), "
         "or none. Default: what is installed, if it helps.",
     ),
@@ -115,12 +80,8 @@ Model = Annotated[
     str | None,
     Option(
         help="linear, mlp, cnn, or module:function that builds a torch model. Default: what "
-        "does better on held-out instances. For chats: the folder or the name of a language model."
+        "does better on held-out instances."
     ),
-]
-Repeats = Annotated[
-    int | None,
-    Option(min=1, help="Independent runs to average the scores over. Default: 4; 2 for chats."),
 ]
 Labels = Annotated[
     str | None,
@@ -131,21 +92,12 @@ Labels = Annotated[
         "annotated for images and texts, observed otherwise.",
     ),
 ]
-Lr = Annotated[float | None, Option(help="The learning rate; otherwise searched for.")]
-Epochs = Annotated[int | None, Option(min=1, help="Epochs; otherwise searched for.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Instances per training step.")]
 Check = Annotated[
     int,
     Option(
         min=1,
         help="How many of the most harmful instances, and how many others, to check by retraining.",
-    ),
-]
-ValidationIsClean = Annotated[
-    bool,
-    Option(
-        "--validation-is-clean",
-        help="Trust all labels of --validation: none is listed.",
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="The seed of everything random.")]

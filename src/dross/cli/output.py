@@ -1,6 +1,9 @@
-"""What the commands print: verdicts, findings and recorded runs."""
+"""What the commands print, for people and with `--json`: findings, verdicts, recorded runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -8,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .._text import printable, to_json
+from .._version import __version__
 
 if TYPE_CHECKING:
+    from ..cleaning.plans import PlanResult
     from ..cleaning.project import Project
-    from ..cleaning.verdict import Verdict
+    from ..cleaning.verdict import Comparison, Verdict
     from ..tape.reader import Tape
 
 
@@ -35,16 +40,18 @@ def say(line: str) -> None:
     console.print(line, highlight=False)
 
 
-def say_to_stderr(line: str) -> None:
-    """The same on stderr, where stdout is for a machine to read."""
-    PlainConsole(stderr=True).print(line, highlight=False)
+def say_path(line: str) -> None:
+    """Print a line that holds a path or a command: not wrapped, so that it can be copied."""
+    console.print(line, soft_wrap=True)
 
 
 def choose_say(quiet: bool, as_json: bool) -> Say:
     """Where a command says what it does: nowhere, on stderr, or on stdout."""
     if quiet:
         return lambda line: None
-    return say_to_stderr if as_json else say
+    if as_json:  # stdout is for a machine to read
+        return lambda line: PlainConsole(stderr=True).print(line, highlight=False)
+    return say
 
 
 def print_json(values: dict[str, Any]) -> None:
@@ -61,14 +68,11 @@ def print_findings(project: "Project") -> None:
         say(sentence)
     folder = project.folder
     asks = project.about.get("checked_labels", {}).get("to_check", 0)
-    steps = [
-        ("Read the report:", folder / "report.html"),
-        ("Check the labels:" if asks else "Look and decide:", f"dross review {folder}"),
-    ]
+    console.print()
+    say_path(f"{'Read the report:':<20}{folder / 'report.html'}")
+    say_path(f"{'Check the labels:' if asks else 'Look and decide:':<20}dross review {folder}")
     if project.recommended is not None or project.current_decisions():
-        steps.append(("Does it help?", f"dross judge {folder}"))
-    lines = [f"{what:<20}{how}" for what, how in steps]
-    console.print("\n" + "\n".join(lines), soft_wrap=True)
+        say_path(f"{'Does it help?':<20}dross judge {folder}")
 
 
 def print_verdict(verdict: "Verdict") -> None:
@@ -76,33 +80,34 @@ def print_verdict(verdict: "Verdict") -> None:
     colour = {"improved": "green", "worse": "red"}.get(verdict.verdict, "yellow")
     word = (f"{verdict.verdict.capitalize()}. ", f"bold {colour}")
     console.print(Text.assemble(word, printable(verdict.sentence)))
+    names = ["before", "after", "change", "95 % interval", "change, as many random edits"]
     table = Table("on all rows, held out in turn" if verdict.nested else "on the test rows")
     columns = []
-    for name, measure in verdict.metrics.items():
+    for name, metric in verdict.metrics.items():
         is_error = name == "error"
         table.add_column("error, %" if is_error else name, justify="right")
-        columns.append(_verdict_cells(measure, *((100, 2) if is_error else (1, 4))))
-    for row in columns[0]:
-        table.add_row(row, *(column[row] for column in columns))
+        columns.append(_format_metric(metric, percent=is_error))
+    for row in zip(names, *columns):
+        table.add_row(*row)
     console.print(table)
     if verdict.settle:
         say(verdict.settle)
 
 
-def _verdict_cells(measure: Any, scale: int, digits: int) -> dict[str, str]:
-    number = lambda value, sign="": f"{scale * value:{sign}.{digits}f}"
-    low, high = measure.interval
-    return {
-        "before": number(_mean(measure.before)),
-        "after": number(_mean(measure.after)),
-        "change": number(measure.difference, "+"),
-        "95 % interval": f"{number(low, '+')} to {number(high, '+')}",
-        "change, as many random edits": number(measure.random_difference, "+"),
-    }
+def _format_metric(metric: "Comparison", *, percent: bool) -> list[str]:
+    """The cells of a metric's column."""
 
+    def number(value: float, sign: str = "") -> str:
+        return f"{100 * value:{sign}.2f}" if percent else f"{value:{sign}.4f}"
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    low, high = metric.interval
+    return [
+        number(fmean(metric.before)),
+        number(fmean(metric.after)),
+        number(metric.difference, "+"),
+        f"{number(low, '+')} to {number(high, '+')}",
+        number(metric.random_difference, "+"),
+    ]
 
 
 def print_tape(tape: "Tape") -> None:
@@ -113,3 +118,44 @@ def print_tape(tape: "Tape") -> None:
     for name, value in {**describe_tape(tape), "files": "all intact"}.items():
         table.add_row(Text(name, style="bold"), value)
     console.print(table)
+
+
+def project_as_json(project: "Project") -> dict[str, Any]:
+    """What `dross clean` found, and where the tables are that have a row per instance."""
+    from ..cleaning.findings import list_findings
+
+    about, folder = project.about, project.folder
+    recommended = project.recommended
+    return {
+        "dross": __version__,
+        "folder": str(folder),
+        "report": str(folder / "report.html"),
+        "scores": str(folder / "scores.csv"),
+        "kind": about["kind"],
+        "classes": about["classes"],
+        "counts": about["counts"],
+        "runs": about["runs"],
+        "recommended": None if recommended is None else _plan_as_json(recommended),
+        "plans": [_plan_as_json(plan) for plan in project.plans],
+        "state": about["recommendation"]["state"],
+        "reason": about["recommendation"]["reason"],
+        "probably_mislabelled": int((project.instances["mislabel_rank"] >= 0).sum()),
+        "labels_to_check": [int(id) for id in project.labels_to_check.index],
+        "findings": list_findings(about, project.instances),
+    }
+
+
+def _plan_as_json(plan: "PlanResult") -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "what": plan.what,
+        "removed": [int(id) for id in plan.removed],
+        "relabelled": {str(id): label for id, label in plan.relabelled.items()},
+        "figures": {name: asdict(figure) for name, figure in plan.figures.items()},
+    }
+
+
+def verdict_as_json(verdict: "Verdict", folder: Path) -> dict[str, Any]:
+    """A verdict as it is in the folder `verdicts`, and where the report is."""
+    places = {"folder": str(folder), "report": str(folder / "report.html")}
+    return {"dross": __version__, **places, **verdict.to_json()}

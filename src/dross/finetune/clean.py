@@ -231,7 +231,7 @@ class Cost:
     """What a job is expected to take."""
 
     training: float  # seconds of one fine-tuning
-    seconds: float  # of dross clean
+    seconds: float  # of dross clean-chats
     verdict: float  # seconds of dross judge
     memory: float  # bytes
     disk: float  # bytes
