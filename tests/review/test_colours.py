@@ -1,43 +1,51 @@
-"""Colours that carry meaning hold for colour-blind people, in the light and in the dark."""
+"""Colours of the page and of the report: readable in the light and in the dark, and the same."""
 
-from itertools import combinations
+import re
 from pathlib import Path
 
 import pytest
 
 import dross
-from tests.review.colour_vision import SIMULATIONS, contrast, distance, read_palette
 
 ROOT = Path(dross.__file__).parent
 SHEETS = [ROOT / "review/static/base.css", ROOT / "templates/document.html"]
-TELL_APART = {  # colours that stand for different things
-    "decisions": ("good", "bad", "accent"),
-    "before, after and at random": ("quiet", "accent", "odd"),
-    "words for and against the label": ("for", "against"),
-}
-FAR_ENOUGH = 19  # Delta E; 2.3 is just noticeable, and each has a word or a sign as well
 READABLE = 4.5  # WCAG AA
 
 
 def palettes(sheet):
-    light, dark = sheet.read_text().split("prefers-color-scheme: dark")
-    named = read_palette(light)
-    return {"light": named, "dark": named | read_palette(dark)}
+    light, dark = sheet.read_text(encoding="utf-8").split("prefers-color-scheme: dark")
+    return {"light": colours_of(light), "dark": colours_of(light) | colours_of(dark)}
 
 
-@pytest.mark.parametrize("vision", SIMULATIONS)
+def colours_of(css):
+    found = re.findall(r"--([\w-]+):\s*#([0-9a-f]{3,6})\b", css)
+    return {
+        name: "#" + (hex if len(hex) == 6 else "".join(2 * c for c in hex)) for name, hex in found
+    }
+
+
+def luminance(colour):
+    shades = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shades]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("sheet", SHEETS, ids=["page", "report"])
-def test_colours_that_mean_something_can_be_told_apart_and_read(sheet, scheme, vision):
+def test_words_can_be_read(sheet, scheme):
     palette = palettes(sheet)[scheme]
-    for names in TELL_APART.values():
-        for one, other in combinations((name for name in names if name in palette), 2):
-            apart = distance(palette[one], palette[other], vision)
-            assert apart >= FAR_ENOUGH, (one, other, apart)
-    text = ("ink", "quiet", "good", "bad", "accent", "odd")
-    for name in (name for name in text if name in palette):
-        for ground in (name for name in ("paper", "card", "tint") if name in palette):
-            assert contrast(palette[name], palette[ground], vision) >= READABLE, (name, ground)
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    words = palette.keys() & {"ink", "quiet", "good", "bad", "accent", "odd"}
+    grounds = palette.keys() & {"paper", "card", "tint"}
+    assert len(words) >= 4 and grounds
+    for name in words:
+        for ground in grounds:
+            assert contrast(palette[name], palette[ground]) >= READABLE, (name, ground)
 
 
 def test_the_page_and_the_report_have_the_same_colours():
@@ -45,10 +53,3 @@ def test_the_page_and_the_report_have_the_same_colours():
     for scheme in ("light", "dark"):
         for name in ("good", "bad", "accent"):
             assert page[scheme][name] == paper[scheme][name]
-
-
-def test_the_simulation_confuses_what_it_should():
-    assert distance("#256b3b", "#a53118", "protanopia") < FAR_ENOUGH  # green and red
-    assert distance("#256b3b", "#2f5d8a", "tritanopia") < FAR_ENOUGH  # green and blue
-    assert distance("#000000", "#ffffff", "usual") == pytest.approx(100, abs=0.1)
-    assert contrast("#000000", "#ffffff", "deuteranopia") == pytest.approx(21, abs=0.1)
