@@ -39,6 +39,7 @@ from dross._version import __version__
 from dross.distributed.jobs import sweep
 from dross.errors import CorruptFile, InputChanged
 from dross.estimators import Estimator
+from dross.influence.counterfactual import Removal
 from dross.influence.query import error_rate, mean_loss
 from dross.influence.run import Run
 from dross.influence.scores import Scores
@@ -88,7 +89,7 @@ class Task:
     augment: ShiftAndFlip
     damping: float  # of K&L, in the paper's public code
     train: int
-    absent: str  # with BatchNorm, removal means gone from the batch and its statistics
+    removal: Removal  # with BatchNorm, removal means gone from the batch and its statistics
 
     def prepare(self, images: np.ndarray) -> Tensor:
         """uint8 [N, H, W] or [N, H, W, 3] -> float32 [N, C, H, W], scaled as in the paper."""
@@ -102,9 +103,9 @@ class Task:
 _SHIFT = ShiftAndFlip(2, fill=-1.0)
 _SHIFT_AND_FLIP = ShiftAndFlip(4, flip=True, fill=_CIFAR_BLACK)
 TASKS = {
-    "mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "weight"),
-    "fashion-mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "weight"),
-    "cifar10": Task(cifar10_cnn, _SHIFT_AND_FLIP, 10.0, 40_000, "batch"),
+    "mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "loss"),
+    "fashion-mnist": Task(mnist_cnn, _SHIFT, 0.1, 50_000, "loss"),
+    "cifar10": Task(cifar10_cnn, _SHIFT_AND_FLIP, 10.0, 40_000, "data"),
 }
 
 
@@ -194,7 +195,7 @@ class Draw:
         """
         epochs = 1 if way == "last" else None
         without = run.counterfactual(
-            list(removed.values()), epochs=epochs, absent=TASKS[self.settings.data].absent
+            list(removed.values()), epochs=epochs, removal=TASKS[self.settings.data].removal
         )
         rows = [{"method": method, "m": m, "retrain": way} for method, m in removed]
         for name, query in (("error", error_rate(self.test)), ("loss", mean_loss(self.test))):

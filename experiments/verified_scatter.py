@@ -43,7 +43,7 @@ def verify(digits, activation: type[nn.Module]) -> Verification:
             batch_size=32,
         )
         query = dross.mean_loss(digits.validation)
-        return run.verify(run.influence(query), query, n=200)
+        return run.verify(run.influence(query), n=200)
 
 
 def draw(panel, check: Verification, flipped: np.ndarray) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dross.errors import InvalidInput
+from dross.influence.query import query_of_file
 from dross.influence.scores import Scores
 from dross.influence.verify import compare
 from tests.review.review_project import make_project
@@ -21,7 +22,7 @@ def plt():
 
 def made_scores(*shape):
     values = np.random.default_rng(0).normal(size=shape)
-    return Scores(values, values[..., None, :], query="cost in $ of <b>")
+    return Scores(values, values[..., None, :], query_of_file("cost in $ of <b>"))
 
 
 def test_scores_are_plotted_from_the_most_harmful(plt):
@@ -57,5 +58,5 @@ def test_a_project_plots_its_plans(tmp_path):
 def test_scores_in_html():
     several = made_scores(3, 20)._repr_html_()
     assert several.count("<tr>") == 4 and "cost in $ of &lt;b&gt;" in several
-    none = Scores(np.zeros(0), np.zeros((1, 0)))
+    none = Scores(np.zeros(0), np.zeros((1, 0)), query_of_file("q"))
     assert "0 instances" in repr(none) and "<table>" in none._repr_html_()

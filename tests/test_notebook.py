@@ -40,7 +40,7 @@ def cells(tmp_path_factory):
         BAR,
         TRAIN,
         "scores = run.influence(query); scores",
-        "run.verify(scores, query, n=8)",
+        "run.verify(scores, n=8)",
     ]
     sources += [DRAW, "bar.__exit__(None, None, None)"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources])

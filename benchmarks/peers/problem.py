@@ -145,7 +145,7 @@ def make(problem: Problem) -> str:
     run = problem.record(problem.folder / "tape")
     steps = len(problem.batches()) // setting.epochs
     for epoch, path in enumerate(problem.checkpoints):
-        parameters = run.parameters(at=(epoch + 1) * steps)
+        parameters = run.parameters(step=(epoch + 1) * steps)
         torch.save({name: value.clone() for name, value in parameters.items()}, path)
     model = problem.load_trained()
     with torch.no_grad():

@@ -42,7 +42,7 @@ def compare(activation: type[nn.Module], rate: float, epochs: int) -> Verificati
             progress=False,
         )
         query = dross.mean_loss(digits.validation)
-        return run.verify(run.influence(query), query, LEFT_OUT)
+        return run.verify(run.influence(query), LEFT_OUT)
 
 
 def draw(panel, check: Verification, title: str, colour: str) -> None:

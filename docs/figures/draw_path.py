@@ -114,7 +114,7 @@ def main() -> None:
         query = dross.mean_loss(validation)
         score = float(run.influence(query).values[INSTANCE])
         true = float(run.leave_one_out(query, [INSTANCE])[0])
-        path = np.array([weights(run.parameters(at=t)) for t in range(run.steps + 1)])
+        path = np.array([weights(run.parameters(step=t)) for t in range(run.steps + 1)])
     without = [path[0]]
     for ids in batches:  # the same steps with the instance's weight at 0
         w = torch.tensor(without[-1], requires_grad=True)

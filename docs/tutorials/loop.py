@@ -54,7 +54,7 @@ print(f"{len(np.intersect1d(worst, flipped))} of the 30 most harmful have a wron
 
 # %% Is it true?
 # `verify` trains again without some of them, one at a time, and compares.
-print(run.verify(scores, query).sentence)
+print(run.verify(scores).sentence)
 
 # %% What would the model be without them?
 # The same run again without those 30: the same initial weights, the same batches.
@@ -65,4 +65,4 @@ print(f"validation loss without these 30: {without.evaluate(query)[0]:.3f}")
 # The tape stays. Open it again with a model of the same shape; scores can be saved, too.
 again = dross.load("runs/mine", model, train_set, "cross_entropy")
 assert np.array_equal(again.influence(query).values, scores.values)
-print(scores.save("scores.csv"))
+print(scores.save("scores.safetensors"))

@@ -169,7 +169,7 @@ def test_scores_that_an_earlier_attempt_kept_are_used_unless_they_answer_another
     assert kept.stat().st_mtime_ns == before
     runs[0].influence(mean_loss(data.pair("validation"))).save(kept)
     np.testing.assert_array_equal(ask()[1].by_run, found.by_run)
-    assert Scores.load(kept).query == expected_error(data.pair("validation"), scale=1.0).name
+    assert Scores.load(kept).query.name == expected_error(data.pair("validation"), scale=1.0).name
 
 
 def test_wrong_validation_labels_do_not_turn_the_scores_around(tmp_path):

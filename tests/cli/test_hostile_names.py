@@ -15,6 +15,7 @@ import dross
 from dross import cli
 from dross.cli.output import PlainConsole
 from dross.errors import DrossError
+from dross.influence.query import query_of_file
 from dross.influence.scores import Scores
 from tests.quick_cleaning import quick_cleaning
 
@@ -133,12 +134,12 @@ def full_disk(most_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".safetensors"])
-def test_a_full_disk_while_scores_are_written(tmp_path, suffix):
+def test_a_full_disk_while_scores_are_written(tmp_path):
+    query = query_of_file("q")
     small, large = (
-        Scores(np.random.default_rng(0).normal(size=n), np.zeros((1, n))) for n in (3, 9999)
+        Scores(np.random.default_rng(0).normal(size=n), np.zeros((1, n)), query) for n in (3, 9999)
     )
-    path = small.save(tmp_path / f"scores{suffix}")
+    path = small.save(tmp_path / "scores.safetensors")
     before = path.read_bytes()
     with full_disk(20_000), pytest.raises(DrossError, match="cannot be written"):
         large.save(path)

@@ -19,7 +19,7 @@ import dross
 from dross.distributed import ddp
 from dross.engine.executor import Executor
 from dross.errors import DrossError
-from dross.influence import retrace
+from dross.influence import totals
 from dross.replay import segments
 from dross.tape.reader import Tape
 from tests.distributed.launch import die
@@ -248,7 +248,7 @@ def stuck(rank: int, tape: str, given_up: str) -> None:
 
 def dying(rank: int, name: str, tape: str, folder: str, after: int, alone: bool = False) -> tuple:
     """The last rank is killed in the middle, after so many passes of its own."""
-    retrace._SECONDS_BETWEEN_WRITES = retrace._MIN_TIMES_OF_WRITING = 0
+    totals._SECONDS_BETWEEN_WRITES = totals._MIN_TIMES_OF_WRITING = 0
     segments._MAX_BYTES_OF_STATES = 1 << 14
     p, _ = case(name)
     run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)

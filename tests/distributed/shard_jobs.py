@@ -102,7 +102,7 @@ def scored(rank: int, tapes: dict[str, str]) -> dict:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", dross.DrossWarning)  # dropout is not cut
                 asked = [run.influence(q, group=group, sharded=True) for q in queries(name, p)]
-            found[size, name] = [(scores.values, scores.query_sketch) for scores in asked]
+            found[size, name] = [scores.values for scores in asked]
     return found
 
 

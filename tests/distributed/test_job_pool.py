@@ -92,7 +92,7 @@ def test_spread_runs_are_the_serial_ones_bit_for_bit(record, small_pieces, tmp_p
     losses = dross.losses((p.X_val, p.Y_val))
     with joblib.parallel_config("loky", n_jobs=2):
         spread = run.leave_one_out(losses, epochs=1)
-        check = run.verify(run.influence(query(p)), query(p), np.arange(9))
+        check = run.verify(run.influence(query(p)), np.arange(9))
     np.testing.assert_array_equal(
         spread, run.leave_one_out(losses, epochs=1, n_jobs=1, folder=tmp_path / "loo")
     )
@@ -109,12 +109,10 @@ def test_a_run_kept_in_a_folder_goes_on(record, small_pieces, tmp_path, monkeypa
     files[1].unlink()
     files[2].write_bytes(b"half a fi")
     counted = []
-    replayed = dross.influence.counterfactual.replay_without
-    monkeypatch.setattr(
-        dross.influence.counterfactual,
-        "replay_without",
-        lambda *a, **k: counted.append(len(a[1])) or replayed(*a, **k),
-    )
+    runs = dross.influence.counterfactual.CounterfactualRuns
+    chunks = runs.chunks
+    counting = lambda self, groups: counted.append(len(groups)) or chunks(self, groups)
+    monkeypatch.setattr(runs, "chunks", counting)
     np.testing.assert_array_equal(run.leave_one_out(query(p), folder=tmp_path / "kept"), whole)
     assert counted == [4, 4]
 
@@ -126,7 +124,7 @@ def test_results_of_other_settings_are_refused(record, small_pieces, tmp_path):
     for other in (
         lambda: run.leave_one_out(query(p), range(7), folder=folder),
         lambda: run.leave_one_out(query(p), range(8), epochs=1, folder=folder),
-        lambda: run.leave_one_out(query(p), range(8), absent="batch", folder=folder),
+        lambda: run.leave_one_out(query(p), range(8), removal="data", folder=folder),
         lambda: run.leave_one_out(
             dross.mean_loss((p.X_val[1:], p.Y_val[1:])), range(8), folder=folder
         ),

@@ -87,8 +87,8 @@ def test_ranks_that_disagree_are_refused_before_work_begins(record, tmp_path):
             "InvalidInput: The ranks do not agree: query is mean_loss on rank 0 and losses on"
         )
         assert another_query.startswith(f"{beginning} rank 1")
-        assert "the steps asked for" in other_steps
-        beginning = "InvalidInput: The query on rank 1 has a different derivative than on rank 0"
+        assert "steps is [4, 8] on rank 0 and [0, 8] on rank 1" in other_steps
+        beginning = "InvalidInput: The query on rank 1 has a different value than on rank 0"
         assert other_data.startswith(beginning)
 
 
@@ -130,7 +130,7 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
             if kind == "accumulated":
                 close(alone, accumulated_alone(p, size, steps, tmp_path / f"alone-{size}"))
             if kind in ("plain", "shards"):
-                average = run.influence(rank_jobs.queries(p)[0], of="average").values
+                average = run.influence(rank_jobs.queries(p)[0], weights="average").values
                 close(average, averages.setdefault(size, average))  # written by one rank or by all
             for rank in range(size):
                 close(found[rank][size, kind], alone)
@@ -261,5 +261,5 @@ def test_the_program_of_the_documentation_under_torchrun(tmp_path, monkeypatch):
     run = dross.load(tmp_path / "runs" / "mine", *given, progress=False)
     assert run.steps == 9  # 21 instances per rank, one of them twice: 8 + 8 + 5
     assert not list((tmp_path / "runs").glob("progress/*"))
-    scores = dross.Scores.load(tmp_path / "scores.csv")
+    scores = dross.Scores.load(tmp_path / "scores.safetensors")
     close(scores.values, run.influence(dross.mean_loss(mine.val_set)).values)

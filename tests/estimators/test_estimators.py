@@ -111,7 +111,7 @@ def test_tracin_by_hand(record):
     model, _ = p.start()
     for epoch, last in enumerate((3, 7)):
         with torch.no_grad():
-            for name, value in run.parameters(at=last + 1).items():
+            for name, value in run.parameters(step=last + 1).items():
                 dict(model.named_parameters())[name].copy_(value)
         parameters = list(model.parameters())
         u = torch.autograd.grad(p.loss(model(p.X_val), p.Y_val).mean(), parameters)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import (
 import dross
 from dross.errors import InvalidInput, NotSupported
 from dross.influence.retrace import reverse_steps
-from dross.replay.recording import sum_weights
+from dross.replay.average import sum_weights
 from dross.tape.reader import Tape
 from dross.tape.writer import rewind
 from tests.zoo import problem
@@ -86,8 +86,10 @@ def test_scores_of_the_average(tmp_path, name, model, optimizer):
     averaged, recorder = averaged_loop(p, *given, folder=tmp_path / "mine", keep=keep)
     run = recorder.run((p.X, p.Y))
     asked = query(p)
-    np.testing.assert_allclose(run.evaluate(asked, of="average"), value(p, averaged), rtol=1e-12)
-    scores = run.influence(asked, of="average")
+    np.testing.assert_allclose(
+        run.evaluate(asked, weights="average"), value(p, averaged), rtol=1e-12
+    )
+    scores = run.influence(asked, weights="average")
     expected = [slope(p, j, *given) for j in p.used]
     largest = np.abs(scores.values).max()
     np.testing.assert_allclose(-scores.values[p.used], expected, atol=1e-8 * largest)
@@ -95,7 +97,7 @@ def test_scores_of_the_average(tmp_path, name, model, optimizer):
     weights = torch.ones(len(p.X), dtype=torch.float64)
     weights[p.used[0]] = 0
     without = value(p, averaged_loop(p, *given, weights)[0]) - value(p, averaged)
-    found = run.leave_one_out(asked, p.used[:1], of="average")
+    found = run.leave_one_out(asked, p.used[:1], weights="average")
     np.testing.assert_allclose(found, [without], rtol=1e-8, atol=1e-12)
 
 
@@ -103,7 +105,7 @@ def test_against_autograd_through_the_unrolled_run(tmp_path):
     p, rate = problem("mlp", "sgd"), 0.1
     options, when = AVERAGES["ema"]
     _, recorder = averaged_loop(p, options, when, folder=tmp_path / "mine")
-    found = recorder.run((p.X, p.Y)).influence(query(p), of="average").values
+    found = recorder.run((p.X, p.Y)).influence(query(p), weights="average").values
     model, _ = p.start()
     params = {name: q.detach().clone().requires_grad_() for name, q in model.named_parameters()}
     w, average = torch.ones(len(p.X), dtype=torch.float64, requires_grad=True), None
@@ -129,20 +131,18 @@ def test_one_run_after_the_other_and_only_the_last_epochs(tmp_path, model):
     _, recorder = averaged_loop(p, options, when, folder=folder)
     run = recorder.run((p.X, p.Y))
     asked, j = query(p), p.used[0]
-    side_by_side = run.leave_one_out(asked, [j, 3], of="average")
-    in_pieces = run.leave_one_out(asked, [j, 3], of="average", folder=tmp_path / "kept")
+    side_by_side = run.leave_one_out(asked, [j, 3], weights="average")
+    in_pieces = run.leave_one_out(asked, [j, 3], weights="average", folder=tmp_path / "kept")
     np.testing.assert_allclose(in_pieces, side_by_side, rtol=1e-10)
     if model == "batchnorm":  # a lone instance has no statistics: one run after the other
-        alone = run.leave_one_out(asked, [j], of="average", absent="batch")
+        alone = run.leave_one_out(asked, [j], weights="average", removal="data")
         assert np.isfinite(alone).all() and alone.any()
-    scores = run.influence(asked, of="average")
-    assert run.verify(scores, asked, n=len(p.X), of="average").tau > 0.5
-    with pytest.raises(InvalidInput, match="asks something else"):
-        run.verify(scores, asked)
-    with pytest.raises(InvalidInput, match="leave `at` out"):
-        run.influence(asked, of="average", at=2)
-    with pytest.raises(InvalidInput, match="of must be 'model' or 'average'"):
-        run.influence(asked, of="mean")
+    scores = run.influence(asked, weights="average")
+    assert run.verify(scores, n=len(p.X)).tau > 0.5
+    with pytest.raises(InvalidInput, match="leave `step` out"):
+        run.influence(asked, weights="average", step=2)
+    with pytest.raises(InvalidInput, match="weights must be 'model' or 'average'"):
+        run.influence(asked, weights="mean")
 
 
 def test_a_retrace_of_the_average_that_is_resumed(tmp_path, monkeypatch):
@@ -150,21 +150,21 @@ def test_a_retrace_of_the_average_that_is_resumed(tmp_path, monkeypatch):
     keep = dross.tape.Checkpoints(every=3)
     _, recorder = averaged_loop(p, *AVERAGES["ema"], folder=tmp_path / "mine", keep=keep)
     run = recorder.run((p.X, p.Y))
-    expected = run.influence(query(p), of="average").values
-    monkeypatch.setattr("dross.influence.retrace._SECONDS_BETWEEN_WRITES", 0)
+    expected = run.influence(query(p), weights="average").values
+    monkeypatch.setattr("dross.influence.totals._SECONDS_BETWEEN_WRITES", 0)
     with monkeypatch.context() as context:
         seen = iter(range(100))
 
         def fail(*given):
-            if next(seen) == 2:
+            if next(seen) == 5:
                 raise KeyboardInterrupt
             return real(*given)
 
         real = reverse_steps
         context.setattr("dross.influence.retrace.reverse_steps", fail)
         with pytest.raises(KeyboardInterrupt):
-            run.influence(query(p), of="average", resume=True)
-    again = run.influence(query(p), of="average", resume=True).values
+            run.influence(query(p), weights="average", resume=True)
+    again = run.influence(query(p), weights="average", resume=True).values
     np.testing.assert_array_equal(again, expected)
 
 
@@ -172,7 +172,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
     """The average goes on where the tape has it, though the process is another."""
     p, (options, when) = problem("batchnorm", "momentum"), AVERAGES["ema, with buffers"]
     whole, recorder = averaged_loop(p, options, when, folder=tmp_path / "whole")
-    expected = recorder.run((p.X, p.Y)).influence(query(p), of="average").values
+    expected = recorder.run((p.X, p.Y)).influence(query(p), weights="average").values
     everything, p.batches = p.batches, p.batches[:5]
     _, recorder = averaged_loop(p, options, when, folder=tmp_path / "mine")
     recorder.close()
@@ -190,7 +190,7 @@ def test_a_run_with_an_average_that_is_resumed(tmp_path):
         averaged.update_parameters(model)
     for one, other in zip(averaged.parameters(), whole.parameters()):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-    found = recorder.run((p.X, p.Y)).influence(query(p), of="average").values
+    found = recorder.run((p.X, p.Y)).influence(query(p), weights="average").values
     np.testing.assert_allclose(found, expected, atol=1e-10 * np.abs(expected).max())
 
 
@@ -236,8 +236,10 @@ def test_statistics_that_were_computed_afterwards_are_constants(tmp_path):
     update_bn([p.X], averaged)
     with pytest.warns(dross.DrossWarning, match=r"running_mean.*update_bn"):
         run = recorder.run((p.X, p.Y))
-    np.testing.assert_allclose(run.evaluate(query(p), of="average"), value(p, averaged), rtol=1e-12)
-    assert np.isfinite(run.influence(query(p), of="average").values).all()
+    np.testing.assert_allclose(
+        run.evaluate(query(p), weights="average"), value(p, averaged), rtol=1e-12
+    )
+    assert np.isfinite(run.influence(query(p), weights="average").values).all()
 
 
 def test_what_is_no_average(tmp_path):
@@ -254,7 +256,7 @@ def test_what_is_no_average(tmp_path):
             recorder.average(late)
         take(recorder, p.batches[0])
     with pytest.raises(InvalidInput, match="no averaged weights"):
-        recorder.run((p.X, p.Y)).influence(query(p), of="average")
+        recorder.run((p.X, p.Y)).influence(query(p), weights="average")
 
     other, _ = problem("mlp", "sgd", X=p.X + 1).start()
     torch.nn.init.normal_(other[0].weight)
@@ -295,7 +297,7 @@ def test_an_update_before_the_step(tmp_path):
                     averaged.update_parameters(model)
                 optimizer.step()
                 optimizer.zero_grad()
-        found.append(recorder.run((p.X, p.Y)).influence(query(p), of="average").values)
+        found.append(recorder.run((p.X, p.Y)).influence(query(p), weights="average").values)
     np.testing.assert_array_equal(*found)
 
 

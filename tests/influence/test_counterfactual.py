@@ -1,4 +1,4 @@
-"""Runs with instances absent."""
+"""Runs without some instances."""
 
 from contextlib import contextmanager
 
@@ -58,9 +58,9 @@ def one_at_a_time(monkeypatch):
 def test_cut_batches_side_by_side_are_those_of_each_run_alone(record, monkeypatch, model):
     p = problem(model, "momentum")
     run, groups = record(p), [[0, 3], [], [5]]
-    together = run.counterfactual(groups, absent="batch")
+    together = run.counterfactual(groups, removal="data")
     one_at_a_time(monkeypatch)
-    alone = run.counterfactual(groups, absent="batch")
+    alone = run.counterfactual(groups, removal="data")
     np.testing.assert_allclose(together.evaluate(query(p)), alone.evaluate(query(p)), rtol=1e-11)
     for ours, theirs in zip(together.chunks, alone.chunks):
         for name, buffer in theirs.buffers.items():
@@ -83,8 +83,8 @@ def test_a_layer_that_mixes_the_batch_is_found_out(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"path": tmp_path / "tape", "epochs": 1, "batch_size": 64, "progress": False}
     run = dross.train(model, data, "cross_entropy", optimizer, **options)
-    with pytest.warns(dross.DrossWarning, match="see the absent instances"):
-        cut = run.counterfactual([[0], [5]], absent="batch").changes(dross.mean_loss(data))
+    with pytest.warns(dross.DrossWarning, match="see the removed instances"):
+        cut = run.counterfactual([[0], [5]], removal="data").changes(dross.mean_loss(data))
     weight = run.counterfactual([[0], [5]]).changes(dross.mean_loss(data))
     assert np.abs(cut - weight).max() > 0.1 * np.abs(weight).max()
 
@@ -100,17 +100,17 @@ def test_the_bar_ends_at_the_end(record, monkeypatch, way):
         yield shown.append
 
     monkeypatch.setattr(counterfactual, "progress_bar", bar)
-    monkeypatch.setattr(counterfactual, "_count_fitting", lambda *_: 2)
+    monkeypatch.setattr(counterfactual.CounterfactualRuns, "_count_fitting", lambda *_: 2)
     if way == "one by one":
         one_at_a_time(monkeypatch)
     elif way != "in chunks":
-        real = counterfactual.CounterfactualRuns.replay_together
+        real = counterfactual.CounterfactualRuns._side_by_side
 
         def fails(self, groups, advance):
             real(self, groups, advance)
             raise RuntimeError("not with these layers")
 
-        monkeypatch.setattr(counterfactual.CounterfactualRuns, "replay_together", fails)
+        monkeypatch.setattr(counterfactual.CounterfactualRuns, "_side_by_side", fails)
     run.counterfactual([[k] for k in range(5)])
     total, *moved = shown
     assert total == 5 * run.steps == sum(moved) and max(np.cumsum(moved)) <= total
@@ -134,8 +134,8 @@ def test_a_batch_left_empty_is_a_step_with_zero_gradient(record):
     p = problem("mlp", "momentum")  # momentum goes on moving the parameters through the empty step
     run = record(p)
     emptied = p.batches[2]
-    for absent in ("weight", "batch"):
-        cf = run.counterfactual([emptied], absent=absent)
+    for removal in ("loss", "data"):
+        cf = run.counterfactual([emptied], removal=removal)
         np.testing.assert_allclose(
             cf.evaluate(query(p))[0], validation_loss(p, without(p, emptied)), rtol=1e-11
         )
@@ -153,13 +153,13 @@ def test_the_divisor_stays(record):
     np.testing.assert_allclose(found, model.weight.detach() - 0.1 / 4 * sum(g), rtol=1e-12)
 
 
-def test_two_ways_to_be_absent_differ_with_batchnorm_only(record):
+def test_two_ways_of_removal_differ_with_batchnorm_only(record):
     for model, same in (("mlp", True), ("batchnorm", False)):
         p = problem(model, "sgd")
         run = record(p)
         values = [
-            run.counterfactual([[0, 3]], absent=absent).evaluate(query(p))[0]
-            for absent in ("weight", "batch")
+            run.counterfactual([[0, 3]], removal=removal).evaluate(query(p))[0]
+            for removal in ("loss", "data")
         ]
         assert np.isclose(*values, rtol=1e-10) == same
     p = problem("batchnorm", "sgd", epochs=1)
@@ -167,7 +167,7 @@ def test_two_ways_to_be_absent_differ_with_batchnorm_only(record):
     rate = 0.1 * 4 / 6  # the divisor stays 6
     smaller = problem("batchnorm", "sgd", epochs=1, rate=lambda t: rate)
     smaller.batches = [np.arange(4)]
-    found = record(p).counterfactual([[4, 5]], absent="batch").evaluate(query(p))[0]
+    found = record(p).counterfactual([[4, 5]], removal="data").evaluate(query(p))[0]
     np.testing.assert_allclose(found, validation_loss(smaller, literal_run(smaller)), rtol=1e-11)
 
 
@@ -175,7 +175,7 @@ def test_batchnorm_with_one_instance_left_is_refused_by_name(record):
     p = problem("batchnorm", "sgd", epochs=1)
     p.batches = [np.arange(4)]
     with pytest.raises(NotSupported, match="Step 0 cannot be taken with what is left"):
-        record(p).counterfactual([[0, 1, 2]], absent="batch")
+        record(p).counterfactual([[0, 1, 2]], removal="data")
 
 
 def test_only_the_last_epochs(record):
@@ -271,11 +271,11 @@ def test_bad_input(record):
         run.parameter_influence([0.5])
     with pytest.raises(InvalidInput, match="at least one instance"):
         run.leave_one_out(query(p), [])
-    for at in (-1, 99):
-        with pytest.raises(InvalidInput, match=f"at={at}"):
-            run.leave_one_out(query(p), [0], at=at)
-    with pytest.raises(InvalidInput, match="absent='vanished' is not known"):
-        run.counterfactual([[0]], absent="vanished")
+    for step in (-1, 99):
+        with pytest.raises(InvalidInput, match=f"step={step}"):
+            run.leave_one_out(query(p), [0], step=step)
+    with pytest.raises(InvalidInput, match="removal='vanished' is not known"):
+        run.counterfactual([[0]], removal="vanished")
     with pytest.raises(InvalidInput, match="numbered from 0"):
         run.counterfactual([[0]]).parameters(1)
 

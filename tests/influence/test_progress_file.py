@@ -10,7 +10,7 @@ import pytest
 
 import dross
 from dross.errors import CorruptFile, DrossError, InputChanged, InvalidInput
-from dross.influence import retrace
+from dross.influence import totals
 from tests.distributed import rank_jobs
 from tests.distributed.launch import launched
 from tests.zoo import problem, ragged_batches
@@ -92,7 +92,7 @@ class Stop(Exception):
 
 def interrupted(run, asked, folder, monkeypatch, **options):
     """Retrace until the third progress file."""
-    write, count = retrace.ProgressFile.write, []
+    write, count = totals.CheckpointFile.write, []
 
     def third(self, *args):
         write(self, *args)
@@ -101,9 +101,9 @@ def interrupted(run, asked, folder, monkeypatch, **options):
             raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
-        patch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
-        patch.setattr(retrace.ProgressFile, "write", third)
+        patch.setattr(totals, "_SECONDS_BETWEEN_WRITES", 0)
+        patch.setattr(totals, "_MIN_TIMES_OF_WRITING", 0)
+        patch.setattr(totals.CheckpointFile, "write", third)
         with pytest.raises(Stop):
             run.influence(asked, resume=folder, **options)
 
@@ -122,7 +122,7 @@ def test_another_question_is_another_progress_file(record, tmp_path, monkeypatch
         (run, dross.losses((p.X_val, p.Y_val)), {}),
         (run, dross.mean_loss((p.X_val, Y_val)), {}),
         (run, query(p), {"epochs": 3}),
-        (run, query(p), {"at": run.steps - 1}),
+        (run, query(p), {"step": run.steps - 1}),
         (twin, query(p), {}),
     ]
     for other, asked, options in others:
@@ -164,7 +164,7 @@ def test_a_damaged_progress_file_and_a_folder_that_is_a_file(record, tmp_path, m
     np.testing.assert_array_equal(
         run.influence(query(p), resume=kept.parent).values, run.influence(query(p)).values
     )
-    monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr(totals, "_SECONDS_BETWEEN_WRITES", 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(DrossError):
         run.influence(query(p), resume=tmp_path / "file")
@@ -215,10 +215,10 @@ def test_without_resume_no_progress_is_kept(record, monkeypatch, resume):
     p = problem("mlp", "sgd", epochs=10)
     run = record(p, keep=dross.tape.Checkpoints(every=4))
     files = sorted(run.path.iterdir())
-    monkeypatch.setattr(retrace, "_SECONDS_BETWEEN_WRITES", 0)
-    monkeypatch.setattr(retrace, "_MIN_TIMES_OF_WRITING", 0)
+    monkeypatch.setattr(totals, "_SECONDS_BETWEEN_WRITES", 0)
+    monkeypatch.setattr(totals, "_MIN_TIMES_OF_WRITING", 0)
     written = []
-    monkeypatch.setattr(retrace, "write_bytes", lambda *args: written.append(args))
+    monkeypatch.setattr(totals, "write_sealed", lambda *args: written.append(args))
     run.influence(query(p), resume=resume)
     assert not written and sorted(run.path.iterdir()) == files
 

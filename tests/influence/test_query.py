@@ -75,22 +75,24 @@ def test_functions_of_parameters_and_buffers(case):
 
 
 def test_the_model_after_a_step(case, record):
-    """`at` asks the model half way: the same as a run that ended there."""
+    """`step` asks the model half way: the same as a run that ended there."""
     p, run, _ = case
     query = dross.mean_loss((p.X_val, p.Y_val))
-    for at in (3, 5, 8):
+    for step in (3, 5, 8):
         shorter = problem("batchnorm", "momentum")
-        shorter.batches, shorter.epochs = p.batches[:at], 1
+        shorter.batches, shorter.epochs = p.batches[:step], 1
         expected = record(shorter)
-        found, wanted = run.influence(query, at=at).values, expected.influence(query).values
+        found, wanted = run.influence(query, step=step).values, expected.influence(query).values
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-15)
-        np.testing.assert_allclose(run.evaluate(query, at=at), expected.evaluate(query), rtol=1e-12)
-        found = run.leave_one_out(query, [0, 3], at=at)
+        np.testing.assert_allclose(
+            run.evaluate(query, step=step), expected.evaluate(query), rtol=1e-12
+        )
+        found = run.leave_one_out(query, [0, 3], step=step)
         wanted = expected.leave_one_out(query, [0, 3])
         np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-15)
-    assert not run.influence(query, at=0).values.any()
-    with pytest.raises(InvalidInput, match="at=99"):
-        run.influence(query, at=99)
+    assert not run.influence(query, step=0).values.any()
+    with pytest.raises(InvalidInput, match="step=99"):
+        run.influence(query, step=99)
 
 
 def test_epochs_restrict_the_work_and_add_up(case):

@@ -121,7 +121,7 @@ def wide_case(norm: Callable[[], nn.Module], queries: int) -> Case:
         run = dross.train(model, train_set, "cross_entropy", optimizer, **options)
         query = dross.mean_loss(data) if queries == 1 else dross.losses(data)
         groups = [[0], [1, 2, 3]]
-        without = run.counterfactual(groups, absent="batch").evaluate(dross.mean_loss(data))
+        without = run.counterfactual(groups, removal="data").evaluate(dross.mean_loss(data))
         return {"scores": run.influence(query).by_epoch, "counterfactual": without}
 
     return compute

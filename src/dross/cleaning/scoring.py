@@ -152,7 +152,7 @@ def score(
         query = expected_error(part.held_out_pair(data), scale=scale)
         saved = folder / f"run-{number}-scores.safetensors"
         scores = _read_intact(saved)
-        if scores is None or scores.query != query.name:
+        if scores is None or scores.query.name != query.name:
             scores = run.influence(query)
             scores.save(saved)
         recorded.append(run)

@@ -15,6 +15,7 @@ The objective of a run whose ranks hold shards: `step/objective.py` over gathere
 A recording of which each rank holds a shard of every state.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,9 @@ from ..engine.conv import WIDE, convolutions
 from ..engine.executor import Executor
 from ..engine.objective import Buffers, Objective, Pulled
 from ..engine.state import Layout
-from ..errors import InvalidInput, NotSupported
+from ..errors import InputChanged, InvalidInput, NotSupported
 from ..replay.recording import Recording
+from .ranks import ALONE, RankReducer, Reducer
 from .shards import ShardReducer
 from .tape import ShardTape
 
@@ -504,6 +506,57 @@ def _other_order(expected: tuple[str, ...] | None, found: tuple[str, ...] | None
         "parameters it uses depends on the data. Ranks that hold shards must read the same ones in "
         "the same order. Retrace with group= and without sharded=True."
     )
+
+
+def join_ranks(
+    recording: Recording, group: Any, question: dict[str, Any], *, sharded: bool, show: bool
+) -> tuple[Recording, Reducer]:
+    """The recording as this process holds it, and the ranks that it shares a retrace with.
+
+    Arguments:
+        recording: of any tape, of one process or of many.
+        group: a torch.distributed group, all of whose ranks call this; None: this process alone.
+        question: what is asked, for the message where the ranks ask different things. `steps` are
+            the first step that is retraced and the one after the last.
+        sharded: whether each rank holds only a shard of every state.
+        show: whether to show a bar while files are checked.
+
+    Raises:
+        InvalidInput: where there is no group to divide states between, or the ranks do not agree.
+        NotSupported: where a run cannot be divided this way.
+    """
+    if sharded:
+        recording = shard_recording(recording, group)
+        ranks = recording.reducer
+    else:
+        ranks = ALONE if group is None else RankReducer(group, recording.device)
+    _check_agreement(recording, ranks, question | {"sharded": sharded})
+    if sharded:
+        prepare_shards(recording, *question["steps"], show=show and ranks.rank == 0)
+    return recording, ranks
+
+
+def _check_agreement(recording: Recording, ranks: Reducer, question: dict[str, Any]) -> None:
+    """Refuse ranks with different tapes or questions: they would add up unrelated numbers."""
+    digests = "".join(entry.sha256 for entry in (*recording.tape.entries, recording.tape.end))
+    own = {
+        "tape": recording.tape.manifest.id,
+        "steps of the tape": recording.tape.steps,
+        "digest of the tape": hashlib.sha256(digests.encode()).hexdigest(),
+        "number of instances": len(recording.instances),
+        "dtype": str(recording.instances.dtype),
+        **question,
+    }
+    first, *others = ranks.gather(own)
+    for rank, other in enumerate(others, start=1):
+        for what, value in first.items():
+            if other[what] != value:
+                kind = InputChanged if "tape" in what else InvalidInput
+                raise kind(
+                    f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
+                    f"rank {rank}. Every rank must open the same tape, with the same data set, and "
+                    "ask the same question."
+                )
 
 
 def shard_recording(recording: Recording, group: Any) -> Recording:

@@ -13,16 +13,13 @@ Replaying a step sends p numbers. A reverse step sends Q (p + |S_t|) numbers: H 
 in one message. Every rank computes all the rest (states, the optimizer's table, the scores so far)
 from the same sums. So all ranks hold the same bits, and ranks wait for each other in these sums
 only.
-
-Before ranks share a retrace: do they ask the same of the same run, and what may be divided?
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,16 +27,33 @@ from torch import Tensor
 
 from ..data.batch import AnyBatch
 from ..engine.executor import losses_are_separate
-from ..engine.state import Derivative
-from ..engine.step import Step
+from ..engine.objective import Objective
+from ..engine.state import Derivative, State
+from ..engine.step import Clip
 from ..engine.tolerance import ROUNDING_OF_LENGTH, is_close
-from ..errors import DrossError, DrossWarning, InputChanged, InvalidInput
+from ..errors import DrossError, DrossWarning, InvalidInput
 
 if TYPE_CHECKING:
     from ..replay.recording import Recording
 
 Value = TypeVar("Value")
 Piece = tuple[int, slice, AnyBatch]  # the micro-batch's number, the rows, and their instances
+
+
+class Question(Protocol):
+    """What ranks need to know of a query (influence/query.py)."""
+
+    def parts(self, objective: Objective) -> Iterator[tuple[int, Any]]:
+        """(number of instances, what is computed of them) for each part."""
+        ...
+
+    def evaluate(self, objective: Objective, state: State) -> Tensor:
+        """The query's value."""
+        ...
+
+    def derivative(self, objective: Objective, state: State) -> tuple[Derivative, Tensor]:
+        """The query's derivative with respect to the state, and its value."""
+        ...
 
 
 class Reducer:
@@ -94,6 +108,30 @@ class Reducer:
     def on_first(self, action: Callable[[], Value]) -> Value:
         """The result of the first member's `action()`, or its error, at every member."""
         return action()
+
+    # --- of a retrace -----------------------------------------------------------------------------
+
+    def clip(self, clip: Clip | None) -> Clip | None:
+        """The same clip for what this member holds of a gradient."""
+        return clip
+
+    def lengths(self, vectors: Tensor) -> Tensor:
+        """The norm of each vector over theta: [Q, p] -> [Q]."""
+        return vectors.norm(dim=1)
+
+    def seed(
+        self, query: Question, objective: Objective, state: State
+    ) -> tuple[Derivative, Tensor]:
+        """`query.derivative`, the same at every member.
+
+        Raises:
+            InvalidInput: where a member asks something else.
+        """
+        return query.derivative(objective, state)
+
+    def divide(self, recording: "Recording", stop: int) -> "Recording":
+        """The same recording, with this member doing its part of every step before `stop`."""
+        return recording
 
 
 ALONE = Reducer()
@@ -204,6 +242,75 @@ class RankReducer(Reducer):
             raise outcome
         return outcome
 
+    # --- of a retrace -----------------------------------------------------------------------------
+
+    def seed(
+        self, query: Question, objective: Objective, state: State
+    ) -> tuple[Derivative, Tensor]:
+        """The first rank's derivative of the query, so that all start from the same bits."""
+        self.check_same_query(query, objective, state)
+        seed, value = query.derivative(objective, state)
+        device = seed.theta.device
+        first = self.from_first(seed.map(lambda t: t.cpu()))
+        return first.map(lambda t: t.to(device)), value
+
+    def check_same_query(self, query: Question, objective: Objective, state: State) -> None:
+        """Refuse ranks whose queries have other values.
+
+        Raises:
+            InvalidInput: it names the rank.
+        """
+        sizes = self.gather([size for size, _ in query.parts(objective)])
+        odd = [rank for rank, other in enumerate(sizes) if other != sizes[0]]
+        if not odd:  # ranks with shards exchange messages in every part
+            values = self.gather(query.evaluate(objective, state).cpu())
+            is_finite = bool(torch.isfinite(values[0]).all())  # the derivative refuses others
+            odd = [
+                rank
+                for rank, other in enumerate(values)
+                if is_finite and not is_close(other, values[0], ROUNDING_OF_LENGTH)
+            ]
+        if odd:
+            raise InvalidInput(
+                f"The query on rank {odd[0]} has a different value than on rank 0: every rank must "
+                "ask the same query of the same data."
+            )
+
+    def divide(self, recording: "Recording", stop: int) -> "Recording":
+        """The same recording, with this rank doing its part of every step before `stop`.
+
+        What may be divided is found out by trying. Where an instance's loss depends on the other
+        instances of the batch, or on random numbers drawn for the whole batch, batches are not cut,
+        and micro-batches are shared whole. Where the forward pass moves buffers, each micro-batch
+        starts where the last one ended; then every rank does every step.
+        """
+        objective = recording.objective
+        if self.size == 1 or stop == recording.tape.first:
+            return recording
+        moving = bool(objective.layout.moving_buffers)
+        cuts = not moving and not objective.stochastic
+        cuts = self.from_first(cuts and instances_are_independent(recording, stop))
+        if self.rank == 0 and not cuts:
+            self._warn_where_nothing_is_shared(recording, stop)
+        if moving:
+            return recording
+        return replace(recording, reducer=self if cuts else self.without_cutting())
+
+    def _warn_where_nothing_is_shared(self, recording: "Recording", stop: int) -> None:
+        (_, segment) = next(recording.segments_backward(stop - 1, stop))
+        shares_micros = len(segment.steps[0].micros) >= self.size
+        if shares_micros and not recording.objective.layout.moving_buffers:
+            return
+        warnings.warn(
+            f"A batch of this model cannot be cut between {self.size} ranks, because its instances "
+            "share BatchNorm's statistics or the random numbers of dropout. The scores are right, "
+            "but take as long as on fewer ranks (docs/scale.md).",
+            DrossWarning,
+            stacklevel=5,
+        )
+
+    # --- messages ---------------------------------------------------------------------------------
+
     def _message_device(self) -> torch.device | None:
         return self.device if dist.get_backend(self.group) == "nccl" else None
 
@@ -222,87 +329,6 @@ class RankReducer(Reducer):
                 "message, if it left one, says why. Start the job again: a retrace goes on where "
                 "it was with resume=folder, a recording with resume=True."
             ) from error
-
-
-def check_agreement(recording: "Recording", reducer: Reducer, asked: dict[str, Any]) -> None:
-    """Refuse ranks with different tapes or questions: they would add up unrelated numbers.
-
-    asked: the question, by the names that an error message uses.
-    """
-    made = recording.tape.manifest
-    digests = "".join(e.sha256 for e in (*recording.tape.entries, recording.tape.end))
-    own = {
-        "tape": made.id,
-        "steps of the tape": recording.tape.steps,
-        "digest of the tape": hashlib.sha256(digests.encode()).hexdigest(),
-        "number of instances": len(recording.instances),
-        "dtype": str(recording.instances.dtype),
-        **asked,
-    }
-    first, *others = reducer.gather(own)
-    for rank, other in enumerate(others, start=1):
-        for what, value in first.items():
-            if other[what] != value:
-                kind = InputChanged if "tape" in what else InvalidInput
-                raise kind(
-                    f"The ranks do not agree: {what} is {value} on rank 0 and {other[what]} on "
-                    f"rank {rank}. Every rank must open the same tape, with the same data set, and "
-                    "ask the same question."
-                )
-
-
-def agree_on_derivative(own: Derivative, reducer: Reducer) -> Derivative:
-    """The first rank's seed, on every rank, so that all start from the same bits."""
-    if reducer.size == 1:
-        return own
-    device = own.theta.device
-    first = reducer.from_first(own.map(lambda t: t.cpu())).map(lambda t: t.to(device))
-    same = first.theta.shape == own.theta.shape
-    same = same and is_close(own.theta, first.theta, ROUNDING_OF_LENGTH)
-    if odd := [rank for rank, agrees in enumerate(reducer.gather(same)) if not agrees]:
-        raise InvalidInput(
-            f"The query on rank {odd[0]} has a different derivative than on rank 0: every rank "
-            "must ask the same query of the same data."
-        )
-    return first
-
-
-def divide_between_ranks(recording: "Recording", ranks: RankReducer, stop: int) -> "Recording":
-    """The same recording, with this rank doing its part of every step.
-
-    What may be divided is found out by trying. Where an instance's loss depends on the other
-    instances of the batch, or on random numbers drawn for the whole batch, batches are not cut, and
-    micro-batches are shared whole. Where the forward pass moves buffers, each micro-batch starts
-    where the last one ended; then every rank does every step.
-    """
-    objective = recording.objective
-    if ranks.size == 1 or stop == recording.tape.first:
-        return recording
-    moving = objective.layout.moving_buffers
-    cuts = not moving and not objective.stochastic and instances_are_independent(recording, stop)
-    cuts = ranks.from_first(cuts)
-    if ranks.rank == 0 and not cuts:
-        _warn_where_nothing_is_shared(recording, ranks, stop)
-    if moving:
-        return recording
-    return replace(recording, reducer=ranks if cuts else ranks.without_cutting())
-
-
-def _warn_where_nothing_is_shared(recording: "Recording", ranks: RankReducer, stop: int) -> None:
-    moving = recording.objective.layout.moving_buffers
-    if not moving and len(_some_step(recording, stop).micros) >= ranks.size:
-        return
-    warnings.warn(
-        f"A batch of this model cannot be cut between {ranks.size} ranks, because its instances "
-        "share BatchNorm's statistics or the random numbers of dropout. The scores are right, but "
-        "take as long as on fewer ranks (docs/scale.md).",
-        DrossWarning,
-        stacklevel=5,
-    )
-
-
-def _some_step(recording: "Recording", stop: int) -> Step:
-    return next(recording.segments_backward(stop - 1, stop))[1].steps[0]
 
 
 def instances_are_independent(recording: "Recording", stop: int) -> bool:

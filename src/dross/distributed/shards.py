@@ -43,10 +43,11 @@ from torch import Tensor
 
 from .._text import say_count
 from ..data.batch import AnyBatch
-from ..engine.state import Layout
+from ..engine.objective import Objective
+from ..engine.state import Derivative, Layout, State
 from ..engine.step import Clip, ClipNorm
 from ..errors import InputChanged
-from .ranks import Piece, RankReducer, all_rows
+from .ranks import Piece, Question, RankReducer, all_rows
 
 if TYPE_CHECKING:
     from ..tape.format import Manifest
@@ -254,6 +255,24 @@ class ShardReducer(RankReducer):
             columns[k][:, rows] = terms[:, : rows.stop - rows.start]
         return torch.cat(columns, dim=1) if columns else like.new_zeros(len(like), 0)
 
+    # --- of a retrace -----------------------------------------------------------------------------
+
+    def clip(self, clip: Clip | None) -> Clip | None:
+        """The same clip for shards. Clamping treats every number alike, and stays as it is."""
+        return ShardedClipNorm(clip.max_norm, ranks=self) if isinstance(clip, ClipNorm) else clip
+
+    def lengths(self, vectors: Tensor) -> Tensor:
+        """The norm of each vector over theta, of which this rank has a shard: [Q, p_r] -> [Q]."""
+        (squares,) = self.sum(vectors.square().sum(1))
+        return squares.sqrt()
+
+    def seed(
+        self, query: Question, objective: Objective, state: State
+    ) -> tuple[Derivative, Tensor]:
+        """This rank's shard of the query's derivative, and the query's value."""
+        self.check_same_query(query, objective, state)
+        return query.derivative(objective, state)
+
     # --- messages ---------------------------------------------------------------------------------
 
     def sum_over_theta(self, vector: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -310,8 +329,3 @@ class ShardedClipNorm(ClipNorm):
         """|g| and <v, g> over all shards, in one message."""
         square, products = self.ranks.sum(g @ g, v @ g)
         return square.sqrt(), products
-
-
-def shard_clip(clip: Clip | None, ranks: ShardReducer) -> Clip | None:
-    """The same clip for shards. Clamping treats every number alike, and stays as it is."""
-    return ShardedClipNorm(clip.max_norm, ranks=ranks) if isinstance(clip, ClipNorm) else clip

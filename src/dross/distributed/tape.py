@@ -36,7 +36,7 @@ from ..tape.reader import Notes, Tape, explain_damage, explain_missing, read_met
 from ..tape.storage import Folder
 from ..tape.writer import TapeWriter
 from .ranks import RankReducer
-from .shards import ShardLayout, ShardReducer, is_cut, shard_clip, written_layout
+from .shards import ShardLayout, ShardReducer, is_cut, written_layout
 
 
 class ShardTape(Tape):
@@ -51,8 +51,8 @@ class ShardTape(Tape):
     def read(self, index: int) -> Segment:
         """The segment at this place, with this rank's shards; raises CorruptFile."""
         segment = super().read(index)
-        clip = lambda step: replace(step, clip=shard_clip(step.clip, self.ranks))
-        return replace(segment, steps=[clip(step) for step in segment.steps])
+        steps = [replace(step, clip=self.ranks.clip(step.clip)) for step in segment.steps]
+        return replace(segment, steps=steps)
 
     def check_steps(self, first: int, stop: int, *, show: bool) -> None:
         """Compare the files of steps first..stop-1 with their digests; each rank takes some.

@@ -153,7 +153,7 @@ class InfluenceFunction:
             raise InvalidInput(f"damping must not be negative, but it is {self.damping}.")
         recording, query = run.recording, as_query(query)
         state = recording.state_at(run.steps)
-        seed, scalar = query.derivative(recording.objective, state)
+        seed, value = query.derivative(recording.objective, state)
         u, rng, count = seed.theta, np.random.default_rng(self.seed), len(run)
         gradients = InstanceGradients(recording, state, penalty=self.penalty)
 
@@ -178,8 +178,15 @@ class InfluenceFunction:
             "converged": residual < _CONVERGED,
             "solver": repr(self.solver),
         }
-        values = values[0] if scalar else values
-        return Scores(values, values[..., None, :], query.name, 0, run.steps, details=details)
+        values = values if value.ndim else values[0]
+        return Scores(
+            values,
+            values[..., None, :],
+            query=query,
+            query_value=value.numpy(),
+            step=run.steps,
+            details=details,
+        )
 
 
 _CHUNK = 512

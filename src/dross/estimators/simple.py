@@ -19,7 +19,7 @@ from .inverse_hessian import InstanceGradients
 def as_scores(run: Run, query: Query, values: np.ndarray) -> Scores:
     """Scores of an estimator that gives one number per instance [N], whatever the epoch."""
     values = values.astype(np.float64)
-    return Scores(values, values[None], query.name, 0, run.steps, hessian=False)
+    return Scores(values, values[None], query=query, step=run.steps, hessian=False)
 
 
 @dataclass(frozen=True)

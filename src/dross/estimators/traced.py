@@ -10,7 +10,7 @@ from ..influence.retrace import retrace
 from ..influence.run import Run
 from ..influence.scores import Scores
 from ..replay.recording import Recording
-from ..replay.schedule import choose_window, start_of_epoch
+from ..replay.schedule import choose_steps, start_of_epoch
 from .inverse_hessian import InstanceGradients
 
 
@@ -77,19 +77,25 @@ class TracIn:
         recording, query = run.recording, as_query(query)
         if "lr" not in recording.optimizer.columns:
             raise NotSupported("TracIn needs an optimizer with a learning rate.")
-        window = choose_window(recording.tape)
-        rows, scalar = [], False
-        for epoch in range(window.oldest, window.newest + 1):
+        steps = choose_steps(recording.tape)
+        rows = []
+        for epoch in range(steps.oldest, steps.newest + 1):
             last = start_of_epoch(recording.tape, epoch + 1) - 1
             state = recording.state_at(last + 1)
-            u, scalar = query.derivative(recording.objective, state)
-            products = InstanceGradients(recording, state, penalty=True).products(u.theta)
+            seed, value = query.derivative(recording.objective, state)
+            products = InstanceGradients(recording, state, penalty=True).products(seed.theta)
             rows.append(_rate_per_instance(recording, last) * products)
         by_epoch = np.stack(rows, axis=1)  # [Q, E, N]
-        values = by_epoch.sum(1)
-        if scalar:
-            values, by_epoch = values[0], by_epoch[0]
-        return Scores(values, by_epoch, query.name, window.oldest, run.steps, hessian=False)
+        by_epoch = by_epoch if value.ndim else by_epoch[0]
+        return Scores(
+            by_epoch.sum(-2),
+            by_epoch,
+            query=query,
+            query_value=value.numpy(),
+            first_epoch=steps.oldest,
+            step=run.steps,
+            hessian=False,
+        )
 
 
 def _rate_per_instance(recording: Recording, t: int) -> float:

@@ -1,12 +1,9 @@
-"""The same run with some instances absent: the ground truth of every score.
+"""The same run without some instances: the ground truth of every score.
 
 Removing z_j sets its weight to 0 while |S_t| stays in the divisor, as in the paper's counterfactual
-SGD. How the runs are computed: counterfactual_runs.py.
-
-Take the steps of a recorded run again while some instances are absent, K runs side by side.
-
-A replica from which nothing is removed runs beside them. Changes are measured against the replica,
-because rounding differs between one model and many and would look like an effect.
+SGD. The steps of the recorded run are taken again, K runs side by side. A replica from which nothing
+is removed runs beside them. Changes are measured against the replica, because rounding differs
+between one model and many and would look like an effect.
 """
 
 import hashlib
@@ -15,8 +12,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -33,18 +31,24 @@ from ..engine.step import Step, sum_over_batches, take_step
 from ..engine.step import advance as advance_state
 from ..engine.tolerance import ONE_PERCENT, OTHER_ORDER, is_close, size
 from ..errors import Diverged, DrossError, DrossWarning, InvalidInput, NotSupported, first_line
-from ..replay.recording import AVERAGE, MODEL, Average, Recording, check_of
+from ..replay.average import MODEL, Average, FinalModel
+from ..replay.recording import Recording
+from ..replay.schedule import StepRange
 from ..replay.segments import check_same
 from .query import Query, as_query
 
-#: the two ways to be absent
-ABSENT = {
-    "weight": "weight 0 in the loss, still part of the batch that BatchNorm sees: what a score is "
-    "the derivative of",
-    "batch": "gone from the batch and from its statistics: what training on the cleansed data does",
-}
-# each piece has a replica of its own, and many models at once are faster than few
-_PIECES, _MIN_GROUPS_IN_A_PIECE = 16, 32
+#: loss: weight 0, still part of the batch that BatchNorm sees; what a score is the derivative of.
+#: data: gone from the batch and from its statistics; what training on the cleansed data does.
+Removal = Literal["loss", "data"]
+Buffers = dict[str, Tensor]
+Advance = Callable[[int], None]
+
+MAX_MODELS_AT_ONCE = 256
+_SINGLE_RUNS_IN_A_CHUNK = 16  # where they do not go side by side
+# each piece of a sweep has a replica of its own, and many models at once are faster than few
+_PIECES = 16
+_MIN_GROUPS_IN_A_PIECE = 32
+_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,8 @@ class Counterfactual:
                 f"There are {len(self.groups)} counterfactual models, numbered from 0; {k} is not "
                 "one of them."
             )
-        for chunk in self.chunks:
-            if k < len(chunk.theta) - 1:
-                return self.recording.objective.layout.unflatten(chunk.theta[k + 1])
-            k -= len(chunk.theta) - 1
-        raise AssertionError("unreachable")
+        rows = [row for chunk in self.chunks for row in chunk.theta[1:]]
+        return self.recording.objective.layout.unflatten(rows[k])
 
     def _values(self, query: Query) -> Iterator[np.ndarray]:
         for chunk in self.chunks:
@@ -114,7 +115,7 @@ class Counterfactual:
 
 
 @dataclass(frozen=True)
-class HowToRun:
+class SweepOptions:
     """How counterfactual runs are computed. The numbers do not depend on it."""
 
     progress: bool = False
@@ -132,23 +133,27 @@ class HowToRun:
 
 
 def counterfactual(
-    recording: Recording, groups: Iterable, window: tuple[int, int], absent: str, how: HowToRun
+    recording: Recording,
+    groups: Iterable,
+    steps: StepRange,
+    removal: Removal,
+    options: SweepOptions,
 ) -> Counterfactual:
     """The models without each group of instances.
 
     Arguments:
         recording: the run.
         groups: the ids of each group.
-        window: from which step to which the groups are absent.
-        absent: one of ABSENT.
-        how: how to compute them.
+        steps: those from which the groups are removed.
+        removal: how.
+        options: how to compute them.
     """
-    checked = check_groups(recording, groups)
-    models = _Models(recording, window, _check_absent(absent), how.progress)
-    if not how.in_pieces:
-        return Counterfactual(tuple(checked), recording, tuple(models.chunks(checked)))
-    found = _sweep(models, models.about(), (), checked, how)
-    clock = recording.state_at(window[1]).clock  # counts steps: the same for every model
+    checked = _check_groups(recording, groups)
+    runs = CounterfactualRuns(recording, steps, _check_removal(removal), options.progress)
+    if not options.in_pieces:
+        return Counterfactual(tuple(checked), recording, tuple(runs.chunks(checked)))
+    found = _sweep(runs.pack, runs.settings, (), checked, options)
+    clock = recording.state_at(steps.stop).clock  # counts steps: the same for every model
     chunks = [chunk for part in found for chunk in _unpack(part, clock, recording.device)]
     return Counterfactual(tuple(checked), recording, tuple(chunks))
 
@@ -157,31 +162,30 @@ def leave_one_out(
     recording: Recording,
     query: Query,
     instances: np.ndarray,
-    window: tuple[int, int],
-    absent: str,
-    how: HowToRun,
-    of: str = MODEL,
+    steps: StepRange,
+    removal: Removal,
+    options: SweepOptions,
+    weights: str = MODEL,
 ) -> np.ndarray:
     """The true change of the query without each instance: [K], or [Q, K].
 
-    Each model is dropped once it has been asked. Arguments: as for `counterfactual`; of: MODEL, or
-    AVERAGE for the averaged weights.
+    Each model is dropped once it has been queried. Arguments: as for `counterfactual`; weights: as
+    for `Recording.model`.
     """
-    average = recording.average() if check_of(of) else None
     # a query that does not fit fails now, not after the runs
-    state = recording.state_at(window[1]) if average is None else average.state
+    state = recording.model(weights, steps.stop).state
     values = query.evaluate(recording.objective, state).cpu().numpy()
     groups = [np.array([j]) for j in instances]
-    models = _Models(recording, window, _check_absent(absent), how.progress, average)
-    changes = _Changes(models, query)
-    if not how.in_pieces:
-        return changes(groups)["changes"].numpy()
-    about = models.about() | {"query": query.name, "values": values.size}
-    found = _sweep(changes, about, (float(values.mean()), float(values.std())), groups, how)
+    runs = CounterfactualRuns(recording, steps, _check_removal(removal), options.progress, weights)
+    if not options.in_pieces:
+        return runs.changes(query, groups)["changes"].numpy()
+    settings = runs.settings | {"query": query.name, "values": values.size}
+    numbers = (float(values.mean()), float(values.std()))
+    found = _sweep(partial(runs.changes, query), settings, numbers, groups, options)
     return np.concatenate([part["changes"].numpy() for part in found], axis=-1)
 
 
-def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
+def _check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
     """The ids of each group, without repetitions."""
     if not isinstance(groups, Iterable):
         raise InvalidInput(f"groups must be a list with one list of ids per run, not {groups!r}.")
@@ -191,22 +195,30 @@ def check_groups(recording: Recording, groups: Iterable) -> list[np.ndarray]:
     return checked
 
 
-def _check_absent(absent: str) -> str:
-    if absent not in ABSENT:
-        ways = "; ".join(f"{name}: {meaning}" for name, meaning in ABSENT.items())
-        raise InvalidInput(f"absent='{absent}' is not known. Choose one of these: {ways}.")
-    return absent
+def _check_removal(removal: Removal) -> Removal:
+    if removal not in get_args(Removal):
+        raise InvalidInput(
+            f"removal={removal!r} is not known. Choose 'loss' (weight 0 in the loss; what scores "
+            "differentiate) or 'data' (gone from the batch; what training on the cleansed data "
+            "does)."
+        )
+    return removal
+
+
+def _compare(values):
+    """The changes against the replica, which comes first."""
+    return values[..., 1:] - values[..., :1]
 
 
 # --- in pieces ------------------------------------------------------------------------------------
 
 
 def _sweep(
-    work: "_Models | _Changes",
-    about: dict,
+    work: Callable[[Sequence[np.ndarray]], dict[str, Tensor]],
+    settings: dict,
     numbers: tuple[float, ...],
     groups: Sequence[np.ndarray],
-    how: HowToRun,
+    options: SweepOptions,
 ) -> list[dict[str, Tensor]]:
     """The results of all groups, in order.
 
@@ -216,12 +228,21 @@ def _sweep(
     even = -(-len(groups) // _PIECES)
     size = min(MAX_MODELS_AT_ONCE, max(_MIN_GROUPS_IN_A_PIECE, even))
     pieces = [list(groups[at : at + size]) for at in range(0, len(groups), size)]
-    about = about | {"groups": _digest(groups), "piece": size}
-    store = None if how.folder is None else ResultStore(Path(how.folder).absolute(), about, numbers)
-    what = "counterfactual runs"
-    results = sweep(work, pieces, what=what, n_jobs=how.n_jobs, store=store, progress=how.progress)
-    found = dict(results)
-    return [found[number] for number in range(len(pieces))]
+    store = None
+    if options.folder is not None:
+        settings = settings | {"groups": _digest(groups), "piece": size}
+        store = ResultStore(Path(options.folder).absolute(), settings, numbers)
+    results = dict(
+        sweep(
+            work,
+            pieces,
+            what="counterfactual runs",
+            n_jobs=options.n_jobs,
+            store=store,
+            progress=options.progress,
+        )
+    )
+    return [results[number] for number in range(len(pieces))]
 
 
 def _digest(groups: Sequence[np.ndarray]) -> str:
@@ -231,121 +252,276 @@ def _digest(groups: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Models:
-    """The models without some groups, wherever they are computed."""
-
-    recording: Recording
-    window: tuple[int, int]
-    absent: str
-    progress: bool
-    average: Average | None = None  # of each run, instead of its end
-
-    def about(self) -> dict:
-        tape = self.recording.tape.manifest.id
-        about = {"tape": tape, "window": list(self.window), "absent": self.absent}
-        return about if self.average is None else about | {"of": AVERAGE}
-
-    def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
-        options = {"window": self.window, "absent": self.absent, "progress": self.progress}
-        return replay_without(self.recording, groups, **options, average=self.average)
-
-    def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        chunks = [chunk.map(lambda t: t.cpu()).tensors() for chunk in self.chunks(groups)]
-        return {f"{k}/{name}": t for k, chunk in enumerate(chunks) for name, t in chunk.items()}
-
-
-@dataclass(frozen=True)
-class _Changes:
-    """The changes of a query at those models, which are dropped."""
-
-    models: _Models
-    query: Query
-
-    def __call__(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        objective = self.models.recording.objective
-        chunks = self.models.chunks(groups)
-        parts = [_compare(self.query.evaluate_many(objective, chunk).cpu()) for chunk in chunks]
-        return {"changes": torch.cat(parts, dim=-1)}
-
-
 def _unpack(named: dict[str, Tensor], clock: Clock, device: torch.device) -> Iterator[State]:
+    """The chunks that `CounterfactualRuns.pack` packed."""
     for k in sorted({int(name.split("/")[0]) for name in named}):
         prefix = f"{k}/"
         own = {n.removeprefix(prefix): t for n, t in named.items() if n.startswith(prefix)}
         yield State.from_tensors({n: t.to(device) for n, t in own.items()}, clock)
 
 
-def _compare(values):
-    """The changes against the replica, which comes first."""
-    return values[..., 1:] - values[..., :1]
+# --- the runs -------------------------------------------------------------------------------------
 
 
-MAX_MODELS_AT_ONCE = 256
-_SINGLE_RUNS_IN_A_CHUNK = 16  # in a chunk, where they do not go side by side
+@dataclass(frozen=True)
+class CounterfactualRuns:
+    """Some steps of a recorded run, taken again without groups of instances."""
 
-Advance = Callable[[int], None]
-Buffers = dict[str, Tensor]
+    recording: Recording
+    steps: StepRange
+    removal: Removal
+    progress: bool = False
+    weights: str = MODEL
 
+    @property
+    def settings(self) -> dict:
+        """All that decides the results beside the groups."""
+        return {
+            "tape": self.recording.tape.manifest.id,
+            "steps": [self.steps.first, self.steps.stop],
+            "removal": self.removal,
+            "weights": self.weights,
+        }
 
-def replay_without(
-    recording: Recording,
-    groups: Sequence[np.ndarray],
-    *,
-    window: tuple[int, int],
-    absent: str,
-    progress: bool,
-    average: Average | None = None,
-) -> Iterator[State]:
-    """States with a leading axis, in chunks: the replica first, then the groups in their order.
+    @cached_property
+    def start(self) -> State:
+        """The state before the first step."""
+        return self.recording.state_at(self.steps.first)
 
-    average: the runs' averages take the place of their last states.
-    """
-    first, stop = window
-    start = recording.state_at(first)
-    recording.check_unchanged()
-    executor, runs = (
-        recording.executor,
-        CounterfactualRuns(recording, start, first, stop, absent, average),
-    )
-    together = absent == "weight" or runs.batchnorm_can_skip_absent(groups)
-    count = _even_size(len(groups), _count_fitting(recording, start, first))
-    count = count if together else _SINGLE_RUNS_IN_A_CHUNK
-    total, at = (stop - first) * len(groups), 0
-    nothing = np.zeros(0, dtype=np.int64)
-    with progress_bar("counterfactual runs", total, show=progress, unit="model steps") as advance:
-        while at < len(groups):
-            chunk = [nothing, *groups[at : at + count]]
-            if not together:
-                replica = runs.replay_alone(nothing, lambda _: None)
-                others = [runs.replay_alone(group, advance) for group in chunk[1:]]
-                yield runs.stack([replica, *others])
+    @cached_property
+    def model(self) -> FinalModel | Average:
+        """What of each run is wanted: its last state, or an average."""
+        return self.recording.model(self.weights, self.steps.stop)
+
+    def changes(self, query: Query, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """The changes of a query without each group. The models are dropped."""
+        objective = self.recording.objective
+        chunks = self.chunks(groups)
+        parts = [_compare(query.evaluate_many(objective, chunk).cpu()) for chunk in chunks]
+        return {"changes": torch.cat(parts, dim=-1)}
+
+    def pack(self, groups: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """The chunks as one dict, for a file."""
+        chunks = [chunk.map(lambda t: t.cpu()).tensors() for chunk in self.chunks(groups)]
+        return {f"{k}/{name}": t for k, chunk in enumerate(chunks) for name, t in chunk.items()}
+
+    def chunks(self, groups: Sequence[np.ndarray]) -> Iterator[State]:
+        """The models with a leading axis, in chunks: the replica first, then groups in order."""
+        self.recording.check_unchanged()
+        free_memory = self.recording.executor.free_memory
+        together = self.removal == "loss" or self._batchnorm_can_skip_removed(groups)
+        count = _SINGLE_RUNS_IN_A_CHUNK
+        if together:
+            count = _even_size(len(groups), self._count_fitting())
+        total = (self.steps.stop - self.steps.first) * len(groups)
+        bar = progress_bar("counterfactual runs", total, show=self.progress, unit="model steps")
+        at = 0
+        with bar as advance:
+            while at < len(groups):
+                chunk = [_NOTHING, *groups[at : at + count]]
+                if not together:
+                    yield self._one_by_one(chunk, advance)
+                    at += len(chunk) - 1
+                    continue
+                attempt = _Attempt(advance)
+                try:
+                    states = try_to_fit(
+                        partial(self._side_by_side, chunk, attempt),
+                        count,
+                        what="models at once",
+                        free=free_memory,
+                    )
+                except (DrossError, torch.OutOfMemoryError):
+                    raise
+                except (RuntimeError, ValueError, NotImplementedError) as error:
+                    together = False
+                    count = _SINGLE_RUNS_IN_A_CHUNK
+                    attempt.take_back()
+                    _warn_of_one_by_one(error, len(groups))
+                    continue
+                if states is None:  # half as many
+                    count = _even_size(len(groups) - at, count // 2)
+                    attempt.take_back()
+                    continue
+                yield states
                 at += len(chunk) - 1
+
+    def _one_by_one(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
+        """The models without each group; the first one, with nothing removed, is the replica."""
+        replica = self._run_alone(groups[0], lambda _: None)
+        runs = [replica, *(self._run_alone(group, advance) for group in groups[1:])]
+        totals = [total for _, total in runs if total is not None]
+        ends = State.stack([state for state, _ in runs])
+        return self.model.of_runs(State.stack(totals) if totals else None, ends)
+
+    def _run_alone(self, group: np.ndarray, advance: Advance) -> tuple[State, State | None]:
+        """The state without one group, by the same function that trained the model; and the sum
+        that makes its average.
+
+        With nothing removed it must arrive where the training did.
+        """
+        recording = self.recording
+        executor, optimizer = recording.executor, recording.optimizer
+        state = self.start
+        total = self.model.add(None, state, self.steps.first)
+        with executor.training():
+            for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
+                left, w = self._what_is_left(step, batches, group)
+                try:
+                    state, _, _ = take_step(executor, optimizer, state, step, left, w)
+                except ValueError as error:
+                    raise NotSupported(
+                        f"Step {t} cannot be taken with what is left of its batch: {error}"
+                    ) from error
+                total = self.model.add(total, state, t + 1)
+                advance(1)
+        _check_finite(state)
+        if not len(group):
+            expected = recording.state_at(self.steps.stop)
+            check_same(state, expected, self.steps.stop, recording.tape)
+        return state, total
+
+    def _what_is_left(
+        self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray
+    ) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
+        """What a model sees of a step when a group is removed, and with which weights."""
+        present = [~np.isin(micro.ids, group) for micro in step.micros]
+        if self.removal == "data":
+            pairs = zip(batches, present)
+            return [batch.load().select(mask) for batch, mask in pairs if mask.any()], None
+        return batches, [_as_weights(mask, batch) for mask, batch in zip(present, batches)]
+
+    def _side_by_side(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
+        """The same as `_one_by_one`, all models in one pass per step."""
+        recording = self.recording
+        executor, optimizer = recording.executor, recording.optimizer
+        cut = self.removal == "data"
+        present = torch.from_numpy(self._present(groups)).to(recording.device)
+        state = self.start.map(lambda t: t.expand(len(groups), *t.shape).contiguous())
+        total = self.model.add(None, state, self.steps.first)
+        checked = False  # whether a step of the replica was compared with that step taken alone
+        with executor.training():
+            for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
+                if cut and not checked:
+                    self._check_cuts(step, batches)
+
+                def gradients(batch: LazyBatch, buffers: Buffers, state=state, step=step):
+                    w = present[:, batch.ids.to(recording.device)].to(batch.c)  # [K, B]
+                    return executor.gradients(
+                        state.theta, buffers, batch.scaled(step.scale), w, cut
+                    )
+
+                g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
+                checked = checked or self._check_replica(state, g, step, batches)
+                state = advance_state(optimizer, state, step, g, buffers)
+                total = self.model.add(total, state, t + 1)
+                advance(len(groups))
+        _check_finite(state)
+        return self.model.of_runs(total, state)
+
+    def _present(self, groups: Sequence[np.ndarray]) -> np.ndarray:
+        """bool [K, N]: which instances each run has."""
+        present = np.ones((len(groups), len(self.recording.instances)), dtype=bool)
+        for k, group in enumerate(groups):
+            present[k, group] = False
+        return present
+
+    # --- whether models may go side by side -------------------------------------------------------
+
+    def _batchnorm_can_skip_removed(self, groups: Sequence[np.ndarray]) -> bool:
+        """Whether BatchNorm can leave removed instances out, in every batch of every run.
+
+        It has no statistics of a single instance, and none of an empty batch.
+        """
+        objective = self.recording.objective
+        if not objective.layout.moving_buffers:
+            return True
+        if not set(objective.layout.moving_buffers) <= set(statistics_of(objective.model)):
+            return False
+        for start in range(0, len(groups), MAX_MODELS_AT_ONCE):
+            present = self._present(groups[start : start + MAX_MODELS_AT_ONCE])
+            steps = self.recording.recorded_steps(self.steps.first, self.steps.stop)
+            micros = (micro for _, step, _ in steps for micro in step.micros)
+            if not all(present[:, micro.ids].sum(1).min() > 1 for micro in micros):
+                return False
+        return True
+
+    def _check_cuts(self, step: Step, batches: Sequence[LazyBatch]) -> None:
+        """Find a layer that mixes instances and does not leave removed ones out.
+
+        Tried on a batch that lacks every second instance.
+        """
+        executor = self.recording.executor
+        one = self.start.map(lambda t: t[None])
+        for micro, batch in zip(step.micros, batches):
+            mask = np.arange(len(micro.ids)) % 2 == 0
+            if mask.sum() < 2:
                 continue
-            attempt = _Attempt(advance)
-            try:
-                replay, free = partial(runs.replay_together, chunk, attempt), executor.free_memory
-                states = try_to_fit(replay, count, what="models at once", free=free)
-            except (DrossError, torch.OutOfMemoryError):
-                raise
-            except (RuntimeError, ValueError, NotImplementedError) as error:
-                together, count = False, _SINGLE_RUNS_IN_A_CHUNK
-                attempt.take_back()
-                _warn_of_one_by_one(error, len(groups))
-                continue
-            if states is None:
-                count = _even_size(len(groups) - at, count // 2)
-                attempt.take_back()
-                continue
-            yield states
-            at += len(chunk) - 1
+            loaded = batch.load()
+            w = _as_weights(mask, batch)[None]
+            together, _ = executor.plain_gradients(loaded, one.theta, one.buffers, w, True)
+            alone, _, _ = executor.plain_gradient(
+                loaded.select(mask), self.start.theta, self.start.buffers, None
+            )
+            if not is_close(together[0], alone, ONE_PERCENT):
+                raise RuntimeError("its layers see the removed instances of a batch")
+
+    def _check_replica(
+        self, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]
+    ) -> bool:
+        """Check that the replica, which comes first, takes the same step side by side as alone.
+
+        Inside vmap some layers draw other random numbers. False: the gradient is 0, so nothing was
+        compared.
+        """
+        executor, optimizer = self.recording.executor, self.recording.optimizer
+        left, w = self._what_is_left(step, batches, _NOTHING)
+        replica = state.map(lambda t: t[0])
+        _, alone, _ = take_step(executor, optimizer, replica, step, left, w)
+        if not is_close(g[0], alone, OTHER_ORDER):
+            raise RuntimeError("inside vmap it takes a different step than alone")
+        return size(alone, OTHER_ORDER) > 0
+
+    # --- how many fit -----------------------------------------------------------------------------
+
+    def _count_fitting(self) -> int:
+        """How many models fit side by side.
+
+        Each needs its state a few times over and the activations of one forward pass.
+        """
+        recording, state = self.recording, self.start
+        batches = (
+            batch
+            for _, _, batches in recording.recorded_steps(self.steps.first, recording.tape.steps)
+            for batch in batches
+        )
+        if (batch := next(batches, None)) is None:
+            return MAX_MODELS_AT_ONCE
+        saved = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal saved
+            saved += tensor.nbytes
+            return tensor
+
+        watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
+        with recording.executor.training(), watch:
+            recording.executor.plain_gradient(batch.load(), state.theta, state.buffers, None)
+        # a careful guess, not a measurement: activations and their gradients under vmap; the state,
+        # its gradient, update and copies; who is present. Where it is too low, try_to_fit halves.
+        each = 3 * saved + 6 * state.nbytes + len(recording.instances)
+        available = available_memory(recording.device) // 3
+        if recording.memory_limit is not None:
+            available = min(available, recording.memory_limit - each)  # the replica beside them
+        return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
 
 
 class _Attempt:
     """Moves a progress bar for models side by side; the replica among them does not count."""
 
     def __init__(self, advance: Advance):
-        self.advance, self.done = advance, 0
+        self.advance = advance
+        self.done = 0
 
     def __call__(self, models: int) -> None:
         """All of them have taken a step."""
@@ -367,204 +543,16 @@ def _warn_of_one_by_one(error: Exception, count: int) -> None:
     )
 
 
-@dataclass(frozen=True)
-class CounterfactualRuns:
-    """Steps first..stop-1 of a recorded run, from its state `start` on, with instances absent."""
-
-    recording: Recording
-    start: State
-    first: int
-    stop: int
-    absent: str  # "weight" or "batch": see counterfactual.ABSENT
-    average: Average | None = None  # how the runs are averaged
-
-    def replay_together(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
-        """The states without each group, side by side: a leading axis [K]."""
-        executor, optimizer = self.recording.executor, self.recording.optimizer
-        count, device, cut = len(groups), self.recording.device, self.absent == "batch"
-        present = torch.from_numpy(self._present(groups)).to(device)
-        state = self.start.map(lambda t: t.expand(count, *t.shape).contiguous())
-        checked = False  # whether a step of the replica was compared with that step taken alone
-        total = self._add(None, state, self.first)
-        with executor.training():
-            for t, step, batches in self.recording.recorded_steps(self.first, self.stop):
-                if not checked and cut:
-                    self._check_cuts(step, batches)
-
-                thetas, scale = state.theta, step.scale
-
-                def gradients(batch: LazyBatch, buffers: Buffers, thetas=thetas, scale=scale):
-                    w = present[:, batch.ids.to(device)].to(batch.c)  # [K, B]
-                    return executor.gradients(thetas, buffers, batch.scaled(scale), w, cut)
-
-                g, buffers = sum_over_batches(batches, state.buffers, gradients, state.theta)
-                checked = checked or self._check_replica(state, g, step, batches)
-                state = advance_state(optimizer, state, step, g, buffers)
-                total = self._add(total, state, t + 1)
-                advance(count)
-        state = _check_finite(state)
-        return state if self.average is None else self.average.of_runs(total, state)
-
-    def stack(self, runs: Sequence[tuple[State, State | None]]) -> State:
-        """What `replay_together` gives, of runs that were taken one after the other."""
-        state = State.stack([state for state, _ in runs])
-        if self.average is None:
-            return state
-        totals = [total for _, total in runs if total is not None]
-        return self.average.of_runs(State.stack(totals) if totals else None, state)
-
-    def _add(self, total: State | None, state: State, t: int) -> State | None:
-        return None if self.average is None else self.average.add(total, state, t)
-
-    def replay_alone(self, group: np.ndarray, advance: Advance) -> tuple[State, State | None]:
-        """The state without one group, by the same function that trained the model; and the sum
-        that makes its average.
-
-        With nothing removed it must arrive where the training did.
-        """
-        executor, optimizer, state = self.recording.executor, self.recording.optimizer, self.start
-        total = self._add(None, state, self.first)
-        with executor.training():
-            for t, step, all_batches in self.recording.recorded_steps(self.first, self.stop):
-                batches, w = self._what_is_left(step, all_batches, group)
-                try:
-                    state, _, _ = take_step(executor, optimizer, state, step, batches, w)
-                except ValueError as error:
-                    raise NotSupported(
-                        f"Step {t} cannot be taken with what is left of its batch: {error}"
-                    ) from error
-                total = self._add(total, state, t + 1)
-                advance(1)
-        state = _check_finite(state)
-        if not len(group):
-            expected = self.recording.state_at(self.stop)
-            check_same(state, expected, self.stop, self.recording.tape)
-        return state, total
-
-    def _present(self, groups: Sequence[np.ndarray]) -> np.ndarray:
-        """bool [K, N]: which instances each run has."""
-        present = np.ones((len(groups), len(self.recording.instances)), dtype=bool)
-        for k, group in enumerate(groups):
-            present[k, group] = False
-        return present
-
-    def _what_is_left(
-        self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray
-    ) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
-        """What a model sees of a step when a group is absent, and with which weights."""
-        present = [~np.isin(micro.ids, group) for micro in step.micros]
-        if self.absent == "batch":
-            pairs = zip(batches, present)
-            return [batch.load().select(mask) for batch, mask in pairs if mask.any()], None
-        return batches, [_as_weights(mask, batch) for mask, batch in zip(present, batches)]
-
-    # --- whether models may go side by side -------------------------------------------------------
-
-    def batchnorm_can_skip_absent(self, groups: Sequence[np.ndarray]) -> bool:
-        """Whether BatchNorm can leave absent instances out, in every batch of every run.
-
-        It has no statistics of a single instance, and none of an empty batch.
-        """
-        objective = self.recording.objective
-        if not set(objective.layout.moving_buffers) <= set(statistics_of(objective.model)):
-            return False
-        if not objective.layout.moving_buffers:
-            return True
-        for start in range(0, len(groups), MAX_MODELS_AT_ONCE):
-            present = self._present(groups[start : start + MAX_MODELS_AT_ONCE])
-            steps = self.recording.recorded_steps(self.first, self.stop)
-            micros = (micro for _, step, _ in steps for micro in step.micros)
-            if not all(present[:, micro.ids].sum(1).min() > 1 for micro in micros):
-                return False
-        return True
-
-    def _check_cuts(self, step: Step, batches: Sequence[LazyBatch]) -> None:
-        """Find a layer that mixes instances and does not leave absent ones out.
-
-        Tried on a batch that lacks every second instance.
-        """
-        executor, start = self.recording.executor, self.start
-        for micro, batch in zip(step.micros, batches):
-            mask = np.arange(len(micro.ids)) % 2 == 0
-            if mask.sum() < 2:
-                continue
-            one, loaded = start.map(lambda t: t[None]), batch.load()
-            w = _as_weights(mask, batch)[None]
-            together, _ = executor.plain_gradients(loaded, one.theta, one.buffers, w, True)
-            rest = loaded.select(mask)
-            alone, _, _ = executor.plain_gradient(rest, start.theta, start.buffers, None)
-            if not is_close(together[0], alone, ONE_PERCENT):
-                raise RuntimeError("its layers see the absent instances of a batch")
-
-    def _check_replica(
-        self, state: State, g: Tensor, step: Step, batches: Sequence[AnyBatch]
-    ) -> bool:
-        """Check that the replica, which comes first, takes the same step side by side as alone.
-
-        Inside vmap some layers draw other random numbers. False: the gradient is 0, so nothing was
-        compared.
-        """
-        executor, optimizer = self.recording.executor, self.recording.optimizer
-        nobody = np.zeros(0, dtype=np.int64)
-        batches, w = self._what_is_left(step, batches, nobody)
-        own = state.map(lambda t: t[0])
-        _, alone, _ = take_step(executor, optimizer, own, step, batches, w)
-        if not is_close(g[0], alone, OTHER_ORDER):
-            raise RuntimeError("inside vmap it takes a different step than alone")
-        return size(alone, OTHER_ORDER) > 0
-
-
 def _as_weights(present: np.ndarray, batch: AnyBatch | Batch) -> Tensor:
     return torch.as_tensor(present, device=batch.c.device).to(batch.c)
 
 
-def _check_finite(state: State) -> State:
+def _check_finite(state: State) -> None:
     if not bool(torch.isfinite(state.theta).all()):  # nan persists, so the end is enough
         raise Diverged(
             "A counterfactual run diverged: its parameters are not finite at the end. Lower the "
             "rate of the run."
         )
-    return state
-
-
-# --- how many fit ---------------------------------------------------------------------------------
-
-
-def _count_fitting(recording: Recording, state: State, first: int) -> int:
-    """How many models fit side by side.
-
-    Each needs its state a few times over and the activations of one forward pass.
-    """
-    batch = _first_batch(recording, first)
-    if batch is None:
-        return MAX_MODELS_AT_ONCE
-    saved = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        saved += tensor.numel() * tensor.element_size()
-        return tensor
-
-    watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
-    with recording.executor.training(), watch:
-        recording.executor.plain_gradient(batch.load(), state.theta, state.buffers, None)
-    # a careful guess, not a measurement: activations and their gradients under vmap; the state, its
-    # gradient, update and copies; who is present. Where it is too low, try_to_fit halves.
-    each = 3 * saved + 6 * state.nbytes + len(recording.instances)
-    available = available_memory(recording.device) // 3
-    if (allowed := recording.memory_limit) is not None:
-        available = min(available, allowed - each)  # the replica beside them
-    return int(max(1, min(MAX_MODELS_AT_ONCE, available // local_workers() // each)))
-
-
-def _first_batch(recording: Recording, first: int) -> LazyBatch | None:
-    """The first batch of the segment that holds step `first`, or of one after it."""
-    later = recording.find_segments(first, recording.tape.steps)
-    if not later:
-        return None
-    segment = recording.segment(later[0])
-    all_batches = recording.batches(segment.first, segment.steps)
-    return next((batch for batches in all_batches for batch in batches), None)
 
 
 def _even_size(count: int, most: int) -> int:

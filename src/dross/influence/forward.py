@@ -86,8 +86,9 @@ def forward_step(
         micro, batch = item
         present = (chosen[:, None] == torch.as_tensor(micro.ids)[None, :]).to(batch.c)  # [J, B]
         scaled = batch.scaled(taken.step.scale)
-        given = (state.theta, buffers, scaled, tangent.theta, buffers_dot, -present)
-        g_dot, buffers_dot = executor.push(*given)
+        g_dot, buffers_dot = executor.push(
+            state.theta, buffers, scaled, tangent.theta, buffers_dot, -present
+        )
         if buffers_dot:
             _, buffers = executor.losses(state.theta, buffers, batch)
         return g_dot, buffers_dot

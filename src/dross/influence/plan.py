@@ -15,7 +15,7 @@ from ..engine.step import Step, needs_gradient, take_step
 from ..errors import InvalidInput
 from ..replay import schedule
 from ..replay.recording import Recording
-from ..replay.schedule import Window
+from ..replay.schedule import StepRange
 from .retrace import reverse_step
 
 
@@ -106,30 +106,30 @@ def _show_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
-def make_plan(recording: Recording, queries: int, window: Window) -> RetracePlan:
+def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePlan:
     """The plan of a retrace.
 
     Arguments:
         recording: the run.
         queries: how many values the query has.
-        window: the steps.
+        steps: those that are retraced.
 
     Raises:
         InvalidInput: where there is no step to measure.
     """
-    if window.first >= window.stop:
-        raise InvalidInput("The tape holds no steps in this window, so there is nothing to plan.")
-    indices = recording.find_segments(window.first, window.stop)
+    if steps.first >= steps.stop:
+        raise InvalidInput("The tape holds no steps in these epochs, so there is nothing to plan.")
+    indices = recording.find_segments(steps.first, steps.stop)
     state, step, batches = _first_step(recording, indices[0])
     measured = _measure_step(recording, state, step, batches, queries)
     work = _mean_size(recording, indices) / max(1, len(step.ids))  # in measured steps
-    taken_again, repetitions, states_at_once = count_replays(recording, window)
+    taken_again, repetitions, states_at_once = count_replays(recording, steps)
     disk_bytes, read_seconds = _measure_reading(recording, indices)
     gradient_bytes = state.theta.nbytes if needs_gradient(recording.optimizer, step) else 0
     return RetracePlan(
         device=str(recording.device),
         queries=queries,
-        steps=window.stop - window.first,
+        steps=steps.stop - steps.first,
         taken_again=taken_again,
         repetitions=repetitions,
         step_seconds=work * measured.step_seconds,
@@ -138,7 +138,7 @@ def make_plan(recording: Recording, queries: int, window: Window) -> RetracePlan
         states_at_once=states_at_once,
         state_bytes=state.nbytes + gradient_bytes,
         adjoint_bytes=measured.adjoint_bytes,
-        score_bytes=8 * queries * window.epochs * len(recording.instances),
+        score_bytes=8 * queries * steps.epochs * len(recording.instances),
         pass_bytes=measured.pass_bytes,
         disk_bytes=disk_bytes,
     )
@@ -147,16 +147,16 @@ def make_plan(recording: Recording, queries: int, window: Window) -> RetracePlan
 # --- what is counted ------------------------------------------------------------------------------
 
 
-def count_replays(recording: Recording, window: Window) -> tuple[int, int, int]:
+def count_replays(recording: Recording, steps: StepRange) -> tuple[int, int, int]:
     """Gradients of whole steps that a retrace computes, the most for one step, states at once."""
     taken = 0
     repetitions = 0
     states_at_once = 0
     is_users_loop = recording.tape.manifest.foreign
-    for index in recording.find_segments(window.first, window.stop):
+    for index in recording.find_segments(steps.first, steps.stop):
         segment = recording.tape.read(index)
-        begin = max(0, window.first - segment.first)
-        last = min(window.stop, segment.end) - segment.first
+        begin = max(0, steps.first - segment.first)
+        last = min(steps.stop, segment.end) - segment.first
         if len(segment.states) == len(segment.steps):  # all are on the tape
             wanted = segment.steps[begin:last]
             needing = sum(needs_gradient(recording.optimizer, step) for step in wanted)
@@ -199,7 +199,7 @@ def _first_step(recording: Recording, index: int) -> tuple[State, Step, list[Laz
     for step, batches in zip(segment.steps, recording.batches(segment.first, segment.steps)):
         if batches:
             return segment.states[0], step, batches
-    raise InvalidInput("No step of this window has a batch, so there is nothing to plan.")
+    raise InvalidInput("No step of these epochs has a batch, so there is nothing to plan.")
 
 
 def _measure_step(

@@ -30,10 +30,10 @@ from ..errors import Diverged, InvalidInput
 Buffers = dict[str, Tensor]
 Function = Callable[[Tensor, Buffers], Tensor]  # (theta [p], buffers) -> scalar or [q]
 QueryPart = tuple[int, Function]  # how many instances it looks at, and what it computes
+
+_CHUNK = 1024  # instances in memory at once
+_QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
 _MAX_INSTANCES_TIMES_MODELS = 8192  # when many models are asked
-_SKETCH_DIRECTIONS = 4
-_MAX_SKETCHED = 1 << 20  # coordinates: a large derivative is sampled
-_SKETCH_TOLERANCE = 1e-3  # of the derivative's length, in float32 on another device
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Query:
             values = [self._run(ask_all, size, fn).double() for size, fn in self.parts(objective)]
         return _combine([value.movedim(0, -1) for value in values], self.added)
 
-    def derivative(self, objective: Objective, state: State) -> tuple[Derivative, bool]:
+    def derivative(self, objective: Objective, state: State) -> tuple[Derivative, Tensor]:
         """The derivative of the query with respect to the state: the seed of a retrace.
 
         Arguments:
@@ -112,7 +112,7 @@ class Query:
             state: the state that is asked.
 
         Returns:
-            d query / d state with a leading axis [Q], and whether the query is a scalar.
+            d query / d state with a leading axis [Q], and the value, as `evaluate` has it.
 
         Raises:
             InvalidInput: where the query does not fit the model.
@@ -126,7 +126,7 @@ class Query:
         }
         rest = {name: b for name, b in state.buffers.items() if name not in floating}
         rows: list[list[Tensor]] = []
-        scalar = False
+        values: list[Tensor] = []
         differentiable = differentiable_statistics(objective.model)
         with objective.evaluating(), differentiable, ElementaryNorms():
             for _, fn in self.parts(objective):
@@ -136,14 +136,16 @@ class Query:
                     value = self._check_shape(self._run(fn, theta, {**rest, **leaves}))
                 if not torch.isfinite(value).all():
                     raise Diverged(f"The query {self.name} is not finite at the trained model.")
-                scalar = scalar or value.dim() == 0
+                values.append(torch.tensor(value.tolist(), dtype=torch.float64))
                 found = _derivatives(value.reshape(-1), [theta, *leaves.values()])
                 if self.added and rows:  # at once: one part is as large as the parameters
                     found = [total + part for total, part in zip(rows.pop(), found)]
                 rows.append(found)
         a_theta, *a_buffers = [widen(torch.cat(parts)) for parts in zip(*rows)]
         slots = {n: a_theta.new_zeros(len(a_theta), *s.shape) for n, s in state.slots.items()}
-        return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), scalar
+        return Derivative(a_theta, slots, dict(zip(floating, a_buffers))), _combine(
+            values, self.added
+        )
 
     def _run(self, fn: Callable, *arguments: Any) -> Tensor:
         try:
@@ -169,14 +171,26 @@ class Query:
         return value
 
 
-def as_query(given: Any) -> Query:
+def as_query(query: Any) -> Query:
     """The query itself, or an error that says how to make one."""
-    if not isinstance(given, Query):
+    if not isinstance(query, Query):
         raise InvalidInput(
             "A query is built with dross.mean_loss, dross.expected_error, dross.losses, "
             "dross.outputs or dross.query(fn)."
         )
-    return given
+    return query
+
+
+def query_of_file(name: str) -> Query:
+    """The query of scores that were loaded: a file holds its name, and not its data."""
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        raise InvalidInput(
+            f"A file of scores does not hold the data of its query, {name}: pass the query to "
+            "Scores.load(path, query)."
+        )
+
+    return Query(name, parts, added=True)
 
 
 def _nth(states: State, k: int) -> tuple[Tensor, Buffers]:
@@ -195,40 +209,7 @@ def _derivatives(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return batched_vjp([value], inputs, [eye], rows_at_once=len(value))
 
 
-# --- what was asked -------------------------------------------------------------------------------
-# All that a retrace uses of a query is its derivative at the model. Its length and a few
-# projections tell two queries apart. On another machine they are the same up to rounding; a digest
-# of the bits would not be.
-
-
-def sketch_derivative(seed: Derivative) -> list[float]:
-    """The length of a derivative [Q, p], and projections of it on fixed random directions."""
-    flat = seed.theta.detach().reshape(-1)
-    length = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    return project(length, flat[:: sampled_every(len(flat))].double().cpu())
-
-
-def sampled_every(numbers: int) -> int:
-    """n, where every n-th number of a derivative is sampled."""
-    return 1 + numbers // _MAX_SKETCHED
-
-
-def project(length: float, sample: Tensor) -> list[float]:
-    """A sketch of a derivative of this length, with this sample of its numbers."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (_SKETCH_DIRECTIONS, len(sample))
-    directions = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return [length, *(directions @ sample).tolist()]
-
-
-def same_question(one: list[float], other: list[float]) -> bool:
-    """Whether two sketches are of the same query."""
-    length = max(one[0], other[0])
-    return bool(np.allclose(one, other, rtol=0, atol=_SKETCH_TOLERANCE * length))
-
-
-_CHUNK = 1024  # instances in memory at once
-_QUERIES_IN_A_PART = 16  # of one instance each: a seed is a backward pass over the whole part
+# --- the queries that dross makes -----------------------------------------------------------------
 
 
 def mean_loss(data: Any) -> Query:
@@ -270,12 +251,17 @@ def expected_error(data: Any, *, scale: float = 1.0) -> Query:
         InvalidInput: where the scale is not above 0, and where the data cannot be used, once the query
             is asked.
     """
-    scale = _check_scale(scale)
+    scale = check_number(scale, "scale")
+    if not 0 < scale < float("inf"):
+        raise InvalidInput(
+            f"scale must be above 0 and finite, not {scale:g}: losses are divided by it."
+        )
 
-    def bounded(*asked: Any) -> Tensor:
-        return bound_losses(_losses(*asked), scale)
+    def bounded(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+        return bound_losses(_losses(objective, theta, buffers, x, y), scale)
 
-    return _average(_name_scaled("expected_error", scale), data, bounded)
+    name = "expected_error" if scale == 1 else f"expected_error(scale={scale:g})"
+    return _average(name, data, bounded)
 
 
 def error_rate(data: Any) -> Query:
@@ -304,15 +290,7 @@ def losses(data: Any) -> Query:
     Raises:
         InvalidInput: where the data cannot be used, once the query is asked.
     """
-    source = _Source(data)
-
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _losses(objective, theta, buffers, x, y)
-
-        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
-
-    return Query("losses", parts, added=False, data=data)
+    return _each("losses", data, _losses)
 
 
 def outputs(data: Any, index: int | None = None) -> Query:
@@ -331,16 +309,20 @@ def outputs(data: Any, index: int | None = None) -> Query:
     Raises:
         InvalidInput: where there is no output `index`, once the query is asked.
     """
-    source = _Source((data, torch.zeros(len(data))) if isinstance(data, Tensor) else data)
 
-    def parts(objective: Objective) -> Iterator[QueryPart]:
-        def each(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return _select(widen(objective.predict(theta, buffers, x)), index)
+    def predict(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
+        predicted = widen(objective.predict(theta, buffers, x))
+        if index is None:
+            return predicted.reshape(-1)
+        if predicted.dim() < 2 or not -predicted.shape[1] <= index < predicted.shape[1]:
+            raise InvalidInput(
+                f"The model's outputs have shape {tuple(predicted.shape)}: there is no output "
+                f"number {index}."
+            )
+        return predicted[:, index].reshape(-1)
 
-        yield from source.parts(objective, _QUERIES_IN_A_PART, each)
-
-    name = "outputs" if index is None else f"outputs[{index}]"
-    return Query(name, parts, added=False, data=source.data)
+    pairs = (data, torch.zeros(len(data))) if isinstance(data, Tensor) else data
+    return _each("outputs" if index is None else f"outputs[{index}]", pairs, predict)
 
 
 def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query:
@@ -374,30 +356,43 @@ def query(fn: Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]) -> Query
     return Query(getattr(fn, "__name__", "query"), parts, added=False)
 
 
-def _average(name: str, data: Any, of_each: Callable[..., Tensor]) -> Query:
+OfInstances = Callable[[Objective, Tensor, Buffers, Any, Any], Tensor]
+
+
+def _average(name: str, data: Any, of_each: OfInstances) -> Query:
     """The mean of of_each(objective, theta, buffers, x, y), one number per instance."""
-    source = _Source(data)
+    read = _Source(data)
 
     def parts(objective: Objective) -> Iterator[QueryPart]:
-        total = len(source.instances(objective))
+        total = len(read.instances(objective))
 
-        def share(theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
-            return of_each(objective, theta, buffers, x, y).sum() / total
+        def share(*arguments: Any) -> Tensor:
+            return of_each(*arguments).sum() / total
 
-        yield from source.parts(objective, _CHUNK, share)
+        yield from read.parts(objective, _CHUNK, share)
 
     return Query(name, parts, added=True, data=data)
 
 
+def _each(name: str, data: Any, of_each: OfInstances) -> Query:
+    """of_each(objective, theta, buffers, x, y), one query for each of its numbers."""
+    read = _Source(data)
+
+    def parts(objective: Objective) -> Iterator[QueryPart]:
+        yield from read.parts(objective, _QUERIES_IN_A_PART, of_each)
+
+    return Query(name, parts, added=False, data=data)
+
+
 class _Source:
-    """A query's data, read once per device and type of the models that are asked."""
+    """A query's data, read once per device and type of the models that are queried."""
 
     def __init__(self, data: Any):
         self.data = data
         self.read: dict[tuple[torch.device, torch.dtype], Instances] = {}
 
     def instances(self, objective: Objective) -> Instances:
-        parameter = next(p for p in objective.model.parameters())
+        parameter = next(objective.model.parameters())
         on_meta = parameter.device.type == "meta"  # it has no weights of its own
         device = torch.get_default_device() if on_meta else parameter.device
         key = (device, parameter.dtype)
@@ -405,28 +400,16 @@ class _Source:
             self.read[key] = Instances(self.data, *key)
         return self.read[key]
 
-    def parts(
-        self, objective: Objective, size: int, fn: Callable[[Tensor, Buffers, Any, Any], Tensor]
-    ) -> Iterator[QueryPart]:
-        """fn(theta, buffers, x, y) over chunks of the data."""
+    def parts(self, objective: Objective, size: int, compute: OfInstances) -> Iterator[QueryPart]:
+        """Compute something of the data, `size` instances at a time."""
         instances = self.instances(objective)
         for start in range(0, len(instances), size):
             ids = np.arange(start, min(start + size, len(instances)))
             x, y = instances[ids]
-            yield len(ids), lambda theta, buffers, x=x, y=y: fn(theta, buffers, x, y)
-
-
-def _check_scale(scale: Any) -> float:
-    scale = check_number(scale, "scale")
-    if not 0 < scale < float("inf"):
-        raise InvalidInput(
-            f"scale must be above 0 and finite, not {scale:g}: losses are divided by it."
-        )
-    return scale
-
-
-def _name_scaled(name: str, scale: float) -> str:
-    return name if scale == 1 else f"{name}(scale={scale:g})"
+            yield (
+                len(ids),
+                lambda theta, buffers, x=x, y=y: compute(objective, theta, buffers, x, y),
+            )
 
 
 def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: Any) -> Tensor:
@@ -435,14 +418,3 @@ def _losses(objective: Objective, theta: Tensor, buffers: Buffers, x: Any, y: An
         check_labels(predicted, y, objective.loss_name)
     losses = check_per_instance(objective.apply_loss(predicted, y), len(tree_leaves(x)[0]))
     return widen(losses)  # before they are added up
-
-
-def _select(outputs: Tensor, index: int | None) -> Tensor:
-    if index is None:
-        return outputs.reshape(-1)
-    if outputs.dim() < 2 or not -outputs.shape[1] <= index < outputs.shape[1]:
-        raise InvalidInput(
-            f"The model's outputs have shape {tuple(outputs.shape)}: there is no output number "
-            f"{index}."
-        )
-    return outputs[:, index].reshape(-1)

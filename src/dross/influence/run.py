@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_folder
 from .._progress import report
-from .._text import named_values, say_count
+from .._text import named_values
 from ..data.batch import Augment
 from ..engine.objective import Penalty
-from ..engine.state import State
-from ..errors import DrossWarning, InvalidInput
-from ..replay.recording import MODEL, Recording, check_of
-from ..replay.schedule import choose_window
+from ..errors import DrossWarning, InvalidInput, NotSupported
+from ..replay.average import AVERAGE, MODEL
+from ..replay.recording import Recording
+from ..replay.schedule import choose_steps
 from ..tape.reader import describe_tape
-from .counterfactual import Counterfactual, HowToRun, counterfactual, leave_one_out
+from ..tape.storage import is_url
+from .counterfactual import Counterfactual, Removal, SweepOptions, counterfactual, leave_one_out
 from .forward import ParameterInfluence, parameter_influence
 from .plan import RetracePlan, make_plan
 from .query import Query, as_query
-from .retrace import progress_folder, retrace
+from .retrace import retrace
 from .scores import Scores
 from .verify import Verification, check_scores, choose, compare
 
@@ -33,7 +35,7 @@ class Run:
 
         scores = run.influence(dross.mean_loss((X_val, y_val)))
         scores.most_harmful(10)
-        run.verify(scores, dross.mean_loss((X_val, y_val)))
+        run.verify(scores)
 
     Made by `dross.train`, by a `Recorder`, or from a tape with `dross.load`. N = len(run) is its
     number of training instances; an instance's id is its index.
@@ -69,13 +71,15 @@ class Run:
         """In a notebook: what was trained, how far it got, and what the tape keeps."""
         return named_values(describe_tape(self.recording.tape) | {"path": self.path})
 
-    def evaluate(self, query: Query, *, at: int | None = None, of: str = MODEL) -> np.ndarray:
+    def evaluate(
+        self, query: Query, *, step: int | None = None, weights: str = MODEL
+    ) -> np.ndarray:
         """The query's value at the trained model.
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
-            at: ask the model after that many steps instead of the last.
-            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
+            step: ask the model after that many steps instead of the last.
+            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
 
         Returns:
             float64 [], or [Q] for a query of Q values.
@@ -83,14 +87,14 @@ class Run:
         Raises:
             InvalidInput: where the query does not fit the model, or the tape does not hold that step.
         """
-        state = self._asked(of, at)
-        return as_query(query).evaluate(self.recording.objective, state).cpu().numpy()
+        model = self.recording.model(weights, step)
+        return as_query(query).evaluate(self.recording.objective, model.state).cpu().numpy()
 
-    def parameters(self, at: int | None = None) -> dict[str, torch.Tensor]:
+    def parameters(self, step: int | None = None) -> dict[str, torch.Tensor]:
         """The parameters of the trained model.
 
         Arguments:
-            at: after that many steps instead of the last.
+            step: after that many steps instead of the last.
 
         Returns:
             A dict of name -> tensor.
@@ -98,19 +102,19 @@ class Run:
         Raises:
             InvalidInput: where the tape does not hold that step.
         """
-        state = self.recording.state_at(self.steps if at is None else at)
-        return self.recording.objective.layout.unflatten(state.theta)
+        model = self.recording.model(MODEL, step)
+        return self.recording.objective.layout.unflatten(model.state.theta)
 
     def influence(
         self,
         query: Query,
         *,
         epochs: int | None = None,
-        at: int | None = None,
+        step: int | None = None,
+        weights: str = MODEL,
         resume: str | os.PathLike | bool | None = None,
         group: Any = None,
         sharded: bool = False,
-        of: str = MODEL,
     ) -> Scores:
         """The estimated change of the query without each training instance (Algorithm 2).
 
@@ -120,7 +124,7 @@ class Run:
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             epochs: retrace only this many of the last epochs.
-            at: ask the model after that many steps instead of the last.
+            step: ask the model after that many steps instead of the last.
             resume: where progress is kept every half minute: a folder, or True for the tape's own.
                 The same call after a crash continues from there and gives the same bits; the file
                 is removed when the scores are finished.
@@ -128,7 +132,7 @@ class Run:
                 them makes this call and gets the scores.
             sharded: let each of these ranks hold only its shard of the states, of the optimizer's
                 memory and of the adjoint, as `fully_shard` does in training (docs/scale.md).
-            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
+            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
 
         Returns:
             Scores: float64 [N] for a scalar query, [Q, N] for one of Q values.
@@ -140,20 +144,40 @@ class Run:
             Diverged: where the run magnifies every change without limit.
             DrossError: where the tape is damaged, or the model or the data have changed.
         """
-        self._check_at(of, at)
+        if sharded and resume:
+            raise NotSupported(
+                "A sharded retrace keeps no progress yet, because no rank has the whole adjoint. "
+                "Leave resume out."
+            )
+        if sharded and weights == AVERAGE:
+            raise NotSupported(
+                "The average is not held in shards yet. Retrace without sharded=True."
+            )
         scores = retrace(
             self.recording,
             as_query(query),
             epochs=epochs,
-            at=at,
-            resume=progress_folder(resume, self.path),
+            step=step,
+            weights=weights,
+            resume=self._progress_folder(resume),
             group=group,
             sharded=sharded,
             progress=self.progress,
-            of=of,
         )
-        report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.at)
+        report({f"scores/{name}": value for name, value in scores.summary().items()}, scores.step)
         return scores
+
+    def _progress_folder(self, resume: str | os.PathLike | bool | None) -> Path | None:
+        if resume is None or resume is False:
+            return None
+        if resume is not True:
+            return Path(check_folder(resume, "resume"))
+        if is_url(self.path):
+            raise InvalidInput(
+                f"resume=True keeps progress in the tape's folder, but {self.path} can only be "
+                "read. Give a folder: resume='folder'."
+            )
+        return Path(self.path)
 
     def plan(self, query: Query, *, epochs: int | None = None) -> RetracePlan:
         """The time, memory and disk that `influence` would take. One step is measured.
@@ -167,19 +191,8 @@ class Run:
         Raises:
             InvalidInput: where the query does not fit the model.
         """
-        window = choose_window(self.recording.tape, epochs=epochs)
-        return make_plan(self.recording, max(1, self.evaluate(query).size), window)
-
-    def _asked(self, of: str, at: int | None) -> State:
-        """The state that is asked."""
-        self._check_at(of, at)
-        if check_of(of):
-            return self.recording.average().state
-        return self.recording.state_at(self.steps if at is None else at)
-
-    def _check_at(self, of: str, at: int | None) -> None:
-        if check_of(of) and at not in (None, self.steps):
-            raise InvalidInput("The average is known only at the end of the run: leave `at` out.")
+        steps = choose_steps(self.recording.tape, epochs=epochs)
+        return make_plan(self.recording, self.evaluate(query).size, steps)
 
     def parameter_influence(self, instances: Any) -> ParameterInfluence:
         """The SGD-influence itself: the estimated theta_-j - theta, per parameter.
@@ -202,19 +215,19 @@ class Run:
         self,
         groups: Any,
         *,
-        absent: str = "weight",
+        removal: Removal = "loss",
         epochs: int | None = None,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
     ) -> Counterfactual:
-        """Train again with each group of instances absent.
+        """Train again without each group of instances.
 
         Arguments:
             groups: a list with one list of ids per run.
-            absent: "weight" (weight 0 in the loss; what scores differentiate) or "batch" (gone from
+            removal: "loss" (weight 0 in the loss; what scores differentiate) or "data" (gone from
                 the batch and from BatchNorm's statistics as well; what training on the cleansed
                 data does).
-            epochs: the groups are absent from only this many of the last epochs.
+            epochs: the groups are removed from only this many of the last epochs.
             n_jobs: spread the runs over processes; -1 is one per core. A joblib.parallel_config
                 around the call does the same, over a cluster as well. Every worker opens the tape.
             folder: keep finished runs there; the same call continues with them later.
@@ -226,31 +239,30 @@ class Run:
             InvalidInput: where groups are empty or name instances that do not exist.
             Diverged: where a run without its group diverges.
         """
-        window = choose_window(self.recording.tape, epochs=epochs)
-        how = HowToRun(self.progress, n_jobs, folder)
-        steps = (window.first, window.stop)
-        return counterfactual(self.recording, groups, steps, absent, how)
+        steps = choose_steps(self.recording.tape, epochs=epochs)
+        options = SweepOptions(self.progress, n_jobs, folder)
+        return counterfactual(self.recording, groups, steps, removal, options)
 
     def leave_one_out(
         self,
         query: Query,
         instances: Any = None,
         *,
-        absent: str = "weight",
+        removal: Removal = "loss",
         epochs: int | None = None,
-        at: int | None = None,
+        step: int | None = None,
+        weights: str = MODEL,
         n_jobs: int | None = None,
         folder: str | os.PathLike | None = None,
-        of: str = MODEL,
     ) -> np.ndarray:
         """The true change of the query without each instance.
 
         Arguments:
             query: made by dross.mean_loss, expected_error, losses, outputs or query.
             instances: the ids of K instances; all of them by default.
-            at: ask the model after that many steps instead of the last.
-            absent, epochs, n_jobs, folder: as for `counterfactual`.
-            of: "average" asks the averaged weights (`Recorder.average`) instead of the model.
+            step: ask the model after that many steps instead of the last.
+            weights: "average" asks the averaged weights (`Recorder.average`) instead of the model's.
+            removal, epochs, n_jobs, folder: as for `counterfactual`.
 
         Returns:
             float64 [K], or [Q, K] for a query of Q values.
@@ -260,31 +272,25 @@ class Run:
             Diverged: where a run without its instance diverges.
         """
         ids = np.arange(len(self)) if instances is None else self._ids(instances)
-        window = choose_window(self.recording.tape, epochs=epochs, at=at)
-        how = HowToRun(self.progress, n_jobs, folder)
-        self._check_at(of, at)
-        steps = (window.first, window.stop)
-        return leave_one_out(self.recording, as_query(query), ids, steps, absent, how, of)
+        return leave_one_out(
+            self.recording,
+            as_query(query),
+            ids,
+            choose_steps(self.recording.tape, epochs=epochs, step=step),
+            removal,
+            SweepOptions(self.progress, n_jobs, folder),
+            weights,
+        )
 
-    def verify(
-        self,
-        scores: Scores,
-        query: Query,
-        instances: Any = None,
-        n: int = 64,
-        *,
-        of: str = MODEL,
-    ) -> Verification:
+    def verify(self, scores: Scores, instances: Any = None, n: int = 64) -> Verification:
         """Check scores against real counterfactual runs.
 
-            print(run.verify(scores, query).sentence)
+            print(run.verify(scores).sentence)
 
         Arguments:
-            scores: of this run.
-            query: the query that they were computed for.
+            scores: of this run. Those of a file were loaded with their query.
             instances: the ids to check [K]; by default the extremes and a random sample.
             n: how many, where `instances` are not given.
-            of: what they were asked of: "model" or "average".
 
         Returns:
             Estimated and actual changes [K], or [Q, K], and how well they agree.
@@ -292,20 +298,17 @@ class Run:
         Raises:
             InvalidInput: where the scores are of another query or another run.
         """
-        query = as_query(query)
-        objective = self.recording.objective
-        derive = lambda: query.derivative(objective, self._asked(of, scores.at))[0]
-        check_scores(scores, query, len(self), derive)
+        ask = lambda query: self.evaluate(query, step=scores.step, weights=scores.weights)
+        check_scores(scores, len(self), ask)
         ids = choose(scores, n) if instances is None else self._ids(instances)
-        whole = choose_window(self.recording.tape, at=scores.at)
-        epochs = whole.newest - scores.first_epoch + 1
-        actual = self.leave_one_out(query, ids, epochs=epochs, at=scores.at, of=of)
-        if actual.shape != scores.values[..., ids].shape:
-            say = lambda values: say_count(len(values), "value") if values.ndim > 1 else "one value"
-            raise InvalidInput(
-                f"The query has {say(actual)} and the scores have {say(scores.values)}: they are "
-                "for different data."
-            )
+        newest = choose_steps(self.recording.tape, step=scores.step).newest
+        actual = self.leave_one_out(
+            scores.query,
+            ids,
+            epochs=newest - scores.first_epoch + 1,
+            step=scores.step,
+            weights=scores.weights,
+        )
         return compare(ids, scores.values[..., ids], actual)
 
     def _ids(self, instances: Any) -> np.ndarray:

@@ -4,9 +4,6 @@ With a loss query a negative score means that the loss would fall without the in
 harmful. A positive score means that it is helpful.
 """
 
-import csv
-import io
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +13,18 @@ import torch
 
 from .._checks import check_installed, check_whole
 from .._figures import open_axes, plot_ranked
-from .._io import break_seal, seal, write_bytes
 from .._text import paragraph, table
-from ..data.fingerprint import digest_tensors
-from ..errors import CorruptFile, InvalidInput
+from ..data.sealed import read_sealed, write_sealed
+from ..errors import InvalidInput
+from ..replay.average import MODEL
+from .query import Query, query_of_file
 
 if TYPE_CHECKING:
     import pandas
 
-_FORMATS = (".parquet", ".csv", ".safetensors")
 _SHOWN = 5  # rows in a notebook
-_DIGEST = "digest"  # of the numbers, in the files that carry one
 WILD_GROWTH = 12.0  # of the adjoint: above it, first order does not follow a run
-# what every file says about the scores; older files lack the sketch of the query
-_NEEDED = ("query", "first_epoch", "at", "hessian", "details")
+_IN_FILES = ("weights", "first_epoch", "step", "hessian", "details")
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Scores:
         scores = run.influence(dross.mean_loss((X_val, y_val)))
         scores.values                # float64 [N]
         scores.most_harmful(10)      # ids, the most harmful first
-        scores.save("scores.csv")
+        scores.save("scores.safetensors")
 
     The N instances are those of the training set, by their index. A query of Q values has Q rows
     of scores. E is the number of epochs that were retraced.
@@ -50,12 +45,13 @@ class Scores:
 
     values: np.ndarray  # float64 [N], or [Q, N] for a vector query
     by_epoch: np.ndarray  # float64 [E, N], or [Q, E, N]: each epoch's part; they add up to values
-    query: str = "query"  # its name
+    query: Query  # what was asked
+    query_value: np.ndarray | None = None  # float64 [], or [Q]: its value at the model
+    weights: str = MODEL  # "model", or "average": whose weights were asked
     first_epoch: int = 0  # the epoch that by_epoch begins with
-    at: int = 0  # after how many steps the model was asked
+    step: int = 0  # after how many steps the model was asked
     hessian: bool = True  # False: the Hessian term was left out
     details: dict[str, Any] = field(default_factory=dict)  # what a retrace or an estimator adds
-    query_sketch: list[float] | None = None  # of what was asked (query.py), where it is known
 
     def __post_init__(self):
         if self.values.ndim not in (1, 2) or self.by_epoch.ndim != self.values.ndim + 1:
@@ -78,7 +74,7 @@ class Scores:
         epochs = self.by_epoch.shape[-2]
         length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
         doubt = "; do not rely on them, see .trust" if self._is_wild else ""
-        return f"<Scores of {shape} for {self.query}, {length}{worst}{doubt}>"
+        return f"<Scores of {shape} for {self.query.name}, {length}{worst}{doubt}>"
 
     @property
     def _is_wild(self) -> bool:
@@ -125,7 +121,7 @@ class Scores:
         """
         ax, order = open_axes(ax), self._order(query)
         plot_ranked(ax, np.atleast_2d(self.values)[query or 0][order])
-        ax.set_title(f"{self.query}, {len(self):,} instances", parse_math=False)
+        ax.set_title(f"{self.query.name}, {len(self):,} instances", parse_math=False)
         return ax
 
     def most_harmful(self, m: int = 10, query: int | None = None) -> np.ndarray:
@@ -197,13 +193,21 @@ class Scores:
         check_installed("to_frame", "pandas")
         import pandas
 
-        return pandas.DataFrame(self._columns())
+        several = self.values.ndim == 2
+        names = [f"score_{q}" for q in range(len(self.values))] if several else ["score"]
+        by_epoch = self.by_epoch if several else self.by_epoch[None]
+        columns = {"id": np.arange(len(self))}
+        columns |= dict(zip(names, np.atleast_2d(self.values)))
+        for name, rows in zip(names, by_epoch):
+            prefix = f"{name}_" if several else ""
+            columns |= {f"{prefix}epoch_{self.first_epoch + e}": row for e, row in enumerate(rows)}
+        return pandas.DataFrame(columns)
 
     def save(self, path: str | Path) -> Path:
-        """Write the scores to a file. Every digit is kept.
+        """Write the scores to a safetensors file. For other formats, see `to_frame`.
 
         Arguments:
-            path: ends in .parquet, .csv or .safetensors.
+            path: ends in .safetensors.
 
         Returns:
             The path.
@@ -212,54 +216,42 @@ class Scores:
             InvalidInput: for another ending.
             DrossError: where the file cannot be written.
         """
-        path = _check_path(path)
-        encode = {".parquet": self._to_parquet, ".csv": self._to_csv}
-        write_bytes(path, encode.get(path.suffix, self._to_safetensors)())
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise InvalidInput(
+                f"{path} must end in .safetensors. Other formats are those of pandas: "
+                "scores.to_frame().to_csv(...)."
+            )
+        arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
+        if self.query_value is not None:
+            arrays["query_value"] = self.query_value
+        about = {name: getattr(self, name) for name in _IN_FILES} | {"query": self.query.name}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        write_sealed(path, tensors, about)
         return path
 
     @staticmethod
-    def load(path: str | Path) -> "Scores":
+    def load(path: str | Path, query: Query | None = None) -> "Scores":
         """Read scores that `save` has written.
 
         Arguments:
-            path: ends in .parquet, .csv or .safetensors.
+            path: of the file.
+            query: what the scores are for. A file holds its name alone, so `Run.verify` needs it.
 
         Returns:
-            The same scores, to the last digit.
+            The same scores.
 
         Raises:
             InvalidInput: where there is no such file.
-            CorruptFile: where the file does not hold scores, or not those that were saved: a
-                .safetensors file carries their digest.
+            CorruptFile: where the file does not hold the scores that were saved.
         """
-        path = _check_path(path)
         try:
-            if path.suffix == ".safetensors":
-                from safetensors import safe_open
-
-                with safe_open(path, "numpy") as file:
-                    about = json.loads(file.metadata()["dross"])
-                    arrays = {name: file.get_tensor(name) for name in ("values", "by_epoch")}
-                _check_digest(arrays, about)
-                return _build(arrays["values"], arrays["by_epoch"], about)
-            if path.suffix == ".parquet":
-                check_installed("A Parquet file", "pandas", "pyarrow")
-                import pandas
-
-                frame = pandas.read_parquet(path)
-                columns = {str(name): frame[name].to_numpy() for name in frame}
-                return _from_columns(columns, frame.attrs["dross"])
-            with open(path, newline="", encoding="utf-8") as file:
-                about = json.loads(file.readline().removeprefix("# "))
-                names, *rows = csv.reader(file)
-            table = np.array(rows, dtype=np.float64).reshape(-1, len(names))
-            return _from_columns(dict(zip(names, table.T)), about)
+            tensors, about = read_sealed(Path(path))
         except FileNotFoundError:
             raise InvalidInput(f"There are no scores at {path}.") from None
-        except InvalidInput:
-            raise
-        except Exception as error:  # a file that is not ours can fail anywhere inside three parsers
-            raise CorruptFile(f"{path} does not hold scores written by dross ({error}).") from None
+        name = about.pop("query")
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return Scores(**arrays, **about, query=query_of_file(name) if query is None else query)
 
     def _order(self, query: int | None) -> np.ndarray:
         """The ids by their scores, lowest first."""
@@ -273,42 +265,6 @@ class Scores:
                 f"These are the scores of {len(self.values)} queries: say which, query=0..{last}."
             )
         return np.argsort(self.values[query], kind="stable")
-
-    def _to_parquet(self) -> bytes:
-        check_installed("A Parquet file", "pandas", "pyarrow")
-        frame = self.to_frame()
-        frame.attrs = {"dross": self._about()}
-        return frame.to_parquet()
-
-    def _to_csv(self) -> bytes:
-        text, columns = io.StringIO(newline=""), self._columns()
-        text.write(f"# {json.dumps(self._about())}\n")
-        writer = csv.writer(text)
-        writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values())))
-        return text.getvalue().encode()
-
-    def _to_safetensors(self) -> bytes:
-        from safetensors.numpy import save
-
-        arrays = {"values": self.values, "by_epoch": np.ascontiguousarray(self.by_epoch)}
-        about = seal(self._about() | {_DIGEST: _digest(arrays)})
-        return save(arrays, {"dross": json.dumps(about)})
-
-    def _columns(self) -> dict[str, np.ndarray]:
-        columns, epochs = {"id": np.arange(len(self))}, self.by_epoch.shape[-2]
-        several = self.values.ndim == 2
-        names = [f"score_{q}" for q in range(len(self.values))] if several else ["score"]
-        columns |= dict(zip(names, np.atleast_2d(self.values)))
-        by_epoch = self.by_epoch if several else self.by_epoch[None]
-        for name, rows in zip(names, by_epoch):
-            prefix = f"{name}_" if several else ""
-            columns |= {f"{prefix}epoch_{e + self.first_epoch}": rows[e] for e in range(epochs)}
-        return columns
-
-    def _about(self) -> dict[str, Any]:
-        names = (*_NEEDED, "query_sketch")
-        return {name: getattr(self, name) for name in names} | {"shape": list(self.by_epoch.shape)}
 
 
 def describe_growth(growth: float) -> str:
@@ -337,35 +293,3 @@ def _check_count(m: int) -> int:
     if check_whole(m, "m") < 0:
         raise InvalidInput(f"m must not be negative, but it is {m}.")
     return m
-
-
-def _check_path(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix not in _FORMATS:
-        raise InvalidInput(f"{path} must end in one of {', '.join(_FORMATS)}.")
-    return path
-
-
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    return digest_tensors({name: torch.from_numpy(array) for name, array in arrays.items()})
-
-
-def _check_digest(arrays: dict[str, np.ndarray], about: dict) -> None:
-    """Raise ValueError if a bit is not as it was; files of earlier versions have no digest."""
-    content = break_seal(about)
-    if content is None or content.get(_DIGEST, _digest(arrays)) != _digest(arrays):
-        raise ValueError("its digest differs")
-
-
-def _build(values: np.ndarray, by_epoch: np.ndarray, about: dict) -> Scores:
-    known = {name: about[name] for name in _NEEDED}
-    return Scores(values, by_epoch, **known, query_sketch=about.get("query_sketch"))
-
-
-def _from_columns(columns: dict[str, np.ndarray], about: dict) -> Scores:
-    is_score = lambda name: name.startswith("score") and "epoch" not in name
-    scores = [column for name, column in columns.items() if is_score(name)]
-    epochs = [column for name, column in columns.items() if "epoch_" in name]
-    shape, values = about["shape"], np.asarray(scores, dtype=np.float64)
-    by_epoch = np.asarray(epochs, dtype=np.float64).reshape(shape)
-    return _build(values[0] if len(shape) == 2 else values, by_epoch, about)

@@ -9,15 +9,16 @@ import numpy as np
 
 from .._checks import check_installed, check_whole
 from .._figures import open_axes, plot_agreement
-from .._text import named_values, paragraph, table
+from .._text import named_values, paragraph, say_count, table
 from ..errors import InvalidInput
-from .query import Derivative, Query, same_question, sketch_derivative
+from .query import Query
 from .scores import Scores
 
 if TYPE_CHECKING:
     import pandas
 
 _EXTREMES = 10  # the paper's choice: the ten largest and the ten smallest
+_SAME_VALUE = 1e-3  # of a query, relative: in float32 on another device
 # the lowest tau of each verdict, and what it means
 _VERDICTS = (
     (0.8, "the scores put them in nearly the true order; trust the ranking"),
@@ -180,33 +181,33 @@ def _sentence(count: int, tau: float, slope: float) -> str:
     return f"{checked} {verdict} (Kendall's tau {tau:.2f}). The estimates are {size}."
 
 
-def check_scores(scores: Any, query: Query, count: int, derive: Callable[[], Derivative]) -> None:
+def check_scores(scores: Any, count: int, value: Callable[[Query], np.ndarray]) -> None:
     """Refuse scores of another run or of another query.
 
-    Queries are compared by their derivatives, or by name where scores have no sketch of them.
+    Queries are compared by their value at the trained model.
 
     Arguments:
-        scores: what the user gave.
-        query: the one that they should be for.
+        scores: what the user passed.
         count: how many instances the run has.
-        derive: gives the query's derivative at the state that was asked.
+        value: gives the value of a query at the model that was asked.
 
     Raises:
         InvalidInput: it says what is wrong with them.
     """
     if not isinstance(scores, Scores):
-        raise InvalidInput(
-            "verify takes the Scores of this run and the query they were computed for, not "
-            f"{type(scores).__name__}."
-        )
+        raise InvalidInput(f"verify takes the Scores of this run, not {type(scores).__name__}.")
     if len(scores) != count:
         raise InvalidInput(f"These are the scores of {len(scores)} instances; the run has {count}.")
-    if scores.query_sketch is None:
-        same = scores.query == query.name
-    else:
-        same = same_question(scores.query_sketch, sketch_derivative(derive()))
-    if not same:
+    found = value(scores.query)
+    if found.shape != scores.values.shape[:-1]:
+        say = lambda shape: say_count(shape[0], "value") if shape else "one value"
         raise InvalidInput(
-            f"These are the scores of {scores.query}, and this {query.name} asks something else of "
-            "the model: pass the query they were computed for, on the same data."
+            f"The query has {say(found.shape)} and the scores have "
+            f"{say(scores.values.shape[:-1])}: they are for different data."
+        )
+    known = scores.query_value
+    if known is not None and not np.allclose(found, known, rtol=_SAME_VALUE, atol=0):
+        raise InvalidInput(
+            f"{scores.query.name} has another value at this model than where the scores were "
+            "computed: they are the scores of another run, or of a query of other data."
         )

@@ -295,7 +295,7 @@ class Recorder(ClipMethods):
         self._tape.save()
 
     def average(self, averaged: AveragedModel) -> None:
-        """Watch averaged weights, so that they can be queried: run.influence(query, of="average").
+        """Watch averaged weights, so that they can be queried: run.influence(query, weights="average").
 
             averaged = torch.optim.swa_utils.AveragedModel(model)
             recorder.average(averaged)          # then train, and call averaged.update_parameters

@@ -14,7 +14,6 @@ from .._checks import check_count, check_whole
 from ..data.batch import Batch
 from ..data.dataset import Instances
 from ..distributed.ranks import Reducer
-from ..distributed.shards import ShardReducer, shard_clip
 from ..engine.executor import Executor
 from ..engine.optim import Optimizer
 from ..engine.precision import MATH, AttentionCalls
@@ -60,8 +59,7 @@ def rehearse(
     Raises:
         NotSupported: where the two differ.
     """
-    if isinstance(ranks, ShardReducer):
-        step = replace(step, clip=shard_clip(step.clip, ranks))
+    step = replace(step, clip=ranks.clip(step.clip))
     with executor.training():
         _, g, _ = take_step(executor, optimizer, before, step, batches)
         (g,) = ranks.sum_over_theta(g)

@@ -2,10 +2,9 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,11 +22,12 @@ from ..engine.inspect import device_and_dtype, is_shard, unwrap_model
 from ..engine.losses import NAMED_LOSSES, find_loss
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
-from ..engine.state import Derivative, State, check_constants, check_signature
+from ..engine.state import State, check_constants, check_signature
 from ..engine.step import Step, take_step
 from ..errors import InputChanged, InvalidInput, NotSupported
-from ..tape.format import AverageRecord, Manifest, Segment
+from ..tape.format import Manifest, Segment
 from ..tape.reader import Tape
+from .average import AVERAGE, MODEL, Average, FinalModel
 from .segments import Block, SegmentReplay, check_same
 
 
@@ -217,22 +217,33 @@ class Recording:
         with self.executor.training():
             return self.replay.replay_first_steps(segment, t - segment.first)
 
-    def average(self) -> "Average":
-        """The averaged weights that were watched while the run was recorded.
+    def model(self, weights: str, step: int | None = None) -> FinalModel | Average:
+        """The model that is queried.
+
+        Arguments:
+            weights: MODEL, or AVERAGE for the averaged weights that were watched during the run.
+            step: after how many steps; all by default.
 
         Raises:
-            InvalidInput: where there were none.
+            InvalidInput: where the tape does not hold that step, or no averaged weights.
         """
+        if weights == MODEL:
+            return FinalModel(self.state_at(self.tape.steps if step is None else step))
+        if weights != AVERAGE:
+            raise InvalidInput(f"weights must be 'model' or 'average', not {weights!r}.")
+        if step not in (None, self.tape.steps):
+            raise InvalidInput("The average is known only at the end of the run: leave `step` out.")
         record = self.tape.average()
         if record is None or not len(record.steps):
             raise InvalidInput(
                 "The tape has no averaged weights: call recorder.average(averaged) before "
                 "training, and averaged.update_parameters(model) between steps."
             )
-        layout, end = self.objective.layout, self.state_at(self.tape.steps)
+        layout = self.objective.layout
         named = {name: self._move(t) for name, t in record.tensors.items()}
         theta = layout.flatten({name: named[name] for name in layout.names})
         buffers = {name: named[name] for name in layout.moving_buffers}
+        end = self.state_at(self.tape.steps)
         return Average(replace(end, theta=theta, buffers=buffers), record)
 
     def _move_and_check(self, segment: Segment) -> Segment:
@@ -342,88 +353,3 @@ def _reopen(place: str, id: str, steps: int, *given: Any) -> Recording:
             "the same folder."
         )
     return opened
-
-
-MODEL, AVERAGE = "model", "average"
-
-
-@dataclass(frozen=True)
-class Average:
-    """An average of the states of a run, by the number of steps that led to each."""
-
-    state: State  # the averaged model; its slots are those of the run's end, and not used
-    record: AverageRecord
-
-    @cached_property
-    def weights(self) -> dict[int, float]:
-        """W_t: how much theta after t steps counts in the average."""
-        return sum_weights(zip(self.record.steps.tolist(), self.record.rates.tolist()))
-
-    @cached_property
-    def buffer_weights(self) -> dict[int, float]:
-        """The same for the moving buffers."""
-        if self.record.notes.buffers == "averaged":
-            return self.weights
-        steps = self.record.steps.tolist()
-        return {steps[-1]: 1.0} if self.record.notes.buffers == "copied" and steps else {}
-
-    def enter(self, adjoint: Derivative, seed: Derivative, t: int) -> Derivative:
-        """The adjoint after t steps, with what the query's derivative at the average adds."""
-        weight, of_buffers = self.weights.get(t), self.buffer_weights.get(t)
-        if weight is not None:
-            adjoint = replace(adjoint, theta=adjoint.theta + weight * seed.theta)
-        if of_buffers is None:
-            return adjoint
-        own = adjoint.buffers
-        added = {name: of_buffers * a for name, a in seed.buffers.items()}
-        buffers = {name: own[name] + a if name in own else a for name, a in added.items()}
-        return replace(adjoint, buffers=buffers)
-
-    # --- of other runs ----------------------------------------------------------------------------
-
-    def add(self, total: State | None, state: State, t: int) -> State | None:
-        """The weighted sum of states so far, with the state after t steps."""
-        weight, of_buffers = self.weights.get(t, 0.0), self.buffer_weights.get(t, 0.0)
-        if not weight and not of_buffers:
-            return total
-        floating = {n: b for n, b in state.buffers.items() if b.is_floating_point()}
-        if total is None:
-            zeros = {name: torch.zeros_like(b) for name, b in floating.items()}
-            total = State(torch.zeros_like(state.theta), {}, zeros)
-        buffers = {name: total.buffers[name] + of_buffers * b for name, b in floating.items()}
-        return replace(total, theta=total.theta + weight * state.theta, buffers=buffers)
-
-    def of_runs(self, sums: State | None, like: State) -> State:
-        """The averages of K runs from the sums of their states. Row 0 is the replica.
-
-        What was averaged before the runs began is the same for all, and cancels.
-
-        Arguments:
-            sums: each run's sum of weighted states, with a leading axis [K]; None: nothing of these
-                steps is in the average.
-            like: the runs' states at their end, [K, ...].
-        """
-        rows = len(like.theta)
-        every = self.state.map(lambda t: t.expand(rows, *t.shape).clone())
-        if sums is None:
-            return replace(like, theta=every.theta, buffers=every.buffers)
-        moved = {name: total - total[:1] for name, total in sums.buffers.items()}
-        buffers = {n: b + moved[n] if n in moved else b for n, b in every.buffers.items()}
-        return replace(like, theta=every.theta + sums.theta - sums.theta[:1], buffers=buffers)
-
-
-def sum_weights(updates: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """W_t from the updates (t_n, a_n) in their order: a_n times what later updates leave of it."""
-    weights: dict[int, float] = {}
-    left = 1.0
-    for t, rate in reversed(list(updates)):
-        weights[t] = weights.get(t, 0.0) + left * rate
-        left *= 1.0 - rate
-    return {t: weight for t, weight in weights.items() if weight}
-
-
-def check_of(of: str) -> bool:
-    """Whether the average is asked for, and not the model itself."""
-    if of not in (MODEL, AVERAGE):
-        raise InvalidInput(f"of must be 'model' or 'average', not {of!r}.")
-    return of == AVERAGE

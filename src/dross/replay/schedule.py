@@ -80,7 +80,7 @@ def rows_taken(steps: int, capacity: int, begin: int = 0, check_end: bool = True
 
 
 @dataclass(frozen=True)
-class Window:
+class StepRange:
     """Steps first..stop-1, of the epochs oldest..newest; the model is asked after `stop` steps."""
 
     first: int
@@ -94,30 +94,24 @@ class Window:
         return self.newest - self.oldest + 1
 
 
-def choose_window(tape: Tape, *, epochs: int | None = None, at: int | None = None) -> Window:
-    """The steps to look at when the model is asked after `at` steps (all by default).
+def choose_steps(tape: Tape, *, epochs: int | None = None, step: int | None = None) -> StepRange:
+    """The steps to look at when the model is queried after `step` steps (all by default).
 
     Arguments:
         tape: the recorded run.
         epochs: how many of the last epochs before that; by default all that are kept.
-        at: after how many steps the model is asked.
+        step: after how many steps the model is queried.
 
     Raises:
         InvalidInput: where the tape does not hold those steps or epochs.
     """
-    stop = check_at(tape, at)
-    oldest, newest = _epochs_before(tape, stop, epochs)
-    return Window(start_of_epoch(tape, oldest), stop, oldest, newest)
-
-
-def check_at(tape: Tape, at: int | None) -> int:
-    """The number of steps after which the model is asked."""
-    at = None if at is None else check_whole(at, "at")
-    if at is not None and not tape.first <= at <= tape.steps:
+    stop = tape.steps if step is None else check_whole(step, "step")
+    if not tape.first <= stop <= tape.steps:
         raise InvalidInput(
-            f"at={at}: the tape holds the model after {tape.first} to {tape.steps} steps."
+            f"step={step}: the tape holds the model after {tape.first} to {tape.steps} steps."
         )
-    return tape.steps if at is None else at
+    oldest, newest = _epochs_before(tape, stop, epochs)
+    return StepRange(start_of_epoch(tape, oldest), stop, oldest, newest)
 
 
 def _epochs_before(tape: Tape, stop: int, epochs: int | None) -> tuple[int, int]:

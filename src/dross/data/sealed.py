@@ -1,0 +1,58 @@
+"""Small files of named tensors and what is known about them, in which every changed bit is noticed.
+
+The tensors are a safetensors file; its metadata hold a JSON object and the digest of everything.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from .._io import write_bytes
+from ..errors import CorruptFile, DrossError
+from .fingerprint import digest_tensors
+
+
+def write_sealed(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        DrossError: it cannot be written.
+    """
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    text = json.dumps(about)
+    write_bytes(path, save(tensors, {"dross": text, "digest": _digest(tensors, text)}))
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file and what it says about them.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CorruptFile: it is not as it was written.
+        DrossError: it cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+        tensors = load(raw)
+        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+        metadata = header["__metadata__"]
+        text = metadata["dross"]
+        if metadata["digest"] != _digest(tensors, text):
+            raise CorruptFile(f"{path} is damaged: its digest differs.")
+        # copied, because vectorized sums round differently on memory that is not aligned
+        return {name: t.clone() for name, t in tensors.items()}, json.loads(text)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DrossError(f"{path} cannot be read: {error.strerror}.") from error
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise CorruptFile(f"{path} is not a file of dross, or it is damaged ({error}).") from None
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    return hashlib.sha256((digest_tensors(tensors) + text).encode()).hexdigest()
