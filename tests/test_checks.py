@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import dross
 from dross import cli
-from dross._checks import check_installed, check_name, fit_together, fits
+from dross._checks import check_name, fit_together, fits
 from dross.errors import InvalidInput
 
 # --- A misspelt name gets a hint ---
@@ -25,7 +25,7 @@ def test_an_unknown_name_is_refused_with_the_closest_and_all_names(name, hint):
     assert str(caught.value) == expected
 
 
-# --- Messages name options, and missing packages with the command that installs them ---
+# --- Messages name options ---
 
 
 def test_a_message_names_an_option_in_one_way_for_python_and_the_command_line(tmp_path):
@@ -42,16 +42,6 @@ def test_too_few_to_verify_are_refused_before_anything_is_read(tmp_path):
         with pytest.raises(InvalidInput, match="check must be at least 1"):
             dross.clean(tmp_path / "nothing.csv", "y", check=wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_what_is_missing_is_named_with_the_command_that_installs_it():
-    check_installed("This", "numpy")
-    with pytest.raises(
-        InvalidInput, match=r"A plot needs no_such_thing, which is .*install no_such_thing"
-    ):
-        check_installed("A plot", "numpy", "no_such_thing")
-    with pytest.raises(InvalidInput, match="needs nothing, none, which are not installed"):
-        check_installed("A plot", "nothing", "none")
 
 
 # --- Values of JSON against the types that they should have ---

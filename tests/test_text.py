@@ -4,7 +4,15 @@ import pytest
 
 from dross import _figures as charts
 from dross import _text as html
-from dross._text import check_encodable, disarm_cell, printable, say_count
+from dross._text import (
+    check_encodable,
+    disarm_cell,
+    printable,
+    say_bytes,
+    say_count,
+    say_duration,
+    to_json,
+)
 from dross.errors import InvalidInput
 
 # --- One thing and many ---
@@ -14,6 +22,22 @@ def test_one_and_many():
     assert [say_count(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
     assert say_count(1, "query", "queries") == "1 query"
     assert say_count(2, "query", "queries") == "2 queries"
+
+
+def test_amounts():
+    assert [say_bytes(n) for n in (12, 4_100, 2.5e6, 3e9)] == [
+        "12 bytes",
+        "4.1 KB",
+        "2.5 MB",
+        "3 GB",
+    ]
+    durations = [say_duration(seconds) for seconds in (0.02, 12.34, 600, 7200)]
+    assert durations == ["20 ms", "12.3 s", "10 minutes", "2.0 hours"]
+
+
+def test_json_holds_what_json_cannot():
+    odd = {"a": float("nan"), 3: (float("inf"), 1.5, None), "half \udc80": "é"}
+    assert to_json(odd) == r'{"a": null, "3": [null, 1.5, null], "half \udc80": "\u00e9"}'
 
 
 # --- Text from data is shown with what would hide or forge escaped ---

@@ -4,7 +4,6 @@ import difflib
 import os
 import types
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from numbers import Integral
 from typing import Any, Union, get_args, get_origin
 
@@ -28,19 +27,11 @@ def check_count(value: Any, what: str, *, at_most: int, because: str, at_least: 
         because: Why no larger one is: the end of a sentence.
         at_least: The smallest that is accepted.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r}.")
-    count = int(value)
-    if count < at_least:
-        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {shorten(count)}.")
-    if count > at_most:
-        raise InvalidInput(f"{what} must be at most {at_most:,}, not {shorten(count)}: {because}.")
-    return count
-
-
-def shorten(number: int) -> str:
-    """A whole number for a message: one of more than 20 digits is only described."""
-    return f"{number}" if abs(number) < 10**20 else "a number of more than 20 digits"
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+        raise InvalidInput(f"{what} must be at least {at_least} and whole, not {value!r:.40}.")
+    if value > at_most:
+        raise InvalidInput(f"{what} must be at most {at_most:,}, not {value!r:.40}: {because}.")
+    return int(value)
 
 
 def check_folder(value: Any, what: str) -> str | os.PathLike:
@@ -99,36 +90,3 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> str:
             f"There is no {kind} named '{name}'.{hint} The names are: {', '.join(known)}."
         )
     return name
-
-
-_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # where a module has another name
-
-
-def check_installed(what: str, *modules: str) -> None:
-    """Refuse to begin what needs packages that are not installed.
-
-    Arguments:
-        what: what needs them, as the beginning of a sentence.
-        modules: their names as modules.
-
-    Raises:
-        InvalidInput: with their names as packages, and the command that installs them.
-    """
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        raise InvalidInput(explain_uninstalled(what, *missing))
-
-
-def explain_uninstalled(what: str, *modules: str) -> str:
-    """Say that modules are not installed, and how to install their packages.
-
-    Arguments:
-        what: what needs them, as the beginning of a sentence.
-        modules: their names as modules.
-    """
-    packages = [_PACKAGES.get(name, name) for name in modules]
-    return (
-        f"{what} needs {', '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not "
-        f"installed. Install what is missing: pip install {' '.join(packages)}. `pip install "
-        "dross` installs it, except with --no-deps."
-    )

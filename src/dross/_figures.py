@@ -1,6 +1,5 @@
 """Figures in one style, as SVG or on the user's axes, and arrays as PNG."""
 
-import base64
 import io
 import re
 from collections.abc import Iterator
@@ -10,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._checks import check_installed
 from ._io import write_text
-from .errors import InvalidInput
 
 BLUE, ORANGE, RED, GREY, GREEN = "#2f5d8a", "#d98e3f", "#c2452d", "#8a8f96", "#4d8a5c"
 
@@ -35,16 +32,9 @@ def house_style() -> Iterator[None]:
     """Draw in our style inside the block, or inside the function that this decorates.
 
     The style and the backend that the user has chosen for matplotlib stay as they are.
-
-    Raises:
-        InvalidInput: matplotlib is not installed.
     """
-    try:
-        from matplotlib import style
-    except ImportError:
-        raise InvalidInput(
-            "Figures need matplotlib: pip install matplotlib. The results themselves are kept."
-        ) from None
+    from matplotlib import style
+
     with style.context(["default", _STYLE]):
         yield
 
@@ -79,12 +69,7 @@ def save_svg(svg: str, path: Path) -> Path:
 
 
 def open_axes(ax: Any) -> Any:
-    """The user's axes, or new ones in the user's own style and backend.
-
-    Raises:
-        InvalidInput: matplotlib is not installed.
-    """
-    check_installed("A plot", "matplotlib")
+    """The user's axes, or new ones in the user's own style and backend."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -118,17 +103,8 @@ def plot_agreement(ax: Any, estimated: np.ndarray, actual: np.ndarray) -> None:
 
 def encode_png(picture: np.ndarray) -> bytes:
     """Return the bytes of a PNG file for a picture, uint8 [H, W] or [H, W, 3]."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InvalidInput(
-            "Pictures need Pillow: pip install pillow. The results themselves are kept."
-        ) from None
+    from PIL import Image
+
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "png", optimize=True)
     return out.getvalue()
-
-
-def encode_data_url(picture: np.ndarray) -> str:
-    """Return a data: address that holds the picture itself."""
-    return "data:image/png;base64," + base64.b64encode(encode_png(picture)).decode()

@@ -25,6 +25,23 @@ def say_count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def say_bytes(count: float) -> str:
+    """1.5e9 -> 1.5 GB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def say_duration(seconds: float) -> str:
+    """90 -> 1.5 minutes."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} hours"
+    if seconds >= 90:
+        return f"{seconds / 60:.2g} minutes"
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
 # Control characters but for tab and line feed, halves of surrogate pairs, line and paragraph
 # separators, and what changes the direction of text: on a terminal or a page they hide or forge it.
 _UNPRINTABLE = re.compile(
@@ -91,12 +108,8 @@ def _is_number(text: str) -> bool:
 
 @cache
 def _environment() -> Any:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise InvalidInput(
-            "Pages need Jinja2: pip install jinja2. The results themselves are kept."
-        ) from None
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     return Environment(
         loader=PackageLoader("dross"),
         autoescape=True,

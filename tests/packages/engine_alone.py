@@ -56,8 +56,8 @@ def main() -> None:
         }.items():
             try:
                 ask()
-            except dross.InvalidInput as error:
-                assert package in str(error) and "pip install" in str(error), error
+            except ModuleNotFoundError as error:
+                assert error.name == package, error
             else:
                 raise AssertionError(f"{package} is there")
     loaded = {name.split(".")[0] for name, module in sys.modules.items() if module is not None}

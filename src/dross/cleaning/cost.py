@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._text import say_bytes, say_duration
 from ..tape.retention import DefaultRetention, EveryStep
 from .job import Job
 from .label_noise import MOST_LEARNED
@@ -50,8 +51,4 @@ def estimate_cost(job: Job, searched: SearchResult, examined: float) -> Cost:
 
 def describe_cost(cost: Cost) -> str:
     """The cost in words, as a sentence."""
-    if cost.seconds < 90:
-        duration = f"{max(1, round(cost.seconds))} seconds"
-    else:
-        duration = f"{cost.seconds / 60:.0f} minutes"
-    return f"Expected from here: about {duration} and {cost.bytes / 1e6:,.0f} MB."
+    return f"Expected from here: about {say_duration(cost.seconds)} and {say_bytes(cost.bytes)}."

@@ -27,7 +27,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from .._checks import check_installed
 from .._io import write_bytes
 from .._progress import hide_progress, no_bar, progress_bar
 from ..data.fingerprint import digest_tensors
@@ -129,7 +128,6 @@ def uses_workers(n_jobs: int | None) -> bool:
         )
     if n_jobs is None and "joblib" not in sys.modules:
         return False  # no parallel_config can be active
-    check_installed("n_jobs", "joblib", "cloudpickle")
     from joblib import effective_n_jobs
 
     return effective_n_jobs(n_jobs) != 1

@@ -15,6 +15,7 @@ import pandas
 import torch
 
 from .._io import write_bytes, write_json
+from .._text import say_bytes, say_duration
 from .._version import __version__
 from ..cleaning.chats import CHATS
 from ..cleaning.duplicates import FILE as COPIES
@@ -265,10 +266,10 @@ def estimate(tuner: Tuner, seeds: int) -> Cost:
 def describe(cost: Cost) -> str:
     """The cost in words."""
     return (
-        f"One fine-tuning takes about {_duration(cost.training)} here, everything about "
-        f"{_duration(cost.seconds)}, {_bytes(cost.memory)} of memory beside the texts, and "
-        f"{_bytes(cost.disk)} of disk. The verdict (dross judge) takes about "
-        f"{_duration(cost.verdict)} more."
+        f"One fine-tuning takes about {say_duration(cost.training)} here, everything about "
+        f"{say_duration(cost.seconds)}, {say_bytes(cost.memory)} of memory beside the texts, and "
+        f"{say_bytes(cost.disk)} of disk. The verdict (dross judge) takes about "
+        f"{say_duration(cost.verdict)} more."
     )
 
 
@@ -292,20 +293,10 @@ def check_affordable(cost: Cost, tuner: Tuner, *, force: bool) -> None:
         ways.append(f"{adapters}, which train adapters of the last layers only")
     where = "without a GPU" if tuner.device.type == "cpu" else "on this GPU"
     raise InvalidInput(
-        f"This takes about {_duration(cost.seconds)} {where}. Nothing that takes more "
+        f"This takes about {say_duration(cost.seconds)} {where}. Nothing that takes more "
         f"than an hour starts unless you pass `force`. What fits into an hour: "
         f"{'; or '.join(ways)}."
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, count / 1e6):.0f} MB"
 
 
 # --- the project ----------------------------------------------------------------------------------

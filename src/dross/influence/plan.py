@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .._text import say_count
+from .._text import say_bytes, say_count, say_duration
 from ..data.batch import LazyBatch
 from ..engine.device import measure_peak
 from ..engine.state import Derivative, State
@@ -71,39 +71,24 @@ class RetracePlan:
         states = say_count(self.states_at_once, "state")
         lines = [
             f"A retrace of {steps} for {queries} on {self.device}",
-            f"  time    about {_show_seconds(self.seconds)}, {self.training_steps:.1f} times as "
+            f"  time    about {say_duration(self.seconds)}, {self.training_steps:.1f} times as "
             "long as training",
-            f"          reverse step {_show_seconds(self.reverse_seconds)}, "
-            f"step {_show_seconds(self.step_seconds)}; {again}",
-            f"  memory  about {_show_bytes(self.peak_bytes)} besides the model and the data",
-            f"          {states} {_show_bytes(self.states_at_once * self.state_bytes)}, adjoints "
-            f"{_show_bytes(self.adjoint_bytes)}, scores {_show_bytes(self.score_bytes)}, "
-            f"passes {_show_bytes(self.pass_bytes)}",
-            f"  disk    {_show_bytes(self.disk_bytes)} to read",
+            f"          reverse step {say_duration(self.reverse_seconds)}, "
+            f"step {say_duration(self.step_seconds)}; {again}",
+            f"  memory  about {say_bytes(self.peak_bytes)} besides the model and the data",
+            f"          {states} {say_bytes(self.states_at_once * self.state_bytes)}, adjoints "
+            f"{say_bytes(self.adjoint_bytes)}, scores {say_bytes(self.score_bytes)}, "
+            f"passes {say_bytes(self.pass_bytes)}",
+            f"  disk    {say_bytes(self.disk_bytes)} to read",
         ]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return (
             f"<RetracePlan: {say_count(self.steps, 'step')}, "
-            f"{say_count(self.queries, 'query', 'queries')}, about {_show_seconds(self.seconds)}, "
-            f"{_show_bytes(self.peak_bytes)}>"
+            f"{say_count(self.queries, 'query', 'queries')}, about {say_duration(self.seconds)}, "
+            f"{say_bytes(self.peak_bytes)}>"
         )
-
-
-def _show_bytes(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
-
-
-def _show_seconds(seconds: float) -> str:
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} hours"
-    if seconds >= 90:
-        return f"{seconds / 60:.1f} minutes"
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def make_plan(recording: Recording, queries: int, steps: StepRange) -> RetracePlan:

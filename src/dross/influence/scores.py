@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .._checks import check_installed, check_whole
+from .._checks import check_whole
 from .._figures import open_axes, plot_ranked
 from .._text import paragraph, table
 from ..data.sealed import read_sealed, write_sealed
@@ -186,11 +186,7 @@ class Scores:
         Returns:
             Columns id, score (score_0, score_1, ... for several queries), and the part of each
             epoch: epoch_0, ... (score_0_epoch_0, ...).
-
-        Raises:
-            InvalidInput: where pandas is not installed.
         """
-        check_installed("to_frame", "pandas")
         import pandas
 
         several = self.values.ndim == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._checks import check_installed, check_whole
+from .._checks import check_whole
 from .._figures import open_axes, plot_agreement
 from .._text import named_values, paragraph, say_count, table
 from ..errors import InvalidInput
@@ -90,7 +90,6 @@ class Verification:
         Returns:
             Columns id, estimated, actual; where there are several queries, the first is query.
         """
-        check_installed("to_frame", "pandas")
         import pandas
 
         estimated, actual = np.atleast_2d(self.estimated), np.atleast_2d(self.actual)
@@ -142,7 +141,6 @@ def compare(instances: np.ndarray, estimated: np.ndarray, actual: np.ndarray) ->
 
 def _correlate(e: np.ndarray, a: np.ndarray) -> tuple[float, float, float, float]:
     """Kendall's tau, Spearman's rho, the slope and the Jaccard index of two arrays [K]."""
-    check_installed("A verification", "scipy")
     from scipy import stats
 
     with warnings.catch_warnings():

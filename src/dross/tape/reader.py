@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from .._text import say_count
+from .._text import say_bytes, say_count
 from ..distributed.shards import join_shards
 from ..engine.state import State
 from ..errors import CorruptFile, DrossError
@@ -250,6 +250,6 @@ def describe_tape(tape: Tape) -> dict[str, str]:
         "instances": "not recorded" if instances is None else f"{instances:,}",
         "steps": f"{tape.steps:,}{of_planned} ({state})",
         "kept": f"steps {tape.first:,} to {tape.steps:,} in "
-        f"{say_count(len(tape.entries), 'segment')}, {tape.nbytes / 1e6:,.1f} MB",
+        f"{say_count(len(tape.entries), 'segment')}, {say_bytes(tape.nbytes)}",
         "recorded on": f"{about['device']}, torch {about['torch']}, dross {about['dross']}",
     }
