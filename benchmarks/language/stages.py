@@ -145,7 +145,7 @@ def run_one(experiment: Experiment, epochs: int | None = None) -> dict:
     options = {"epochs": epochs, "resume": experiment.out}
     scores, spent = measure(experiment, lambda: run.influence(trainer.loss_of(), **options))
     scores.save(experiment.out / f"scores-{epochs or 'all'}.safetensors")
-    plans = [plan.forward_mode for plan in run.recording.executor.plans]
+    plans = [plan.forward_mode for plan in run.recording.executor.fit.plans.values()]
     return spent | {"forward_mode": plans, "by_kind": by_kind(experiment, scores.values)}
 
 
@@ -221,8 +221,8 @@ def run_exact(experiment: Experiment) -> dict:
         state = recording.state_at(0)
         with recording.executor.training():
             for _, step, own in recording.recorded_steps(0, run.steps):
-                w = [torch.where(batch.ids == j, weight, 1.0).double() for batch in own]
-                state = take_step(recording.executor, recording.optimizer, state, step, own, w)[0]
+                own = [b.weighted(torch.where(b.ids == j, weight, 1.0).double()) for b in own]
+                state = take_step(recording.executor, recording.optimizer, state, step, own)[0]
         return float(query.evaluate(recording.objective, state))
 
     found = {}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import dross
 from dross.engine.cuda_graph import Graphs, _Graph
-from dross.engine.executor import PullPlan
+from dross.engine.fit import PullPlan
 from dross.engine.objective import Objective
 
 needs_gpu = pytest.mark.skipif(
@@ -97,19 +97,20 @@ def test_a_gpu_that_is_full_takes_fewer_queries_at_once(tmp_path):
     run, _ = recorded(tmp_path / "tape", mnist_cnn())
     queries = dross.losses((torch.randn(256, 1, 28, 28), torch.randint(0, 10, (256,))))
     whole, executor = run.influence(queries).values, run.recording.executor
-    assert set(executor.plans) == {PullPlan(True, 256)}
+    assert set(executor.fit.plans.values()) == {PullPlan(True, 256)}
     executor.free_memory()
     limit = torch.cuda.memory_reserved() + (1 << 30)
     torch.cuda.set_per_process_memory_fraction(
         limit / torch.cuda.get_device_properties(0).total_memory
     )
     try:
-        with pytest.warns(dross.DrossWarning, match="Out of memory: going on with"):
+        with pytest.warns(dross.DrossWarning, match="Out of memory: continuing with"):
             found = run.influence(queries).values
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-5 * np.abs(whole).max())
-    assert all(8 <= plan.queries_at_once < 256 for plan in executor.plans), list(executor.plans)
+    plans = list(executor.fit.plans.values())
+    assert all(8 <= plan.queries_at_once < 256 for plan in plans), plans
     assert "reverse step" in names_of_trusted(executor.graphs) and not executor.graphs.refused
 
 
@@ -254,7 +255,7 @@ def test_what_cannot_be_captured_warns_and_goes_on(tmp_path, monkeypatch, graph,
 
 
 @pytest.mark.parametrize(
-    "queries, told", [(1, "no memory for it"), (8, "going on with 4 of the queries")]
+    "queries, told", [(1, "no memory for it"), (8, "continuing with 4 of the queries")]
 )
 def test_a_graph_is_freed_for_what_does_not_fit_beside_it(tmp_path, monkeypatch, queries, told):
     """A pass of all queries does not fit beside a graph of them.

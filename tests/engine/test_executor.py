@@ -9,7 +9,8 @@ from torch import nn
 
 import dross
 from dross.data.batch import Batch
-from dross.engine.executor import Executor, PullPlan
+from dross.engine.executor import Executor
+from dross.engine.fit import PullPlan
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
 from dross.errors import InvalidInput
@@ -127,7 +128,7 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
         return pull(self, theta, buffers, batch, a_g, *rest)
 
     monkeypatch.setattr(Objective, "pull_reverse", limited)
-    with pytest.warns(dross.DrossWarning, match="going on with . of the queries"):
+    with pytest.warns(dross.DrossWarning, match="continuing with . of the queries"):
         found = run.influence(query).values
     np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-16)
 
@@ -136,7 +137,7 @@ def test_out_of_memory_halves_the_queries_and_goes_on(record, monkeypatch):
 
     monkeypatch.setattr(Objective, "pull_reverse", impossible)
     with (
-        pytest.warns(dross.DrossWarning, match="going on with 1 instances"),
+        pytest.warns(dross.DrossWarning, match="continuing with 1 instances"),
         pytest.raises(torch.OutOfMemoryError) as error,
     ):
         run.influence(dross.mean_loss((p.X_val, p.Y_val)))
@@ -152,7 +153,7 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     size = max(len(step.ids) for step in run.recording.segment(0).steps)
     if kind == "pull_forward":
         for count in range(1, size + 1):
-            run.recording.executor.plans.set(count, PullPlan(True, 8))
+            run.recording.executor.fit.plans[count.bit_length()] = PullPlan(True, 8)
     whole, pass_ = run.influence(query).values, getattr(Objective, kind)
 
     def limited(self, theta, buffers, batch, *rest):
@@ -167,7 +168,7 @@ def test_a_batch_that_does_not_fit_is_cut(kind, record, monkeypatch):
     assert any("instances of a batch at once" in str(warning.message) for warning in said)
     assert np.abs(whole).max() > 1e-8
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
-    assert {name for name, _, _ in run.recording.executor.cuts.to_json()} == {kind.split("_")[0]}
+    assert {name for name, _ in run.recording.executor.fit.max_rows} == {kind.split("_")[0]}
 
 
 @pytest.mark.parametrize("model", ["batchnorm", "dropout"])

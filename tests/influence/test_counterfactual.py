@@ -228,7 +228,7 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(record, monkeypatch):
         return gradients(self, thetas, *rest)
 
     monkeypatch.setattr(Executor, "gradients", limited)
-    with pytest.warns(dross.DrossWarning, match="going on with [24] models"):
+    with pytest.warns(dross.DrossWarning, match="continuing with [24] models"):
         found = run.leave_one_out(query(p), np.arange(8))
     np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-15)
 

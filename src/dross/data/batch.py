@@ -73,6 +73,10 @@ class Batch:
         """The batch with its losses counting `factor` times as much."""
         return self if factor == 1 else replace(self, c=self.c * factor)
 
+    def weighted(self, w: Tensor) -> "Batch":
+        """The batch with loss i counting w_i times as much: w [B]."""
+        return replace(self, c=self.c * w)
+
     def rows(self, rows: slice) -> "Batch":
         """A part of the batch, as if it were one."""
         if rows == slice(0, len(self.c)):
@@ -229,6 +233,10 @@ class LazyBatch:
     def scaled(self, factor: float) -> "LazyBatch":
         """The batch with its losses counting `factor` times as much."""
         return self if factor == 1 else replace(self, c=self.c * factor)
+
+    def weighted(self, w: Tensor) -> "LazyBatch":
+        """The batch with loss i counting w_i times as much: w [B]."""
+        return replace(self, c=self.c * w)
 
     def rows(self, rows: slice) -> "LazyBatch":
         """A part of the batch. Augmentation still draws random numbers for the whole batch."""

@@ -32,7 +32,7 @@ from ..data.batch import AnyBatch, Batch
 from ..engine.autodiff import apply_model
 from ..engine.conv import WIDE, convolutions
 from ..engine.executor import Executor
-from ..engine.objective import Buffers, Objective, Pulled
+from ..engine.objective import Buffers, Gradient, Objective, Pulled
 from ..engine.state import Layout
 from ..errors import InputChanged, InvalidInput, NotSupported
 from ..replay.recording import Recording
@@ -419,14 +419,12 @@ class ShardedObjective(Objective):
                 "cannot be gathered from the ranks. Retrace with group= and without sharded=True."
             )
 
-    def gradient(
-        self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Buffers]:
+    def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch) -> Gradient:
         """This rank's shard of the gradient over all ranks [p_r], its own losses, no buffers."""
         theta = theta.detach().requires_grad_()
         with torch.enable_grad(), saving_notes():
             losses, moved = self.losses(theta, buffers, batch)
-            weights = (batch.c if w is None else batch.c * w).to(losses.dtype)
+            weights = batch.c.to(losses.dtype)
             with self.precision.cast("backward"):
                 (g,) = torch.autograd.grad(losses, theta, weights)
         return g, losses.detach(), moved
@@ -464,15 +462,13 @@ class ShardedExecutor(Executor):
     """
 
     @property
-    def cannot_reuse_passes(self) -> bool:
-        """True: a pass contains messages."""
-        return True
+    def may_reuse(self) -> bool:
+        """False: a pass contains messages."""
+        return False
 
-    def gradient(
-        self, theta: Tensor, buffers: Buffers, batch: AnyBatch, w: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Buffers]:
+    def gradient(self, theta: Tensor, buffers: Buffers, batch: AnyBatch) -> Gradient:
         """`ShardedObjective.gradient`."""
-        return self.plain_gradient(batch.load(), theta, buffers, w)
+        return self.fit.gradient(batch.load(), theta, buffers)
 
     def pull(
         self,

@@ -1,7 +1,6 @@
 """Where to compute: a device that is there, or the best one."""
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..errors import DrossWarning, InvalidInput, first_line
+from ..errors import InvalidInput, first_line
 
 
 def find_device(device: str | torch.device, otherwise: str) -> torch.device:
@@ -49,48 +48,6 @@ def choose_device(device: str | None) -> torch.device:
     if found.type not in ("cpu", "cuda", "mps"):
         raise InvalidInput(f"Nothing can be trained on the device '{device}'. {otherwise}")
     return found
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-# When memory runs out: free what can be made again, and go on with half as much.
-
-Result = TypeVar("Result")
-
-
-def try_to_fit(
-    action: Callable[[], Result],
-    size: int,
-    *,
-    what: str,
-    free: Callable[[], object],
-    may_halve: bool = True,
-    advice: str = "",
-) -> Result | None:
-    """action(), or None where it ran out of memory: the caller then goes on with half the size.
-
-    Arguments:
-        action: the work, on `size` things at once.
-        size: how many; a single thing cannot be halved.
-        what: the things, for the warning: "models at once".
-        free: frees memory whose contents can be made again.
-        may_halve: False where the caller cannot go on with less.
-        advice: a note for the error when a single thing does not fit.
-
-    Raises:
-        torch.OutOfMemoryError: where a single thing does not fit.
-    """
-    try:
-        return action()
-    except torch.OutOfMemoryError as error:
-        if size == 1 and advice:
-            error.add_note(f"dross: {advice}")
-        if size == 1 or not may_halve:
-            raise
-    # outside the handler, because the error itself holds memory
-    free()
-    warnings.warn(f"Out of memory: going on with {size // 2} {what}.", DrossWarning, stacklevel=3)
-    return None
 
 
 # --- peak_memory ----------------------------------------------------------------------------------

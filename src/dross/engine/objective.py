@@ -45,6 +45,7 @@ from .precision import STRICT, Precision, use_arithmetic
 from .state import Buffers, Layout
 
 Penalty = Callable[[dict[str, Tensor]], Tensor]
+Gradient = tuple[Tensor, Tensor, Buffers]  # g [p], losses [B], buffers after the pass
 Pulled = tuple[Tensor, Tensor, Buffers]  # terms [Q, B], a_theta [Q, p], a_buffers [Q, ...]
 
 
@@ -97,36 +98,24 @@ class Objective:
         Returns:
             The losses [B], and the buffers after the pass by name.
         """
-        parameters = self.layout.unflatten(theta) if parameters is None else parameters
+        if parameters is None:
+            parameters = self.layout.unflatten(theta)
         moved = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        if not track_buffers:
-            return self._forward(parameters, moved, batch, rules), moved
-        with watch_statistics(self.model) as move_statistics:
-            losses = self._forward(parameters, moved, batch, rules)
-            statistics = move_statistics(buffers)
-        return losses, statistics | {name: moved[name] for name in self.held}
-
-    def _forward(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Buffers,
-        batch: Batch,
-        rules: ForwardRules | None,
-    ) -> Tensor:
-        """The losses [B]. The forward pass writes into `buffers`."""
-        device = batch.c.device
-        random = use_seed(device, batch.seed) if self.stochastic else nullcontext()
-        with rules or nullcontext():
+        random = use_seed(batch.c.device, batch.seed) if self.stochastic else nullcontext()
+        statistics = watch_statistics(self.model) if track_buffers else nullcontext()
+        with rules or nullcontext(), statistics as move_statistics:
             with random, self.precision.cast("model"):
-                outputs = self.call(parameters, buffers, batch.x)
+                outputs = self.call(parameters, moved, batch.x)
             try:
                 losses = check_per_instance(self.apply_loss(outputs, batch.y), len(batch.c))
             except IndexError as error:  # what torch says of a label that is out of range
                 raise InvalidInput(f"The loss does not take the labels: {error}") from error
-        if self.penalty is None:
-            return losses
-        with self.precision.cast("loss"):
-            return losses + self.penalty_at(parameters)
+        if self.penalty is not None:
+            with self.precision.cast("loss"):
+                losses = losses + self.penalty_at(parameters)
+        if move_statistics is not None:
+            moved = move_statistics(buffers) | {name: moved[name] for name in self.held}
+        return losses, moved
 
     def call(self, parameters: Mapping[str, Tensor], buffers: Buffers, x: Any) -> Any:
         """The model's outputs. What it assigns to its buffers is in `buffers` afterwards."""
@@ -172,13 +161,8 @@ class Objective:
 
     # --- gradients --------------------------------------------------------------------------------
 
-    def gradient(
-        self, theta: Tensor, buffers: Buffers, batch: Batch, w: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Buffers]:
-        """g = sum_i w_i c_i grad l_i as [p], the losses [B], and the moved buffers.
-
-        w [B] is 1 for every instance unless given.
-        """
+    def gradient(self, theta: Tensor, buffers: Buffers, batch: Batch) -> Gradient:
+        """g = sum_i c_i grad l_i as [p], the losses [B], and the moved buffers."""
         theta = theta.detach().requires_grad_()
         named = self.model.named_parameters() if self.unused else ()
         idle = {name: p for name, p in named if name in self.unused}
@@ -186,7 +170,7 @@ class Objective:
         inputs = [theta] if leaves is None else list(leaves.values())
         with torch.enable_grad():
             losses, moved = self.losses(theta, buffers, batch, parameters=leaves)
-            weights = (batch.c if w is None else batch.c * w).to(losses.dtype)
+            weights = batch.c.to(losses.dtype)
             with self.precision.cast("backward"):
                 found = torch.autograd.grad(
                     losses, [*inputs, *idle.values()], weights, allow_unused=True

@@ -325,7 +325,6 @@ def take_step(
     state: State,
     step: Step,
     batches: Sequence[AnyBatch],
-    w: list[Tensor] | None = None,
     reducer: StepReducer | None = None,
 ) -> tuple[State, Tensor, list[Tensor]]:
     """s_{t+1}, the gradient [p] of the scaled losses, and the losses of each micro-batch.
@@ -335,24 +334,20 @@ def take_step(
         optimizer: the update.
         state: s_t.
         step: what was recorded of the step.
-        batches: its micro-batches.
-        w: instance weights per micro-batch, all 1 by default.
+        batches: its micro-batches. Each starts from the buffers that the one before it left.
         reducer: divides the work among ranks; the losses are of this rank's part.
     """
+    if reducer is not None:
+        batches = [batch for _, _, batch in reducer.own_part(batches)]
+    g: Tensor | None = None
+    buffers = state.buffers
     losses: list[Tensor] = []
-    whole = lambda batch: slice(0, len(batch.c))
-    pieces = [(k, whole(batch), batch) for k, batch in enumerate(batches)]
-    pieces = pieces if reducer is None else reducer.own_part(batches)
-
-    def gradient(piece, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        k, rows, batch = piece
-        weights = None if w is None else w[k][rows]
-        scaled = batch.scaled(step.scale)
-        g, seen, buffers = executor.gradient(state.theta, buffers, scaled, weights)
+    for batch in batches:
+        part, seen, buffers = executor.gradient(state.theta, buffers, batch.scaled(step.scale))
+        g = part if g is None else g + part
         losses.append(seen)
-        return g, buffers
-
-    g, buffers = sum_over_batches(pieces, state.buffers, gradient, state.theta)
+    if g is None:
+        g = torch.zeros_like(state.theta)
     if reducer is not None:
         (g,) = reducer.sum_over_theta(g)
     return advance(optimizer, state, step, g, buffers), g, losses

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,7 +24,8 @@ from .._checks import check_folder
 from .._progress import progress_bar
 from ..data.batch import AnyBatch, Batch, LazyBatch
 from ..distributed.jobs import ResultStore, local_workers, sweep, uses_workers
-from ..engine.device import available_memory, try_to_fit
+from ..engine.device import available_memory
+from ..engine.fit import MemoryGuard
 from ..engine.norms import statistics_of
 from ..engine.state import Clock, State
 from ..engine.step import Step, sum_over_batches, take_step
@@ -324,13 +325,10 @@ class CounterfactualRuns:
                     at += len(chunk) - 1
                     continue
                 attempt = _Attempt(advance)
+                states = None
                 try:
-                    states = try_to_fit(
-                        partial(self._side_by_side, chunk, attempt),
-                        count,
-                        what="models at once",
-                        free=free_memory,
-                    )
+                    with MemoryGuard(count, what="models at once", free=free_memory):
+                        states = self._side_by_side(chunk, attempt)
                 except (DrossError, torch.OutOfMemoryError):
                     raise
                 except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -366,9 +364,9 @@ class CounterfactualRuns:
         total = self.model.add(None, state, self.steps.first)
         with executor.training():
             for t, step, batches in recording.recorded_steps(self.steps.first, self.steps.stop):
-                left, w = self._what_is_left(step, batches, group)
+                left = self._what_is_left(step, batches, group)
                 try:
-                    state, _, _ = take_step(executor, optimizer, state, step, left, w)
+                    state, _, _ = take_step(executor, optimizer, state, step, left)
                 except ValueError as error:
                     raise NotSupported(
                         f"Step {t} cannot be taken with what is left of its batch: {error}"
@@ -383,13 +381,13 @@ class CounterfactualRuns:
 
     def _what_is_left(
         self, step: Step, batches: Sequence[AnyBatch], group: np.ndarray
-    ) -> tuple[Sequence[AnyBatch], list[Tensor] | None]:
-        """What a model sees of a step when a group is removed, and with which weights."""
+    ) -> Sequence[AnyBatch]:
+        """What a model sees of a step when a group is removed."""
         present = [~np.isin(micro.ids, group) for micro in step.micros]
+        pairs = zip(batches, present)
         if self.removal == "data":
-            pairs = zip(batches, present)
-            return [batch.load().select(mask) for batch, mask in pairs if mask.any()], None
-        return batches, [_as_weights(mask, batch) for mask, batch in zip(present, batches)]
+            return [batch.load().select(mask) for batch, mask in pairs if mask.any()]
+        return [batch.weighted(_as_weights(mask, batch)) for batch, mask in pairs]
 
     def _side_by_side(self, groups: Sequence[np.ndarray], advance: Advance) -> State:
         """The same as `_one_by_one`, all models in one pass per step."""
@@ -459,10 +457,9 @@ class CounterfactualRuns:
                 continue
             loaded = batch.load()
             w = _as_weights(mask, batch)[None]
-            together, _ = executor.plain_gradients(loaded, one.theta, one.buffers, w, True)
-            alone, _, _ = executor.plain_gradient(
-                loaded.select(mask), self.start.theta, self.start.buffers, None
-            )
+            together, _ = executor.fit.gradients(loaded, one.theta, one.buffers, w, True)
+            rest = loaded.select(mask)
+            alone, _, _ = executor.fit.gradient(rest, self.start.theta, self.start.buffers)
             if not is_close(together[0], alone, ONE_PERCENT):
                 raise RuntimeError("its layers see the removed instances of a batch")
 
@@ -475,9 +472,9 @@ class CounterfactualRuns:
         compared.
         """
         executor, optimizer = self.recording.executor, self.recording.optimizer
-        left, w = self._what_is_left(step, batches, _NOTHING)
+        left = self._what_is_left(step, batches, _NOTHING)
         replica = state.map(lambda t: t[0])
-        _, alone, _ = take_step(executor, optimizer, replica, step, left, w)
+        _, alone, _ = take_step(executor, optimizer, replica, step, left)
         if not is_close(g[0], alone, OTHER_ORDER):
             raise RuntimeError("inside vmap it takes a different step than alone")
         return size(alone, OTHER_ORDER) > 0
@@ -506,9 +503,9 @@ class CounterfactualRuns:
 
         watch = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
         with recording.executor.training(), watch:
-            recording.executor.plain_gradient(batch.load(), state.theta, state.buffers, None)
+            recording.executor.fit.gradient(batch.load(), state.theta, state.buffers)
         # a careful guess, not a measurement: activations and their gradients under vmap; the state,
-        # its gradient, update and copies; who is present. Where it is too low, try_to_fit halves.
+        # its gradient, update and copies; who is present. Where it is too low, MemoryGuard halves.
         each = 3 * saved + 6 * state.nbytes + len(recording.instances)
         available = available_memory(recording.device) // 3
         if recording.memory_limit is not None:

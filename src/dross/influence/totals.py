@@ -150,7 +150,7 @@ class ScoreTotals:
         if kept is None:
             return adjoint, self.steps.stop
         self.totals = kept.totals
-        self.executor.load_choices(kept.choices)
+        self.executor.fit.load_json(kept.choices)
         return kept.adjoint.map(lambda t: t.to(self.device)), kept.position
 
     def subtract(self, block: Block, terms: Sequence[Tensor], adjoint: Derivative) -> None:
@@ -162,7 +162,7 @@ class ScoreTotals:
             adjoint: before the block's first step.
         """
         if terms:
-            self._waiting.append(_Terms(block, terms, adjoint, self.executor.choices()))
+            self._waiting.append(_Terms(block, terms, adjoint, self.executor.fit.to_json()))
         while len(self._waiting) > self._late_blocks:
             self._count(self._waiting.pop(0))
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from ..data.batch import AnyBatch, LazyBatch
 from ..data.dataset import EVERYTHING
 from ..distributed.ranks import Reducer
-from ..engine.device import HostCopy, side_stream, try_to_fit
+from ..engine.device import HostCopy, side_stream
 from ..engine.executor import Executor
+from ..engine.fit import MemoryGuard
 from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step, needs_gradient, take_step, take_steps
@@ -164,13 +165,14 @@ class SegmentReplay:
 
     def _replay_if_it_fits(self, first: int, steps: Sequence[Step], start: State):
         """`replay_steps`, or None where the states do not fit into memory."""
-        return try_to_fit(
-            lambda: self.replay_steps(steps, start, self.batches(first, steps)),
+        with MemoryGuard(
             len(steps),
             what="states at once",
             free=self.executor.free_memory,
             may_halve=self.reducer.size == 1,  # other ranks go on to the next step
-        )
+        ):
+            return self.replay_steps(steps, start, self.batches(first, steps))
+        return None
 
     def replay_steps(
         self, steps: Sequence[Step], state: State, batches: Sequence[list[LazyBatch]]

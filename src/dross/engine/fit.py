@@ -1,0 +1,381 @@
+"""How a pass is made to fit into memory: whole, in micro-batches, or for fewer queries at once.
+
+A batch whose pass does not fit is cut into micro-batches, and their results are added up. The
+gradient, its adjoint and H a_g are sums over instances. Where each loss depends on its own instance
+alone, the micro-batches may be computed one after the other, with the activations of one of them in
+memory. The sums round differently, and nothing else changes. This is not possible where instances
+share something: BatchNorm's statistics, the random numbers of dropout, a loss that looks at the
+whole batch.
+
+A pull is computed for as many queries at once as fit, by forward or by reverse mode. That choice
+counts operations and does not measure time: it must be the same in every retrace, because another
+way rounds differently. For the same reason a retrace that is interrupted saves all these choices.
+"""
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..data.batch import AnyBatch, Batch, cut_rows
+from ..errors import DrossWarning
+from .autodiff import probe_direction
+from .conv import WIDE, WIDE_FOR_SEVERAL, convolutions
+from .cuda_graph import Graphs
+from .objective import Buffers, Gradient, Objective, Pulled
+from .tolerance import OTHER_KERNELS, ROUNDING, is_close
+
+Result = TypeVar("Result")
+
+MIN_FLOPS_FOR_FORWARD_MODE = 2**25  # below, torch.func's own layers cost more than they save
+_FLOPS_AT_ONCE = 2**30  # of queries side by side: more leave a processor's caches
+_FLOPS_AT_ONCE_GPU = 2**38
+_MIN_QUERIES = 8
+_MAX_QUERIES = 256
+
+
+class MemoryGuard:
+    """Around work that may run out of memory. Its caller then continues with half the size.
+
+    with MemoryGuard(len(models), what="models at once", free=free_graphs):
+        return train(models)
+    return None  # memory ran out: half as many models, please
+    """
+
+    def __init__(
+        self,
+        size: int | Callable[[], int],
+        *,
+        what: str,
+        free: Callable[[], object],
+        may_halve: bool = True,
+        advice: str = "",
+    ):
+        """Describe the work.
+
+        Arguments:
+            size: on how many things at once, or a function that finds out. With a single thing the
+                error is raised.
+            what: the things, for the warning: "models at once".
+            free: frees memory whose contents can be made again.
+            may_halve: False where the caller cannot continue with less: the error is raised.
+            advice: a note for the error when a single thing does not fit.
+        """
+        self.size = size
+        self.what = what
+        self.free = free
+        self.may_halve = may_halve
+        self.advice = advice
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, torch.OutOfMemoryError) or not self.may_halve:
+            return False
+        traceback.clear_frames(trace)  # they hold the tensors of the failed work
+        size = self.size() if callable(self.size) else self.size
+        if size == 1:
+            if self.advice:
+                error.add_note(f"dross: {self.advice}")
+            return False
+        self.free()
+        message = f"Out of memory: continuing with {size // 2} {self.what}."
+        warnings.warn(message, DrossWarning, stacklevel=3)
+        return True
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """How the pull of batches of one size is computed."""
+
+    forward_mode: bool
+    queries_at_once: int
+
+
+class Fit:
+    """Runs the passes of one objective in as many parts as memory asks for."""
+
+    def __init__(self, objective: Objective, graphs: Graphs):
+        """graphs: captured passes, whose memory can be given back."""
+        self.objective = objective
+        self.graphs = graphs
+        self.plans: dict[int, PullPlan] = {}  # by the size of the batch, to the next power of two
+        self.max_rows: dict[tuple[str, int], int] = {}  # at once, by the pass and the size
+
+    # --- the passes -------------------------------------------------------------------------------
+
+    def gradient(self, batch: Batch, theta: Tensor, buffers: Buffers) -> Gradient:
+        """`Objective.gradient`, in micro-batches where the batch does not fit."""
+        compute = partial(self.objective.gradient, theta, buffers)
+        with convolutions(batch.c.device, wide=WIDE):
+            return self._in_micro_batches("gradient", batch, theta, compute, _join_gradients)
+
+    def gradients(
+        self, batch: Batch, thetas: Tensor, buffers: Buffers, w: Tensor, cut: bool
+    ) -> tuple[Tensor, Buffers]:
+        """`Objective.gradients`; the caller knows how many models fit."""
+        with convolutions(batch.c.device, many=True):
+            return self.objective.gradients(thetas, buffers, batch, w, cut)
+
+    def pull(
+        self,
+        batch: Batch,
+        theta: Tensor,
+        buffers: Buffers,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool,
+    ) -> Pulled:
+        """`Objective.pull_forward` or `pull_reverse`, for as many queries at once as fit."""
+
+        def compute(part: Batch) -> Pulled:
+            results: list[Pulled] = []
+            done = 0
+            while done < len(a_g):
+                plan = self._plan(theta, buffers, part, a_buffers)
+                some = slice(done, min(done + plan.queries_at_once, len(a_g)))
+                a_some = {name: a[some] for name, a in a_buffers.items()}
+                count = some.stop - some.start
+                with self._guard_queries(count) if count > 1 else nullcontext():
+                    results.append(
+                        self._pull_together(plan, theta, buffers, part, a_g[some], a_some, hessian)
+                    )
+                    done = some.stop
+                if done < some.stop:  # memory ran out
+                    self.plans[_size_class(part)] = PullPlan(plan.forward_mode, count // 2)
+            return results[0] if len(results) == 1 else _join_queries(results)
+
+        return self._in_micro_batches("pull", batch, theta, compute, _join_pulls)
+
+    def _pull_together(
+        self,
+        plan: PullPlan,
+        theta: Tensor,
+        buffers: Buffers,
+        batch: Batch,
+        a_g: Tensor,
+        a_buffers: Buffers,
+        hessian: bool,
+    ) -> Pulled:
+        device = batch.c.device
+        if not plan.forward_mode:
+            with convolutions(device):
+                pull = self.objective.pull_reverse
+                return pull(theta, buffers, batch, a_g, a_buffers, hessian)
+        with convolutions(device, wide=WIDE if len(a_g) == 1 else WIDE_FOR_SEVERAL):
+            pull = self.objective.pull_forward
+            return pull(theta, buffers, batch, a_g, a_buffers, hessian)
+
+    # --- rows and queries -------------------------------------------------------------------------
+
+    def _in_micro_batches(
+        self,
+        name: str,
+        batch: Batch,
+        theta: Tensor,
+        compute: Callable[[Batch], Result],
+        join: Callable[[Sequence[Result]], Result],
+    ) -> Result:
+        """compute(batch), or the joined results of its parts, smaller until each of them fits."""
+        while True:
+            parts = self._micro_batches(name, batch)
+            results: list[Result] = []
+            for part in parts:
+                with self._guard_rows(name, theta, part):
+                    results.append(compute(part))
+                    continue
+                # memory ran out
+                most = max(1, count_rows(self.objective, part) // 2)
+                self.max_rows[name, _size_class(batch)] = most
+                break
+            if len(results) == len(parts):
+                return results[0] if len(results) == 1 else join(results)
+
+    def _micro_batches(self, name: str, batch: Batch) -> list[Batch]:
+        """The batch, or the parts that this pass takes one after the other."""
+        most = self.max_rows.get((name, _size_class(batch)))
+        counts = None if most is None else losses_of_rows(self.objective, batch)
+        if most is None or counts is None or most >= len(counts):
+            return [batch]
+        pieces = -(-len(counts) // most)  # of about the same length
+        ends = [len(counts) * k // pieces for k in range(pieces + 1)]
+        return [_cut(batch, counts, first, stop) for first, stop in pairwise(ends)]
+
+    def _guard_rows(self, name: str, theta: Tensor, batch: Batch) -> MemoryGuard:
+        count = len(batch.c)
+        whole = "an instance" if count == 1 else f"a batch of {count}, which cannot be cut,"
+        return MemoryGuard(
+            lambda: count_rows(self.objective, batch) if self._can_cut(theta, batch) else 1,
+            what=f"instances of a batch at once ({name})",
+            free=self.graphs.free_memory,
+            # where there are graphs, `Graphs` frees them, and runs the pass again
+            may_halve=not self.graphs.capturing and not self.graphs.has_graphs,
+            advice=f"{whole} and one query do not fit into memory. Retrace with group=, or on a "
+            "machine with more memory.",
+        )
+
+    def _guard_queries(self, count: int) -> MemoryGuard:
+        return MemoryGuard(
+            count,
+            what="of the queries at once",
+            free=self.graphs.free_memory,
+            may_halve=not self.graphs.capturing,
+        )
+
+    def _can_cut(self, theta: Tensor, batch: Batch) -> bool:
+        """Whether the parts of this batch add up to the whole, as far as its losses tell.
+
+        A model may draw random numbers, as long as they are the same for every part.
+        """
+        objective = self.objective
+        counts = losses_of_rows(objective, batch)
+        if objective.layout.moving_buffers or counts is None or len(counts) < 2:
+            return False
+        half = len(counts) // 2
+        parts = [_cut(batch, counts, 0, half), _cut(batch, counts, half, len(counts))]
+
+        def losses(batch: AnyBatch) -> Tensor:
+            with torch.no_grad():
+                return objective.losses(theta, {}, batch.load())[0]
+
+        return losses_are_separate(losses, batch, parts)
+
+    # --- forward or reverse mode ------------------------------------------------------------------
+
+    def _plan(self, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers) -> PullPlan:
+        """The plan for batches of this size, made for the first of them."""
+        size = _size_class(batch)
+        if size not in self.plans:
+            with convolutions(batch.c.device):
+                flops = count_flops(self.objective, theta, buffers, batch)
+                forward = flops >= MIN_FLOPS_FOR_FORWARD_MODE and forward_mode_is_right(
+                    self.objective, theta, buffers, batch, a_buffers
+                )
+            most = (_FLOPS_AT_ONCE_GPU if theta.is_cuda else _FLOPS_AT_ONCE) // max(flops, 1)
+            at_once = 1 << max(0, most.bit_length() - 1)  # kernels are chosen for round sizes
+            self.plans[size] = PullPlan(forward, min(_MAX_QUERIES, max(_MIN_QUERIES, at_once)))
+        return self.plans[size]
+
+    # --- for a file -------------------------------------------------------------------------------
+
+    def to_json(self) -> dict:
+        """How passes are computed: another way would round differently."""
+        plans = self.plans.items()
+        return {
+            "pulls": [[size, [plan.forward_mode, plan.queries_at_once]] for size, plan in plans],
+            "cuts": [[name, size, rows] for (name, size), rows in self.max_rows.items()],
+        }
+
+    def load_json(self, saved: dict) -> None:
+        """Take over the choices of an earlier process."""
+        self.plans = {size: PullPlan(*plan) for size, plan in saved["pulls"]}
+        self.max_rows = {(name, size): rows for name, size, rows in saved["cuts"]}
+
+
+# --- rows of a batch ------------------------------------------------------------------------------
+
+
+def losses_of_rows(objective: Objective, batch: Batch) -> list[int] | None:
+    """How many losses each row of the batch has, or None where rows cannot be told apart."""
+    of_rows: Callable | None = getattr(objective.loss, "losses_of_rows", None)
+    counts = [1] * len(batch.c) if of_rows is None else of_rows(batch.y).tolist()
+    leaves = [t for t in tree_leaves((batch.x, batch.y)) if isinstance(t, Tensor)]
+    whole = all(t.dim() > 0 and len(t) == len(counts) for t in leaves)
+    return counts if whole and sum(counts) == len(batch.c) else None
+
+
+def count_rows(objective: Objective, batch: Batch) -> int:
+    """How many rows a batch has; 1 where it cannot be cut."""
+    counts = losses_of_rows(objective, batch)
+    return 1 if counts is None else len(counts)
+
+
+def losses_are_separate(
+    losses: Callable[[AnyBatch], Tensor], whole: AnyBatch, parts: Sequence[AnyBatch]
+) -> bool:
+    """Whether each loss is the same in a part of a batch as in the whole."""
+    together = losses(whole)
+    try:
+        apart = torch.cat([losses(part) for part in parts])
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError):  # normalising over a single instance
+        return False
+    return is_close(apart, together, ROUNDING)
+
+
+def _cut(batch: Batch, counts: list[int], first: int, stop: int) -> Batch:
+    x, y = cut_rows((batch.x, batch.y), slice(first, stop))
+    return Batch(x, y, batch.c[sum(counts[:first]) : sum(counts[:stop])], batch.seed)
+
+
+def _size_class(batch: Batch) -> int:
+    return len(batch.c).bit_length()
+
+
+def _join_gradients(parts: Sequence[Gradient]) -> Gradient:
+    """What `Objective.gradient` gives for the whole batch."""
+    g, losses, buffers = zip(*parts)
+    return _add(g), torch.cat(losses), buffers[-1]
+
+
+def _join_pulls(parts: Sequence[Pulled]) -> Pulled:
+    """What a pull gives for the whole batch. Buffers do not move where batches are cut."""
+    terms, a_theta, a_buffers = zip(*parts)
+    return torch.cat(terms, dim=1), _add(a_theta), a_buffers[-1]
+
+
+def _join_queries(parts: Sequence[Pulled]) -> Pulled:
+    """What a pull gives for all queries."""
+    terms, a_theta, a_buffers = zip(*parts)
+    joined = {name: torch.cat([a[name] for a in a_buffers]) for name in a_buffers[0]}
+    return torch.cat(terms), torch.cat(a_theta), joined
+
+
+def _add(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for other in tensors[1:]:
+        total = total + other
+    return total
+
+
+# --- the size of a pass ---------------------------------------------------------------------------
+
+
+def forward_mode_is_right(
+    objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch, a_buffers: Buffers
+) -> bool:
+    """Whether forward mode gives what reverse mode gives, on this batch, in a random direction.
+
+    Some operators have no forward mode, and a forward rule can be wrong once it is differentiated
+    again (see forward_rules.py).
+    """
+    a_g = probe_direction(theta)
+    a_buffers = {name: a[:1] for name, a in a_buffers.items()}
+    try:
+        found = objective.pull_forward(theta, buffers, batch, a_g, a_buffers)
+    except torch.OutOfMemoryError:
+        raise
+    except (NotImplementedError, RuntimeError):
+        return False
+    expected = objective.pull_reverse(theta, buffers, batch, a_g, a_buffers)
+    return all(is_close(*pair, OTHER_KERNELS) for pair in zip(found[:2], expected[:2]))
+
+
+def count_flops(objective: Objective, theta: Tensor, buffers: Buffers, batch: Batch) -> int:
+    """Floating point operations of a forward pass."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+        # the counter's hooks see a compiled layer twice, which counts nothing twice
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
+        objective.losses(theta, buffers, batch)
+    return counter.get_total_flops()
