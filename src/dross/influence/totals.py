@@ -43,7 +43,7 @@ class RetraceCheckpoint:
     position: int  # every step from this one on has been retraced
     adjoint: Derivative  # d query / d the state before that step
     totals: Tensor  # [E, Q, N]: the scores so far
-    choices: dict  # how passes are computed (Executor.choices); another way rounds differently
+    choices: dict  # how passes are computed (Fit.to_json); another way rounds differently
 
 
 class CheckpointFile:
