@@ -230,7 +230,7 @@ def _run_first_batch(objective: ShardedObjective, batch: Batch) -> tuple[set[str
         generators = global_generators(theta.device)
         states = [g.get_state() for g in generators]
         gathered = GatheredParameters(layout.units.single, leaves, 1.0)
-        with PassNotes(theta) as notes, objective.precision.cast("model"):
+        with PassNotes(theta.device) as notes, objective.precision.cast("model"):
             outputs = objective.call(gathered, {}, batch.x)
         drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators))
         losses = objective.apply_loss(outputs, batch.y)
