@@ -10,10 +10,10 @@ wrong folder; photographs go the same way.
 from pathlib import Path
 
 import dross
-from dross.demo import load_flipped_digits, write_pictures
+from dross.demo import load_flipped_digits, write_images
 
 digits = load_flipped_digits()
-folders = write_pictures(digits, Path("digits"))
+folders = write_images(digits, Path("digits"))
 print({name: len(list(folder.rglob("*.png"))) for name, folder in folders.items()})
 print(digits.flipped.sum(), "training images are in the wrong folder")
 

@@ -32,16 +32,16 @@ class Digits:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The project and the verdict, and how many of the flipped labels were found."""
+    """The project, the verdict and the cleaned copy, compared with what was flipped."""
 
     project: Project
-    verdict: Verdict | None  # None: nothing is recommended
+    verdict: Verdict
+    copy: Path
     flipped: int  # training labels that are wrong on purpose
     acted_on: int  # instances that the recommended plan removes or relabels
     found: int  # flipped ones among those
-    copy: Path | None  # the cleaned folder; None: nothing is recommended
-    written: int  # pictures in it
-    wrong_left: int  # labels in it that are wrong; without it, in the input
+    written: int  # images in the copy
+    wrong_left: int  # labels in the copy that are wrong
     errors: tuple[float, float]  # of a model that learns the input, or the copy, on right labels
 
 
@@ -62,34 +62,34 @@ def load_flipped_digits(seed: int = 0) -> Digits:
     return Digits(pairs[0], pairs[1], pairs[2], true, flipped)
 
 
-def write_pictures(digits: Digits, folder: Path) -> dict[str, Path]:
+def write_images(digits: Digits, folder: Path) -> dict[str, Path]:
     """Write the three parts as folders of PNG files, one folder per class; return the folders."""
-    folders = {part: folder / part for part in ("train", "validation", "test")}
-    for part, (x, y) in zip(folders, (digits.train, digits.validation, digits.test)):
-        for k, (picture, label) in enumerate(zip(x, y.tolist())):
-            path = folders[part] / str(label) / f"{k:04d}.png"
+    parts = {"train": digits.train, "validation": digits.validation, "test": digits.test}
+    for part, (x, y) in parts.items():
+        for k, (image, label) in enumerate(zip(x, y.tolist())):
+            path = folder / part / str(label) / f"{k:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = (255 * picture.reshape(8, 8).numpy()).astype(np.uint8)
+            pixels = (255 * image.reshape(8, 8).numpy()).astype(np.uint8)
             path.write_bytes(encode_png(pixels))
-    return folders
+    return {part: folder / part for part in parts}
 
 
 def run_demo(
     folder: Path, *, seeds: int = 10, progress: bool = True, say: Callable[[str], None] = print
 ) -> DemoResult:
-    """Write the digits as pictures, clean and judge one folder, and compare with what was flipped.
+    """Write the digits as images, clean, judge and export one folder, and compare.
 
     Only the training part is used, and no part of it is set aside: every label is examined, and
     the verdict holds one part after the other out.
 
     Arguments:
-        folder: Where the project goes; the pictures and the cleaned copy go to folders beside it.
+        folder: Where the project goes; the images and the cleaned copy go to folders beside it.
         seeds: How many fresh seeds the verdict rests on.
         progress: Whether to show progress bars.
         say: Called with each line that `clean` has to say.
     """
     digits = load_flipped_digits()
-    folders = write_pictures(digits, folder.with_name(f"{folder.name}-digits"))
+    folders = write_images(digits, folder.with_name(f"{folder.name}-digits"))
     project = clean(
         folders["train"],
         model="mlp",
@@ -98,32 +98,28 @@ def run_demo(
         say=say,
         overwrite=True,
     )
-    recommended = project.recommended is not None
-    verdict = judge(project.folder, seeds=seeds, progress=progress) if recommended else None
+    verdict = judge(project.folder, seeds=seeds, progress=progress)
+    copy = folder.with_name(f"{folder.name}-cleaned")
+    export(project.folder, copy, overwrite=True)
     instances = project.instances
-    numbers = [int(Path(source).stem) for source in instances["source"]]
+    numbers = np.array([int(Path(source).stem) for source in instances["source"]])
     flipped = digits.flipped[numbers]
     acted_on = (instances["action"] != KEEP).to_numpy()
-    copy, labels = None, digits.train[1].numpy()[numbers]
-    kept = np.array(numbers)
-    if recommended:
-        copy = folder.with_name(f"{folder.name}-cleaned")
-        export(project.folder, copy, overwrite=True)
-        left = sorted(copy.glob("*/*.png"))
-        kept = np.array([int(path.stem) for path in left])
-        labels = np.array([int(path.parent.name) for path in left])
+    paths = sorted(copy.glob("*/*.png"))
+    left = np.array([int(path.stem) for path in paths])
+    labels = np.array([int(path.parent.name) for path in paths])
     return DemoResult(
         project,
         verdict,
+        copy,
         flipped=int(flipped.sum()),
         acted_on=int(acted_on.sum()),
         found=int((flipped & acted_on).sum()),
-        copy=copy,
-        written=len(kept),
-        wrong_left=int((labels != digits.true_labels[kept]).sum()),
+        written=len(left),
+        wrong_left=int((labels != digits.true_labels[left]).sum()),
         errors=(
-            _measure_error(digits, np.array(numbers), digits.train[1].numpy()[numbers]),
-            _measure_error(digits, kept, labels),
+            _measure_error(digits, numbers, digits.train[1].numpy()[numbers]),
+            _measure_error(digits, left, labels),
         ),
     )
 

@@ -12,7 +12,7 @@ from dross import cli
 from dross.cleaning import examine
 from dross.cleaning.export import _place_pictures
 from dross.cleaning.tables import RowEdits, copy_table
-from dross.demo import load_flipped_digits, write_pictures
+from dross.demo import load_flipped_digits, write_images
 from dross.errors import InputChanged, InvalidInput
 from tests.cleaning.made_inputs import QUICK, enrichment, recommend_removing, small_table
 
@@ -23,7 +23,7 @@ def test_pictures_in_folders(tmp_path, monkeypatch):
     first = {part: 500 if part == "train" else 120 for part in ("train", "validation", "test")}
     fewer = {part: tuple(t[:n] for t in getattr(digits, part)) for part, n in first.items()}
     digits = replace(digits, **fewer)
-    folders = write_pictures(digits, tmp_path / "digits")
+    folders = write_images(digits, tmp_path / "digits")
     project = dross.clean(
         folders["train"],
         validation=str(folders["validation"]),

@@ -52,23 +52,18 @@ def demo(
         f"\nThe plan touches {result.acted_on} instances. {result.found} of them are among the "
         f"{result.flipped} whose label was flipped; it misses {result.flipped - result.found}."
     )
-    if result.copy is not None:
-        console.print(
-            f"Wrong labels: {result.flipped} of {TRAIN} before, {result.wrong_left} of "
-            f"{result.written} in the cleaned copy, {result.copy}."
-        )
-        before, after = result.errors
-        console.print(
-            f"A logistic regression that learns them is wrong about {before:.1%} of other digits "
-            f"before and {after:.1%} after.\n"
-        )
-    if result.verdict is not None:
-        print_verdict(result.verdict)
-    folder = result.project.folder
     console.print(
-        f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}",
-        soft_wrap=True,
+        f"Wrong labels: {result.flipped} of {TRAIN} before, {result.wrong_left} of "
+        f"{result.written} in the cleaned copy, {result.copy}."
     )
+    before, after = result.errors
+    console.print(
+        f"A logistic regression that learns them is wrong about {before:.1%} of other digits "
+        f"before and {after:.1%} after.\n"
+    )
+    print_verdict(result.verdict)
+    folder = result.project.folder
+    say_path(f"\nRead the report: {folder / 'report.html'}\nLook and decide: dross review {folder}")
 
 
 @command(app, examples=option.CLEAN_EXAMPLES)

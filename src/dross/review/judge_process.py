@@ -41,10 +41,9 @@ class JudgeProcess:
         self.command = [*(command or usual), *trusted]
         self.trust_code = tuple(trust_code)
         self._progress_file = folder / "judging.json"
+        self._log = folder / "judging.log"
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
-        self._output = ""
         self._cancelled = False
 
     def start(self, seeds: int, quick: bool) -> None:
@@ -53,23 +52,20 @@ class JudgeProcess:
         with self._lock:
             if self._is_running():
                 raise InvalidInput("A judgement is running already. Wait for it, or cancel it.")
-            self._output, self._cancelled = "", False
-            command = [*self.command, *(["--quick"] if quick else ["--seeds", str(seeds)])]
+            self._cancelled = False
             try:
-                # A session of its own: cancelling reaches its workers, and Ctrl-C in our terminal
-                # does not reach it.
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                with open(self._log, "wb") as log:
+                    # A session of its own: cancelling reaches its workers, and Ctrl-C in our
+                    # terminal does not reach it.
+                    self._process = subprocess.Popen(
+                        [*self.command, *(["--quick"] if quick else ["--seeds", str(seeds)])],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise DrossError(f"dross judge cannot be started: {error.strerror}.") from error
-            arguments = (self._process,)
-            self._reader = threading.Thread(target=self._read_output, args=arguments, daemon=True)
-            self._reader.start()
 
     def status(self) -> dict[str, Any]:
         """Return the state and the output, and while it runs also done, of and stage.
@@ -77,15 +73,18 @@ class JudgeProcess:
         state is idle, running, elsewhere (started from a terminal), done, failed or cancelled.
         """
         with self._lock:
-            running, process = self._is_running(), self._process
-        if running or process is None:
-            progress = self._read_progress(only_fresh=process is None)
-            state = "running" if running else "elsewhere" if progress else "idle"
-            return {"state": state, "output": ""} | (progress or {})
-        if self._reader is not None:
-            self._reader.join(_SECONDS_TO_END)
-        state = "cancelled" if self._cancelled else "done" if process.returncode == 0 else "failed"
-        return {"state": state, "output": self._output if state == "failed" else ""}
+            running = self._is_running()
+            process = self._process
+            if running or process is None:
+                progress = self._read_progress(only_fresh=process is None)
+                state = "running" if running else "elsewhere" if progress else "idle"
+                return {"state": state, "output": ""} | (progress or {})
+            if self._cancelled:
+                return {"state": "cancelled", "output": ""}
+            if process.returncode == 0:
+                return {"state": "done", "output": ""}
+            output = self._log.read_text(encoding="utf-8", errors="replace")
+            return {"state": "failed", "output": output[-_MAX_OUTPUT_CHARACTERS:]}
 
     def cancel(self) -> None:
         """End the process that was started here, and nothing else."""
@@ -104,14 +103,6 @@ class JudgeProcess:
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout as stream:
-            while piece := stream.read1(4096):  # type: ignore[attr-defined]
-                output = self._output + piece.decode(errors="replace")
-                self._output = output[-_MAX_OUTPUT_CHARACTERS:]
-        process.wait()
 
     def _read_progress(self, only_fresh: bool) -> dict[str, Any] | None:
         try:
