@@ -3,7 +3,7 @@
 const token = document.querySelector('meta[name="dross-token"]').content;
 
 const LONGEST_WAIT = 60000; // the server itself waits half a minute for another program that writes
-const PASSING = [0, 401, 408, 503, 507]; // no answer, restarted, too slow, too busy, the disk is full
+const PASSING = [0, 401, 503, 507]; // no answer, restarted, too busy, the disk is full
 
 export class Refused extends Error {
   /** passing: the same may work later, however long that takes. broken: dross itself failed; the same may work at once, or never. */

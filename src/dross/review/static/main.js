@@ -75,7 +75,7 @@ function formFilter() {
   const form = byId("filters");
   const next = { tab: filter.tab };
   for (const name of address.FILTERS) {
-    const value = form.elements[name]?.value.trim().replace("−", "-");
+    const value = form.elements[name]?.value.trim();
     if (value) next[name] = value;
   }
   return next;

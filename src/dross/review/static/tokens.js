@@ -8,7 +8,7 @@ const LEVELS = 4;
 const FAINT = 0.05; // of the strongest effect: less is not coloured
 
 /** "harms-3", "helps-1", or "" for an effect near 0. */
-export function effectClass(effect, scale) {
+function effectClass(effect, scale) {
   const share = scale ? Math.abs(effect) / scale : 0;
   if (share < FAINT) return "";
   return `${effect < 0 ? "harms" : "helps"}-${Math.min(LEVELS, Math.ceil(LEVELS * share))}`;
