@@ -34,8 +34,8 @@ def check_finite(
     else:
         what = "the update overflows" if gradient_is_finite else "the gradient is not finite"
     raise Diverged(
-        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The tape "
-        f"is whole up to step {kept}.",
+        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The "
+        f"recorded run is whole up to step {kept}.",
         step=t,
     )
 

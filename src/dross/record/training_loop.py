@@ -55,7 +55,7 @@ class TrainingLoop:
                 ) from error
             except BaseException as error:
                 error.add_note(
-                    f"dross: the tape at {writer.folder} is kept; dross.train(..., resume=True) "
+                    f"dross: the run at {writer.folder} is kept; dross.train(..., resume=True) "
                     "continues from there."
                 )
                 raise

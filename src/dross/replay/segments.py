@@ -303,8 +303,7 @@ def _compare(
             continue
         if not value.is_floating_point():
             raise InputChanged(
-                f"Step {t - 1} replayed to another {name}: the tape is of another model or data "
-                "set."
+                f"Step {t - 1} replayed to another {name}: the run is of another model or data set."
             )
         scale = size(value, ROUNDING)
         if not is_close(own, value, ROUNDING, scale=max(scale, torch.finfo(value.dtype).tiny)):

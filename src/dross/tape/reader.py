@@ -139,7 +139,7 @@ class Tape:
         except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
             raise CorruptFile(
                 f"{self.storage.path(entry.file)} does not hold what the manifest says "
-                f"({type(error).__name__}: {error}). Restore the tape from a copy, or record the "
+                f"({type(error).__name__}: {error}). Restore it from a copy, or record the "
                 "run again."
             ) from error
 
@@ -175,7 +175,7 @@ class Tape:
 def explain_missing(path: Path | str) -> CorruptFile:
     """The error for a file that the manifest names and that is not there."""
     return CorruptFile(
-        f"{path} is missing. The tape cannot be retraced without it; put it back from a copy, or "
+        f"{path} is missing. The run cannot be retraced without it; put it back from a copy, or "
         "record the run again."
     )
 

@@ -490,7 +490,9 @@ def storage_failed(path: Path, error: OSError | SafetensorError, steps: int) -> 
         found = re.search(r"\(os error (\d+)\)", str(error))
         number, text = int(found[1]) if found else None, str(error)
     cause = causes.get(number or 0, text)
-    return DrossError(f"{path} cannot be written: {cause}. The tape is whole up to step {steps}.")
+    return DrossError(
+        f"{path} cannot be written: {cause}. The recorded run is whole up to step {steps}."
+    )
 
 
 def check_resume(resume: bool | str | os.PathLike, folder: str | os.PathLike) -> bool:
