@@ -5,7 +5,6 @@ numbers all instances in one row: the training part, and after it the labels to 
 every decision names its part, and ids are places in it.
 """
 
-import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ from ..cleaning.modality import Frame
 from ..cleaning.plans import KEEP
 from ..errors import InvalidInput
 from .listing import Filter, Listing, Searched
-from .sentences import format_percent, full_content
+from .sentences import describe_label, full_content
 
 _SAID = {
     "right": "the label is right",
@@ -32,7 +31,8 @@ class LabelChecks:
     """The labels of a project that a person may check, by the numbers that the page gives them."""
 
     def __init__(self, listing: Listing):
-        self.listing, self.project = listing, listing.project
+        self.listing = listing
+        self.project = listing.project
         self.start = len(self.project.instances)  # the number of the first
 
     def __len__(self) -> int:
@@ -128,10 +128,7 @@ class LabelChecks:
     def explain(self, number: int) -> dict[str, Any]:
         """Everything that the page shows about an instance, as JSON."""
         row, content = self._table.loc[number - self.start], self._content.loc[number - self.start]
-        found = {"Label": self._describe_label(row)}
-        if math.isfinite(row["wrong"]):
-            chance = f"The label is wrong with probability {format_percent(row['wrong'])}."
-            found["Label"] += f" {chance}"
+        found = {"Label": describe_label(row, self.project.about["task"])}
         if row["checked"]:
             found["Checked"] = f"Before this was computed, a person said: {_SAID[row['checked']]}."
         found["What to do"] = (
@@ -143,16 +140,3 @@ class LabelChecks:
             "content": full_content(self.listing, content, _NO_REASONS),
             "words": [],
         }
-
-    def _describe_label(self, row: Any) -> str:
-        whose = "an instance" if self.project.checks_training else "a validation instance"
-        given = f"It is {whose}, labelled {row['label']}. "
-        if not row["prediction"]:
-            return f"{given}It was left out, so nothing was predicted for it."
-        models = "Models that did not learn it"
-        if not self.project.classes:
-            return f"{given}{models} predict {row['prediction']}."
-        own, best = format_percent(row["label_probability"]), format_percent(row["probability"])
-        if row["prediction"] == row["label"]:
-            return f"{given}{models} agree ({own})."
-        return f"{given}{models} predict {row['prediction']} ({best}); they give its label {own}."

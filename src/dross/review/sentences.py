@@ -60,7 +60,10 @@ def reason_sentences(row: Any, about: dict[str, Any]) -> list[dict[str, str]]:
             f"{row['training_loss']:.2f} after it."
         )
     else:
-        found |= {"Label": _label(row, about["task"]), "Verified": _verification(row, about)}
+        found |= {
+            "Label": describe_label(row, about["task"]),
+            "Verified": _verification(row, about),
+        }
     if math.isfinite(row["outlier"]):
         share = format_percent(min(row["outlier"], 0.99))
         found["Unusual"] = f"It is more unusual than {share} of the training instances."
@@ -106,19 +109,26 @@ def _confidence(row: Any, about: dict[str, Any]) -> str:
     return f"{harm}: all runs agree; {varies}, {uncertain}."
 
 
-def _label(row: Any, task: str) -> str:
+def describe_label(row: Any, task: str) -> str:
+    """Return a sentence that holds a label against what models predict that did not learn it."""
     label, prediction = row["label"], row["prediction"]
-    if task == "regression":
-        value, predicted = format_cell(label), format_cell(prediction)
-        wrong = f" It is wrong with probability {format_percent(row['wrong'])}."
-        return f"Its value is {value}; models that did not learn it predict {predicted}.{wrong}"
-    wrong = f"The label is wrong with probability {format_percent(row['wrong'])}."
-    sure, own = format_percent(row["probability"]), format_percent(row["label_probability"])
+    is_number = task == "regression"
+    given = f"Its value is {format_cell(label)}" if is_number else f"Its label is {label}"
+    if not prediction:
+        return f"{given}. It was left out, so nothing was predicted for it."
+    wrong = ""
+    if math.isfinite(row["wrong"]):
+        what = "It" if is_number else "The label"
+        wrong = f" {what} is wrong with probability {format_percent(row['wrong'])}."
+    if is_number:
+        models = f"models that did not learn it predict {format_cell(prediction)}"
+        return f"{given}; {models}.{wrong}"
+    sure = format_percent(row["probability"])
     if label == prediction:
-        return f"Its label is {label}; models that did not learn it agree ({sure}). {wrong}"
+        return f"{given}; models that did not learn it agree ({sure}).{wrong}"
     return (
-        f"Its label is {label}; models that did not learn it predict {prediction} ({sure}) and "
-        f"give its label {own}. {wrong}"
+        f"{given}; models that did not learn it predict {prediction} ({sure}) and "
+        f"give its label {format_percent(row['label_probability'])}.{wrong}"
     )
 
 
