@@ -102,7 +102,7 @@ class Experiment:
         if not recorded:
             return Trainer(*given, **sets, data_collator=self.pad)
         disk, memory = int(options.disk * 1e9), int(options.memory * 1e9)
-        keep = dross.tape.Budget(disk, in_memory=memory) if options.disk else None
+        keep = dross.tape.Budget(disk, memory, options.steps) if options.disk else None
         tape = {"path": self.out / "tape", "keep": keep, "overwrite": True}
         return RecordingTrainer(*given, **sets, data_collator=self.pad, **tape)
 

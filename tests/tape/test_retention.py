@@ -21,7 +21,7 @@ def test_segments_too_long_for_memory_are_replayed_in_blocks(record, monkeypatch
     run = record(p, keep=dross.tape.Checkpoints(every=100))
     whole = run.influence(query)
     monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1)
-    for options in ({}, {"epochs": 2}, {"at": 13}):
+    for options in ({}, {"epochs": 2}, {"step": 13}):
         monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1 << 30)
         expected = run.influence(query, **options).values
         monkeypatch.setattr("dross.replay.segments._MAX_BYTES_OF_STATES", 1)
@@ -88,8 +88,8 @@ def test_budgets_are_kept(record, tmp_path):
         (lambda: dross.tape.Budget(0), "positive number of bytes, not 0"),
         (lambda: dross.tape.Budget(100, in_memory=-3), "positive number of bytes, not -3"),
         (lambda: dross.tape.Budget("1 GB"), "A budget is a number of bytes, not '1 GB'"),  # type: ignore[arg-type]
-        (lambda: dross.tape.Budget(100, spacing=0), r"spacing=...\) needs at least 1 step, not 0"),
-        (lambda: dross.tape.Budget(100, spacing="all"), r"spacing=...\) must be a whole number"),  # type: ignore[arg-type]
+        (lambda: dross.tape.Budget(100, steps=0), r"steps=...\) needs at least 1 step, not 0"),
+        (lambda: dross.tape.Budget(100, steps="all"), r"steps=...\) must be a whole number"),  # type: ignore[arg-type]
     ],
 )
 def test_policies_refuse_nonsense(bad, told):

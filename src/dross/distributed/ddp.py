@@ -24,7 +24,6 @@ from ..engine.state import State
 from ..engine.step import Step
 from ..errors import NotSupported
 from ..tape.format import AverageRecord, Manifest
-from ..tape.retention import Keep
 from .ranks import ALONE, RankReducer, Reducer
 
 _LARGE_STATE = 64 << 20  # bytes from which on a state is written in shards
@@ -62,14 +61,13 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
 
 
 def writes_shards(
-    ranks: Reducer, optimizer: Optimizer, keep: Keep, state_bytes: int, earlier: Manifest | None
+    ranks: Reducer, optimizer: Optimizer, state_bytes: int, earlier: Manifest | None
 ) -> bool:
     """Whether every rank writes its shard of the states, and not the first one all of them.
 
     Arguments:
         ranks: that train the model.
         optimizer: theirs. Only what it keeps per number of theta can be cut.
-        keep: what the tape keeps. A tape is thinned out to fit a budget by one rank.
         state_bytes: of a whole state.
         earlier: the manifest of the tape to be continued. It goes on as it began.
     """
@@ -77,7 +75,7 @@ def writes_shards(
         return False
     if earlier is not None:
         return earlier.shards > 1
-    return state_bytes >= _LARGE_STATE and optimizer.blocks is None and keep.limit is None
+    return state_bytes >= _LARGE_STATE and optimizer.blocks is None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .._io import digest_file
 from .._progress import progress_bar
 from ..engine.state import Layout, State
 from ..engine.step import Step
-from ..errors import DrossError, NotSupported
+from ..errors import DrossError
 from ..tape.format import (
     AverageRecord,
     FileEntry,
@@ -140,16 +140,9 @@ class ShardWriter(TapeWriter):
         Arguments:
             ranks: who writes.
             given, options: of TapeWriter. The size of a state is that of all shards.
-
-        Raises:
-            NotSupported: for a budget on the disk.
         """
         super().__init__(*given, **options)
         self.ranks = ranks
-        if self.keep.limit is not None:
-            raise NotSupported(
-                "A tape of shards is not thinned out to fit a budget yet. Use keep=Checkpoints()."
-            )
         run = ranks.from_first(self.manifest.id)
         self.manifest = msgspec.structs.replace(self.manifest, id=run, shards=ranks.size)
 

@@ -171,7 +171,7 @@ class LoopTape:
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
         state = live.read()
-        cuts = ddp.writes_shards(loop.ranks, pure, loop.keep, state.nbytes, self.earlier)
+        cuts = ddp.writes_shards(loop.ranks, pure, state.nbytes, self.earlier)
         if loop.ranks.rank > 0 and not cuts:
             return OpenTape(executor, live, ddp.NoTape(self.steps))
         given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)

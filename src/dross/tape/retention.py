@@ -5,15 +5,14 @@ A strategy is an object, and a segment is a starting state and the steps taken f
     EveryStep()            every state: the quickest retrace, the most disk (the paper's choice)
     Checkpoints(every=k)   one state per k steps, the rest replayed; about sqrt(T) by default
     LastEpochs(e)          only the last e epochs (the paper's approximation)
-    Budget(bytes)          picks among them so that the states fit, and bounds the memory
+    Budget(bytes)          every step or a spacing of checkpoints with which the tape fits
 
 By default every step is kept where all states take at most 128 MB, and checkpoints otherwise.
 """
 
 import math
 import numbers
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .._checks import check_whole
 from ..errors import InvalidInput
@@ -25,7 +24,7 @@ _SMALL_TAPE_BYTES = 128 << 20  # states of this size are all kept by default
 _DEFAULT_MEMORY_BYTES = 1 << 30  # where a budget names only the bytes on disk
 
 
-class Keep(ABC):
+class Keep:
     """What every strategy must answer."""
 
     @property
@@ -33,9 +32,9 @@ class Keep(ABC):
         """Whether the state before every step is kept, not only before a segment's first."""
         return False
 
-    @abstractmethod
     def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """The number of steps for the segment that starts at step `first`."""
+        """The number of steps for the segment that starts at step `first`, once resolved."""
+        raise NotImplementedError
 
     def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> "Keep":
         """The strategy to use for a run whose sizes are known.
@@ -50,11 +49,6 @@ class Keep(ABC):
     @property
     def last_epochs(self) -> int | None:
         """How many epochs are kept; each then starts a new segment. None: all of them."""
-        return None
-
-    @property
-    def limit(self) -> int | None:
-        """The bytes above which the tape is thinned out."""
         return None
 
     @property
@@ -166,8 +160,8 @@ class LastEpochs(Keep):
 class Budget(Keep):
     """Keep as many states as fit, on disk and in memory.
 
-    Where all states fit, all are kept. Otherwise they are spread evenly; when the length of the run
-    is not known beforehand, the tape is thinned out as it grows.
+    Where all states fit, all are kept. Otherwise the run is cut into segments of one length, with
+    the state before each. That is decided before the run begins.
 
     Arguments:
         bytes: of the tape on disk.
@@ -176,16 +170,16 @@ class Budget(Keep):
             instead of being read again. By default as many as on disk, and at most 1 GiB. The
             states before and after the current step, its batch and the model's own passes come on
             top.
-        spacing: steps per segment to begin with; a thinned-out tape goes on with longer ones.
+        steps: how many steps the run will take, for a `Recorder`, which does not know it.
 
     Raises:
-        InvalidInput: a number of bytes is not positive, or `spacing` is smaller than 1. When a run
-            begins: the budget cannot hold its first and last states and the list of instances.
+        InvalidInput: a number is not positive. When a run begins: the budget cannot hold its first
+            and last states and the list of instances, or the number of steps is not known.
     """
 
     bytes: int
     in_memory: int | None = None
-    spacing: int = 16
+    steps: int | None = None
 
     def __post_init__(self):
         in_memory = self.bytes if self.in_memory is None else self.in_memory
@@ -194,42 +188,37 @@ class Budget(Keep):
                 raise InvalidInput(f"A budget is a number of bytes, not {value!r}.")
             if value <= 0:
                 raise InvalidInput(f"A budget needs a positive number of bytes, not {value}.")
-        if check_whole(self.spacing, "Budget(spacing=...)") < 1:
-            raise InvalidInput(f"Budget(spacing=...) needs at least 1 step, not {self.spacing}.")
-
-    @property
-    def limit(self) -> int | None:
-        """The bytes on disk."""
-        return self.bytes
+        if self.steps is not None and check_whole(self.steps, "Budget(steps=...)") < 1:
+            raise InvalidInput(f"Budget(steps=...) needs at least 1 step, not {self.steps}.")
 
     @property
     def memory(self) -> int | None:
         """`in_memory`, or its default."""
         return min(self.bytes, _DEFAULT_MEMORY_BYTES) if self.in_memory is None else self.in_memory
 
-    def length(self, first: int, planned: int | None, state_bytes: int) -> int:
-        """`spacing`."""
-        return self.spacing
-
     def resolve(self, planned: int | None, state_bytes: int, step_bytes: int) -> Keep:
-        """Every step where all states fit; otherwise a spacing with which they do.
+        """Every step where all states fit; otherwise a spacing of checkpoints with which they do.
 
         Raises:
             InvalidInput: the first and the last state and the list of instances do not fit.
         """
+        steps = self.steps if planned is None else planned
+        if steps is None:
+            raise InvalidInput(
+                "The number of steps of this run is not known, so a budget cannot be divided among "
+                "them: say how many, keep=Budget(bytes, steps=...), or use keep=Checkpoints(every=k)."
+            )
         ends = 2 * (state_bytes + _SEGMENT_HEADER_BYTES)  # the first state and the last one
-        fixed = ends + (planned or 0) * step_bytes
+        fixed = ends + steps * step_bytes
         if self.bytes < fixed:
             raise InvalidInput(
                 f"A budget of {self.bytes:,} bytes cannot hold the first and the last state of "
                 f"this model and the list of instances: give at least {fixed:,}."
             )
-        if planned is None:
-            return self
-        if planned * state_bytes + fixed <= self.bytes:
+        if steps * state_bytes + fixed <= self.bytes:
             return EveryStep()
         states = 1 + (self.bytes - fixed) // (state_bytes + _SEGMENT_HEADER_BYTES)
-        return replace(self, spacing=max(1, math.ceil(planned / states)))
+        return Checkpoints(every=max(1, math.ceil(steps / states)))
 
 
 def seconds_between_commits(took: float) -> float:

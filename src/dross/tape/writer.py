@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from .._checks import check_folder
@@ -34,18 +34,15 @@ from .format import (
     Manifest,
     Segment,
     SegmentEntry,
-    SegmentNotes,
     StateEntry,
     StateNotes,
     decode_id,
-    decode_notes,
-    decode_segment,
     encode_manifest,
     encode_notes,
     encode_segment,
     on_host,
 )
-from .reader import Tape, read_manifest, read_metadata
+from .reader import Tape, read_manifest
 from .retention import EveryStep, Keep, seconds_between_commits
 from .storage import is_url
 
@@ -88,7 +85,6 @@ class TapeWriter:
         self.folder, self.manifest = Path(folder), manifest
         self.state_bytes, self.planned = state_bytes, planned
         self.keep = keep.resolve(planned, state_bytes, step_bytes)
-        self.spacing = 0  # a thinned-out tape goes on with longer segments
         self.first = manifest.steps  # the first step of `open`
         #: (step, the state before it if it is kept, checksum)
         self.open: list[tuple[Step, State | None, int]] = []
@@ -118,7 +114,7 @@ class TapeWriter:
         """Whether the open segment has to be flushed before a step of this epoch is added."""
         if not self.open:
             return False
-        length = max(self.spacing, self.keep.length(self.first, self.planned, self.state_bytes))
+        length = self.keep.length(self.first, self.planned, self.state_bytes)
         new_epoch = self.keep.last_epochs is not None and epoch != self.open[-1][0].epoch
         return new_epoch or len(self.open) >= length
 
@@ -246,8 +242,8 @@ class TapeWriter:
             self._publish(written.end, written.seconds)
 
     def _may_write_in_background(self) -> bool:
-        # Files go as the manifest lets go of them: a bounded tape has to commit at once.
-        return self.keep.limit is None and self.keep.last_epochs is None
+        # Files go as the manifest lets go of them: a tape of the last epochs has to commit at once.
+        return self.keep.last_epochs is None
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -269,8 +265,6 @@ class TapeWriter:
         before, steps = self.manifest, self._steps_written()
         entries = [*before.segments, *self._unnamed]
         entries, gone = self._drop_old_epochs(entries)
-        entries, merged = self._merge_to_fit(entries, end.bytes)
-        gone += merged
         average = before.average
         if average is not None and steps > before.steps:
             gone.append(average.file)  # it does not know the new steps
@@ -303,41 +297,6 @@ class TapeWriter:
         kept = [entry for entry in entries if entry.epochs[1] >= oldest]
         gone = [file for entry in entries if entry not in kept for file in entry.files]
         return kept, [file.file for file in gone]
-
-    def _merge_to_fit(
-        self, entries: list[SegmentEntry], other_bytes: int
-    ) -> tuple[list[SegmentEntry], list[str]]:
-        """Merge neighbours until the tape fits its limit; each round drops half of the states.
-
-        Returns the new entries, and the files that they replace.
-        """
-        limit, gone = self.keep.limit, []
-        while limit is not None and sum(e.bytes for e in entries) + other_bytes > limit:
-            if len(entries) == 1:
-                raise DrossError(
-                    f"The budget of {limit:,} bytes is spent after {self.next} steps: one state "
-                    "and the list of instances take more. Give a larger budget, or "
-                    "keep=LastEpochs(1)."
-                )
-            merged = []
-            for k in range(0, len(entries), 2):
-                pair = entries[k : k + 2]
-                if len(pair) < 2:
-                    merged += pair
-                    continue
-                left, right = (self._reload(e) for e in pair)
-                both = Segment(left.first, left.steps + right.steps, left.states[:1], left.checksum)
-                merged.append(self._write_segment(self._new_number(entries + merged), both))
-                self._sync(merged[-1].file)
-                gone += [e.file for e in pair]
-            self.spacing = 2 * max(e.steps for e in entries)
-            entries = merged
-        return entries, gone
-
-    def _reload(self, entry: SegmentEntry) -> Segment:
-        raw = (self.folder / entry.file).read_bytes()
-        notes = decode_notes(read_metadata(raw), SegmentNotes)
-        return decode_segment(load(raw), notes, entry.first)
 
     def _new_number(self, entries: list[SegmentEntry]) -> int:
         taken = [*entries, *self.manifest.segments]
