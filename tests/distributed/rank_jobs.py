@@ -16,7 +16,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import dross
-from dross.distributed import ddp
 from dross.engine.executor import Executor
 from dross.errors import DrossError
 from dross.influence import totals
@@ -116,8 +115,8 @@ def disagreeing(rank: int, tapes: list[str]) -> list[str]:
 
 KINDS = {
     1: ("plain",),
-    2: ("plain", "accumulated", "dropout", "continued", "shards", "shards continued"),
-    4: ("plain", "dropout", "shards"),
+    2: ("plain", "accumulated", "dropout", "continued"),
+    4: ("plain", "dropout"),
 }
 
 
@@ -128,7 +127,6 @@ def trained(rank: int, folder: str) -> dict:
         for kind in KINDS[size] if rank < size else ():
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum")
             tape = f"{folder}/{kind}-{size}"
-            ddp._LARGE_STATE = 0 if "shards" in kind else 1 << 30
             if "continued" in kind:
                 with suppress(KeyboardInterrupt):
                     loop(p, rank, size, group, kind, tape, stop_at=3)
@@ -138,10 +136,9 @@ def trained(rank: int, folder: str) -> dict:
 
 
 def killed(rank: int, tape: str) -> None:
-    """The last rank is killed in the middle of a loop whose states are written in shards."""
-    ddp._LARGE_STATE = 0
+    """The last rank is killed in the middle of a loop."""
     p = problem("mlp", "momentum")
-    loop(p, rank, 2, dist.group.WORLD, "shards killed", tape, stop_at=4)
+    loop(p, rank, 2, dist.group.WORLD, "killed", tape, stop_at=4)
 
 
 def resumed(rank: int, tape: str) -> int:
@@ -149,7 +146,7 @@ def resumed(rank: int, tape: str) -> int:
     p = problem("mlp", "momentum")
     kept = Tape(tape).steps
     dist.barrier()
-    loop(p, rank, 2, dist.group.WORLD, "shards continued", tape)
+    loop(p, rank, 2, dist.group.WORLD, "short continued", tape)
     return kept
 
 
@@ -160,13 +157,13 @@ def loop(
     model = DistributedDataParallel(model, process_group=group)
     sampler = DistributedSampler(range(len(p.X)), size, rank, seed=5)
     loader = DataLoader(dross.data.indexed((p.X, p.Y)), 3, sampler=sampler)
-    keep = dross.tape.Checkpoints(every=1 if kind.startswith("shards ") else 4)
+    keep = dross.tape.Checkpoints(every=1 if kind in ("killed", "short continued") else 4)
     resume = "continued" in kind and stop_at is None
     with dross.Recorder(model, p.loss, optimizer, path=tape, keep=keep, resume=resume) as recorder:
         steps, skipped = 0, recorder.steps
         assert (skipped > 0) == resume
         averaged = AveragedModel(model.module)
-        if kind in ("plain", "shards"):
+        if kind == "plain":
             recorder.average(averaged)
         for epoch in range(p.epochs):
             sampler.set_epoch(epoch)
@@ -177,7 +174,7 @@ def loop(
                 steps += 1
                 if steps <= skipped:
                     continue
-                if steps == stop_at and kind != "shards killed":
+                if steps == stop_at and kind != "killed":
                     raise KeyboardInterrupt
                 if steps == stop_at and rank == 1:
                     die()

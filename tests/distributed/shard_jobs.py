@@ -15,12 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dross
-from dross.distributed.gather import (
-    count_gathered,
-    prepare_shards,
-    shard_objective,
-    shard_recording,
-)
+from dross.distributed import gather
+from dross.distributed.gather import prepare_shards, shard_objective, shard_recording
 from dross.distributed.shards import ShardReducer
 from dross.engine.objective import Objective
 from dross.engine.state import Layout
@@ -200,6 +196,33 @@ def measured(rank: int, tape: str) -> dict:
     return found
 
 
+def count_gathered() -> int:
+    """How many gathered parameters are in memory."""
+    return sum(not known[0].expired() for known in gather._WHOLE._known.values())
+
+
+@contextmanager
+def counting_bytes(ranks: ShardReducer, counted: dict[str, int]) -> Iterator[None]:
+    """Inside, bytes that come from other ranks are added up."""
+    gathers, scatters = ShardReducer.all_gather, ShardReducer.reduce_scatter
+
+    def all_gather(ranks, own):
+        found = gathers(ranks, own)
+        counted["gathered"] += found.nbytes - own.nbytes
+        return found
+
+    def reduce_scatter(ranks, parts):
+        found = scatters(ranks, parts)
+        counted["scattered"] += parts.nbytes - found.nbytes
+        return found
+
+    ShardReducer.all_gather, ShardReducer.reduce_scatter = all_gather, reduce_scatter
+    try:
+        yield
+    finally:
+        ShardReducer.all_gather, ShardReducer.reduce_scatter = gathers, scatters
+
+
 def received(run: dross.Run, group) -> list[dict[str, float]]:
     """What a rank receives in a gradient and in a reverse step, in units of (R - 1) / R theta."""
     recording = shard_recording(run.recording, group)
@@ -214,9 +237,10 @@ def received(run: dross.Run, group) -> list[dict[str, float]]:
     found = []
     with executor.training():
         for compute in passes:
-            ranks.received.update(gathered=0, scattered=0)
-            compute()
-            found.append({kind: n / unit for kind, n in ranks.received.items()})
+            counted = {"gathered": 0, "scattered": 0}
+            with counting_bytes(ranks, counted):
+                compute()
+            found.append({kind: n / unit for kind, n in counted.items()})
     return found
 
 

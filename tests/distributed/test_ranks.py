@@ -109,7 +109,7 @@ def union_batches(p, size, batch):
 
 
 def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
-    found, averages = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path)), {}
+    found = launched(4, rank_jobs.trained, tmp_path / "jobs", str(tmp_path))
     for size in (1, 2, 4):
         for kind in rank_jobs.KINDS[size]:
             p = problem("dropout" if kind == "dropout" else "mlp", "momentum", clip_norm=0.7)
@@ -122,16 +122,15 @@ def test_a_loop_under_ddp_is_one_ordinary_run(record, tmp_path):
             taken = [step.ids.tolist() for segment in segments for step in segment.steps]
             if kind != "accumulated":
                 assert taken == [np.concatenate(parts).tolist() for parts in steps]
-            assert tape.manifest.get("shards", 1) == (size if "shards" in kind else 1)
             if kind not in ("accumulated", "dropout"):
                 # the batches of a step are equally long: the mean of their means is that of all
                 p.batches = [np.concatenate(parts) for parts in steps]
                 close(alone, record(p).influence(rank_jobs.queries(p)[0]).values)
             if kind == "accumulated":
                 close(alone, accumulated_alone(p, size, steps, tmp_path / f"alone-{size}"))
-            if kind in ("plain", "shards"):
+            if kind == "plain":
                 average = run.influence(rank_jobs.queries(p)[0], weights="average").values
-                close(average, averages.setdefault(size, average))  # written by one rank or by all
+                assert np.isfinite(average).all() and average.any()
             for rank in range(size):
                 close(found[rank][size, kind], alone)
 
@@ -183,12 +182,12 @@ def test_a_rank_that_dies_ends_the_job_and_the_others_say_so(recorded, tmp_path)
         assert 0 < taken < run.steps
 
 
-def test_a_rank_that_dies_while_shards_are_recorded_loses_one_segment(record, tmp_path):
+def test_a_rank_that_dies_while_a_loop_is_recorded_loses_no_step(record, tmp_path):
     tape = str(tmp_path / "tape")
     alive, dead = launched(2, rank_jobs.killed, tmp_path / "killed", tape)
-    assert isinstance(alive, DrossError) and dead == -signal.SIGKILL
+    assert isinstance(alive, RuntimeError) and dead == -signal.SIGKILL  # torch's, in backward()
     kept = launched(2, rank_jobs.resumed, tmp_path / "resumed", tape)
-    assert kept == [2, 2]  # of three that were taken, in segments of one
+    assert kept == [3, 3]  # all that were taken
     p = problem("mlp", "momentum", clip_norm=0.7)
     p.batches = [np.concatenate(parts) for parts in union_batches(p, 2, 3)]
     run = dross.load(tape, p.model(), (p.X, p.Y), p.loss, progress=False)

@@ -6,8 +6,7 @@ of a tape. So the ranks exchange their ids and weights at each step, and one pro
 retrace the tape. An instance with which DistributedSampler fills up the last batch is in the step
 twice, and counts twice.
 
-Every rank has the whole state. The first one writes small states, while the training goes on; of
-large ones each rank writes its shard, at the same time as the others.
+Every rank has the whole state, and the first one writes the tape.
 """
 
 from collections.abc import Callable
@@ -19,14 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..data.batch import MicroBatch
 from ..engine.objective import Objective
-from ..engine.optim import Optimizer
 from ..engine.state import State
 from ..engine.step import Step
 from ..errors import NotSupported
-from ..tape.format import AverageRecord, Manifest
+from ..tape.format import AverageRecord
 from .ranks import ALONE, RankReducer, Reducer
-
-_LARGE_STATE = 64 << 20  # bytes from which on a state is written in shards
 
 
 def find_ddp(model: Any) -> DistributedDataParallel | None:
@@ -58,24 +54,6 @@ def check_recordable(objective: Objective, ranks: Reducer) -> None:
             f"('{statistic}'), and SyncBatchNorm's join the ranks: neither can be recorded yet. "
             "Put BatchNorm into eval mode, use GroupNorm or LayerNorm, or record on one process."
         )
-
-
-def writes_shards(
-    ranks: Reducer, optimizer: Optimizer, state_bytes: int, earlier: Manifest | None
-) -> bool:
-    """Whether every rank writes its shard of the states, and not the first one all of them.
-
-    Arguments:
-        ranks: that train the model.
-        optimizer: theirs. Only what it keeps per number of theta can be cut.
-        state_bytes: of a whole state.
-        earlier: the manifest of the tape to be continued. It goes on as it began.
-    """
-    if ranks.size == 1:
-        return False
-    if earlier is not None:
-        return earlier.shards > 1
-    return state_bytes >= _LARGE_STATE and optimizer.blocks is None
 
 
 @dataclass(frozen=True)

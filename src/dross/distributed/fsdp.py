@@ -141,7 +141,7 @@ def own_shards(
     Raises:
         CorruptFile: where the files of the tape's end are not as they were written.
     """
-    shards = ShardReducer(ranks.group, ranks.device, layout, by_rows=True)
+    shards = ShardReducer(ranks.group, ranks.device, layout)
     given = (layout.names, layout.shapes, layout.group_sizes, layout.moving_buffers)
     own_sizes = shards.layout.group_sizes(ranks.rank)
     own_tape = ShardTape(tape, shards)
@@ -200,7 +200,7 @@ class _Seen:
 
 
 def _shard(objective: Objective, ranks: RankReducer) -> ShardedObjective:
-    shards = ShardReducer(ranks.group, ranks.device, objective.layout, by_rows=True)
+    shards = ShardReducer(ranks.group, ranks.device, objective.layout)
     sharded = shard_objective(objective, shards)
     own = sharded.gathering
     given = (own.names, own.shapes, own.group_sizes, own.moving_buffers, own.units, own.ranks)

@@ -232,18 +232,8 @@ class _WholeParameters:
             return None
         return owner, found[2], found[3]
 
-    def count_alive(self) -> int:
-        """How many numbers they have."""
-        alive = (known for known in self._known.values() if not known[0].expired())
-        return sum(unit.shapes[place].numel() for _, _, unit, place in alive)
-
 
 _WHOLE = _WholeParameters()
-
-
-def count_gathered() -> int:
-    """How many numbers of gathered parameters are in memory at the moment."""
-    return _WHOLE.count_alive()
 
 
 def saving_notes() -> saved_tensors_hooks:

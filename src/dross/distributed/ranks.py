@@ -18,6 +18,7 @@ only.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -165,10 +166,6 @@ class RankReducer(Reducer):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.group, self.device, self.cuts_batches = group, device, cuts_batches
 
-    def without_cutting(self) -> "RankReducer":
-        """The same ranks, sharing whole micro-batches only."""
-        return RankReducer(self.group, self.device, cuts_batches=False)
-
     # --- sharing the work -------------------------------------------------------------------------
 
     def own_part(self, batches: Sequence[AnyBatch]) -> list[Piece]:
@@ -294,7 +291,9 @@ class RankReducer(Reducer):
             self._warn_where_nothing_is_shared(recording, stop)
         if moving:
             return recording
-        return replace(recording, reducer=self if cuts else self.without_cutting())
+        ranks = copy(self)
+        ranks.cuts_batches = cuts
+        return replace(recording, reducer=ranks)
 
     def _warn_where_nothing_is_shared(self, recording: "Recording", stop: int) -> None:
         (_, segment) = next(recording.segments_backward(stop - 1, stop))

@@ -1,19 +1,11 @@
 """Which numbers of theta each rank holds, and how they come together again.
 
-Every parameter is cut into as many chunks as there are ranks, all of one length but the last ones,
-which may be shorter or empty. A rank's shard is a flat vector: its chunk of each parameter, in the
-order of theta. So updates, clips and adjoints, which treat every number alike, work on a shard as
-they do on theta, and slots are cut as theta is.
-
-Tapes whose states lie in one file per rank, and reading no more of them than a rank needs.
-
-    Manifest.shards      how many ranks wrote their shards, by rows
-    StateEntry.shards    the files of the ranks after the first, whose part is in the entry's own
-
-A tape of one process is one whole shard. Whoever opens a tape puts the shards together, or takes
-the numbers of its own shard out of them, whatever the number of ranks is then.
-
-The ranks of a sharded retrace: what each computes, and what they send each other.
+Every parameter is cut between its rows into as many chunks as there are ranks, as torch's
+`fully_shard` cuts it: all of one length but the last ones, which may be shorter or empty. A rank's
+shard is a flat vector: its chunk of each parameter, in the order of theta. So updates, clips and
+adjoints, which treat every number alike, work on a shard as they do on theta, and slots are cut as
+theta is. On a tape, `Manifest.shards` ranks have written their shards; whoever opens it puts them
+together, or takes the numbers of its own shard out of them, whatever the number of ranks is then.
 
 Each rank runs its own instances through the whole model. A parameter is gathered from the shards
 where the model reads it, and its cotangent is added up and scattered back:
@@ -25,13 +17,10 @@ Each is the adjoint of the other, so gradients and Hessian-vector products come 
 the sums over all ranks, and no sum over theta is left to do. The order of these messages must be
 the same on every rank. So all ranks make the same number of passes: one without instances of its
 own computes a batch of weight 0.
-
-Clipping by the norm of a gradient whose shards are on several ranks.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -64,31 +53,27 @@ class Span:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The shards of a layout. p = len(theta), p_r = the length of rank r's shard.
-
-    by_rows: chunks are whole rows, as torch's `fully_shard` cuts them (Shard(0)). Otherwise a
-    parameter is cut between any two numbers, so that ranks have the same, up to one number each.
-    """
+    """The shards of a layout. p = len(theta), p_r = the length of rank r's shard."""
 
     layout: Layout
     ranks: int
-    by_rows: bool = False
 
     @cached_property
     def chunks(self) -> list[int]:
         """The length of each parameter's chunks, padding included."""
         lengths = []
         for shape, size in zip(self.layout.shapes, self.layout.sizes):
-            rows = shape[0] if self.by_rows and shape else size
+            rows = shape[0] if shape else 1
             of_row = size // rows if rows else 0
             lengths.append(-(-rows // self.ranks) * of_row)
         return lengths
 
     def bounds(self, rank: int) -> list[tuple[int, int]]:
         """Where this rank's chunk of each parameter begins and ends in the flat parameter."""
-        cut = lambda chunk, size, at: min(chunk * at, size)
-        pairs = list(zip(self.chunks, self.layout.sizes))
-        return [(cut(c, n, rank), cut(c, n, rank + 1)) for c, n in pairs]
+        return [
+            (min(chunk * rank, size), min(chunk * (rank + 1), size))
+            for chunk, size in zip(self.chunks, self.layout.sizes)
+        ]
 
     def sizes(self, rank: int) -> list[int]:
         """How many numbers of each parameter this rank holds."""
@@ -97,11 +82,6 @@ class ShardLayout:
     def length(self, rank: int) -> int:
         """p_r."""
         return sum(self.sizes(rank))
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest shard: the first rank has a chunk of everything."""
-        return self.length(0)
 
     def group_sizes(self, rank: int) -> tuple[int, ...]:
         """How many numbers of each parameter group this rank holds."""
@@ -119,11 +99,6 @@ class ShardLayout:
             if stop > start:
                 yield Span(whole + start, own, stop - start)
             whole, own = whole + size, own + stop - start
-
-    def cut(self, whole: Tensor, rank: int) -> Tensor:
-        """The shard of a vector over theta: [..., p] -> [..., p_r]."""
-        parts = [whole.narrow(-1, span.whole, span.length) for span in self.spans(rank)]
-        return torch.cat(parts, -1) if parts else whole[..., :0].clone()
 
     def join(self, shards: Sequence[Tensor]) -> Tensor:
         """The vector over theta of which these are the shards: [..., p_r] each -> [..., p]."""
@@ -170,7 +145,7 @@ def explain_other_ranks(folder: str | os.PathLike, shards: int, ranks: int) -> I
 
 def written_layout(manifest: "Manifest") -> ShardLayout:
     """How the states of a tape were cut when it was written."""
-    return ShardLayout(manifest.layout, manifest.shards, by_rows=True)
+    return ShardLayout(manifest.layout, manifest.shards)
 
 
 def is_cut(name: str) -> bool:
@@ -202,30 +177,16 @@ class ShardReducer(RankReducer):
     """One rank of a group whose ranks each hold a shard of every state."""
 
     def __init__(
-        self,
-        group: Any,
-        device: torch.device,
-        whole: Layout,
-        *,
-        by_rows: bool = False,
-        cuts_batches: bool = True,
+        self, group: Any, device: torch.device, whole: Layout, *, cuts_batches: bool = True
     ):
         """Join the group.
 
         Arguments:
             group, device, cuts_batches: as for RankReducer.
             whole: the layout of theta.
-            by_rows: cut parameters between rows, as `fully_shard` does.
         """
         super().__init__(group, device, cuts_batches=cuts_batches)
-        self.layout = ShardLayout(whole, self.size, by_rows)
-        self.received = {"gathered": 0, "scattered": 0}  # bytes from other ranks so far
-
-    def without_cutting(self) -> "ShardReducer":
-        """The same ranks, sharing whole micro-batches only."""
-        other = copy(self)
-        other.cuts_batches = False
-        return other
+        self.layout = ShardLayout(whole, self.size)
 
     # --- sharing the work -------------------------------------------------------------------------
 
@@ -290,7 +251,6 @@ class ShardReducer(RankReducer):
         with self._name_lost_ranks():
             gather = _named("all_gather_single", "all_gather_into_tensor")
             gather(found.view(-1), own.view(-1), group=self.group)
-        self.received["gathered"] += found.nbytes - own.nbytes
         return found
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
@@ -300,7 +260,6 @@ class ShardReducer(RankReducer):
         with self._name_lost_ranks():
             scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
             scatter(found.view(-1), parts.view(-1), group=self.group)
-        self.received["scattered"] += parts.nbytes - found.nbytes
         return found
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from .._io import digest_file
 from .._progress import progress_bar
-from ..engine.state import Layout, State
-from ..engine.step import Step
+from ..engine.state import State
 from ..errors import DrossError
 from ..tape.format import (
     AverageRecord,
@@ -36,7 +35,7 @@ from ..tape.reader import Notes, Tape, explain_damage, explain_missing, read_met
 from ..tape.storage import Folder
 from ..tape.writer import TapeWriter
 from .ranks import RankReducer
-from .shards import ShardLayout, ShardReducer, is_cut, written_layout
+from .shards import ShardReducer, is_cut, written_layout
 
 
 class ShardTape(Tape):
@@ -201,38 +200,3 @@ class ShardWriter(TapeWriter):
         """
         if complete:
             super().finish(after, complete, average if self.ranks.rank == 0 else None)
-
-
-class ReplicaWriter(ShardWriter):
-    """Appends steps of ranks that each have whole states, as under DistributedDataParallel.
-
-    A rank keeps and writes its own shard of them.
-    """
-
-    def __init__(self, *given: Any, ranks: RankReducer, layout: Layout, **options: Any):
-        """As for ShardWriter.
-
-        Arguments:
-            ranks: who writes.
-            layout: of theta.
-            given, options: of TapeWriter.
-        """
-        super().__init__(*given, ranks=ranks, **options)
-        self.layout = ShardLayout(layout, ranks.size, by_rows=True)
-
-    def add(self, step: Step, before: State | None, after: State | None, checksum: int = 0) -> None:
-        """Append a step. `flush` is given the end of its segment."""
-        kept = before if self.wants_state() else None
-        super().add(step, None if kept is None else self._cut(kept), None, checksum)
-
-    def _write_closed(
-        self, after: State | None, *, commit: bool = False, in_background: bool = False
-    ) -> None:
-        assert after is not None  # a loop gives it at every flush
-        super()._write_closed(self._cut(after), commit=commit, in_background=in_background)
-
-    def _cut(self, whole: State) -> State:
-        """This rank's shard of a state."""
-        parts = whole.tensors()
-        cut = {n: self.layout.cut(t, self.ranks.rank) if is_cut(n) else t for n, t in parts.items()}
-        return State.from_tensors(cut, whole.clock)

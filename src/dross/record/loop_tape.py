@@ -16,7 +16,7 @@ from ..distributed import fsdp as fsdp
 from ..distributed.gather import GatheringLayout, ShardedExecutor
 from ..distributed.ranks import RankReducer, Reducer
 from ..distributed.shards import explain_other_ranks
-from ..distributed.tape import ReplicaWriter, ShardWriter
+from ..distributed.tape import ShardWriter
 from ..engine.executor import Executor
 from ..engine.inspect import inspect_run
 from ..engine.losses import NAMED_LOSSES
@@ -119,9 +119,8 @@ class LoopTape:
 
     def _check_ranks(self, shards: int) -> None:
         """Refuse other ranks than those that began a tape of shards."""
-        ranks = self.loop.ranks.size
-        whole_is_fine = not fsdp.is_sharded(self.loop.model)
-        if shards != ranks and not (shards == 1 and whole_is_fine):
+        ranks = self.loop.ranks.size if fsdp.is_sharded(self.loop.model) else 1
+        if shards != ranks:
             raise explain_other_ranks(self.folder, shards, ranks)
 
     def open(self, batch: Batch, cast: Autocast | None = None) -> OpenTape:
@@ -171,15 +170,10 @@ class LoopTape:
         executor = Executor(objective)
         live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
         state = live.read()
-        cuts = ddp.writes_shards(loop.ranks, pure, state.nbytes, self.earlier)
-        if loop.ranks.rank > 0 and not cuts:
+        if loop.ranks.rank > 0:
             return OpenTape(executor, live, ddp.NoTape(self.steps))
         given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)
-        if cuts:
-            options = {"ranks": loop.ranks, "layout": objective.layout}
-            writer = ReplicaWriter(self.folder, *given, **options)
-        else:
-            writer = TapeWriter(self.folder, *given)
+        writer = TapeWriter(self.folder, *given)
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)
