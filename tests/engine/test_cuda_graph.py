@@ -147,7 +147,7 @@ def use_stand_ins(monkeypatch, graph=StandIn):
     monkeypatch.setattr(Graphs, "__init__", owning)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
     monkeypatch.setattr("dross.engine.cuda_graph._leave_pool", lambda device, pool: None)
-    monkeypatch.setattr("dross.record.training_loop._count_unchecked", lambda state: 64)
+    monkeypatch.setattr("dross.record.train._count_unchecked", lambda state: 64)
 
 
 @pytest.mark.parametrize("looked_up_at_once", [1 << 20, 0])

@@ -23,7 +23,15 @@ def made(tmp_path_factory, model):
     """(folder of the project, the input, what the command printed)."""
     place = tmp_path_factory.mktemp("chats")
     chats = write_rows(place / "chats.jsonl", make_rows())
-    arguments = ["clean-chats", str(chats), "--model", str(model), "--out", str(place / "run"), *QUICK]
+    arguments = [
+        "clean-chats",
+        str(chats),
+        "--model",
+        str(model),
+        "--out",
+        str(place / "run"),
+        *QUICK,
+    ]
     result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return place / "run", chats, result.output

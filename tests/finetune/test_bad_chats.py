@@ -210,7 +210,6 @@ def test_dross_clean_names_the_command_for_chats(run, made):
     assert code == 1 and "dross clean-chats" in said and "--model PATH_OR_NAME" in said
 
 
-
 def test_missing_packages_are_named_with_the_command(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(

@@ -7,7 +7,7 @@ import torch
 
 import dross
 from dross.errors import InputChanged, InvalidInput
-from dross.record.training_loop import TrainingLoop
+from dross.record.train import TrainingLoop
 from dross.tape.reader import Tape
 from tests.record.user_loops import query, recorded_loop, take_step
 from tests.zoo import problem
@@ -41,7 +41,7 @@ def train(p, folder, **options):
 
 def stop_training_at(stop, p, folder, monkeypatch):
     """dross.train, interrupted at a step."""
-    take_row = TrainingLoop._take_row
+    take_row = TrainingLoop.take
 
     def interrupted(self, state, steps, batches, first):
         if first == stop:
@@ -49,7 +49,7 @@ def stop_training_at(stop, p, folder, monkeypatch):
         return take_row(self, state, steps, batches, first)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "_take_row", interrupted)
+        patch.setattr(TrainingLoop, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(p, folder)
     assert Tape(folder).steps == stop and not Tape(folder).complete
@@ -71,13 +71,13 @@ def test_train_resumes_for_true_and_for_the_folder_of_the_tape(tmp_path, monkeyp
     p = problem("batchnorm", "adam", epochs=3)
     whole, _ = train(p, tmp_path / "whole")
     stop_training_at(7, p, tmp_path / "tape", monkeypatch)
-    taken, take_row = [], TrainingLoop._take_row
+    taken, take_row = [], TrainingLoop.take
 
     def counted(self, state, steps, batches, first):
         taken.append(first)
         return take_row(self, state, steps, batches, first)
 
-    monkeypatch.setattr(TrainingLoop, "_take_row", counted)
+    monkeypatch.setattr(TrainingLoop, "take", counted)
     run, model = train(p, tmp_path / "tape", resume=SAME_FOLDER[how](tmp_path / "tape"))
     assert taken == list(range(7, len(p.batches)))
     assert run.complete and run.steps == len(p.batches)

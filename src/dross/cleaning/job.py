@@ -8,7 +8,7 @@ import torch
 
 from .._checks import check_count, check_name
 from ..errors import InvalidInput
-from ..record.training_plan import check_batch_size, check_epochs
+from ..record.plan import check_batch_size, check_epochs
 from .features import NONE
 from .inputs import Request
 from .label_noise import PRIORS

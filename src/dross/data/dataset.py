@@ -573,12 +573,12 @@ def split_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
             f"one is the label: name one of them {_LABELS[0]!r} (rename_column) and keep only "
             "inputs besides it; or pass a data set that gives pairs (x, y)."
         )
-    y = _as_tensor(columns.pop(labels[0]))
-    inputs = {name: _as_tensor(value) for name, value in columns.items() if name != "id"}
+    y = _numbers_to_tensor(columns.pop(labels[0]))
+    inputs = {name: _numbers_to_tensor(value) for name, value in columns.items() if name != "id"}
     return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), y
 
 
-def _as_tensor(value: Any) -> Any:
+def _numbers_to_tensor(value: Any) -> Any:
     """Numbers as a tensor: a list of them would be collated column by column."""
     if not isinstance(value, (list, tuple, np.ndarray, np.generic)):
         return value

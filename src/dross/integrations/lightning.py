@@ -30,8 +30,8 @@ from ..data.dataset import Collated
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
 from ..influence.run import Run, load
-from ..record.followed import Followed
 from ..record.recorder import Recorder
+from ..record.watch import LossHandle
 from ..tape.retention import Keep
 from ..tape.writer import rewind
 from .drawn_ids import DrawnIds, note_ids
@@ -75,7 +75,7 @@ class DrossCallback(Callback):
         self._loader: Any = None
         self._module: Any = None
         self._patches = ExitStack()  # undoes what this callback changes in module and trainer
-        self._open: tuple[ExitStack, Followed] | None = None
+        self._open: tuple[ExitStack, LossHandle] | None = None
 
     # --- before training --------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class DrossCallback(Callback):
             self._open = (stack.pop_all(), followed)  # until backward() has run
         return outputs
 
-    def _watch(self, outputs: Any, followed: Followed) -> None:
+    def _watch(self, outputs: Any, followed: LossHandle) -> None:
         if outputs is None:
             raise NotSupported(
                 "training_step returned None, so Lightning skips the batch, which dross cannot "

@@ -28,8 +28,8 @@ from ..data.dataset import Collated, ModelKwargs
 from ..errors import InvalidInput, NotSupported
 from ..influence.query import Query, mean_loss
 from ..influence.run import Run, load
-from ..record.followed import Followed
 from ..record.recorder import Recorder
+from ..record.watch import LossHandle
 from ..tape.retention import Keep
 from .drawn_ids import DrawnIds, note_ids
 
@@ -61,7 +61,7 @@ class DrossCallback(Callback):
     def initialize(self) -> "DrossCallback":
         """Forget an earlier training."""
         self.recorder_: Recorder | None = None
-        self._followed: Followed | None = None
+        self._followed: LossHandle | None = None
         self._patches = ExitStack()  # undoes what this callback changes in the net
         return self
 

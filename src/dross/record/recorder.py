@@ -1,7 +1,7 @@
 """Record a training loop that belongs to the user.
 
 The recorder computes the forward pass, hands out one loss per instance and watches what the loop
-does with them (loops/step_watch.py). At the start of every segment the step is rehearsed from the
+does with them (watch.py). At the start of every segment the step is rehearsed from the
 recorded state; a step that cannot be reproduced is refused at once.
 """
 
@@ -17,36 +17,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from .._checks import check_folder, check_function, check_whole
-from ..data.batch import Augment, Batch
-from ..data.dataset import Instances
+from .._checks import check_folder, check_function, check_number, check_whole
+from ..data.batch import Augment, Batch, MicroBatch, make_batch
+from ..data.dataset import Instances, check_ids, move_to
 from ..distributed import ddp
 from ..distributed import fsdp as fsdp
-from ..distributed.ranks import Reducer
-from ..engine.inspect import check_optimizer, device_and_dtype, unwrap_model, unwrap_optimizer
+from ..engine.inspect import (
+    check_optimizer,
+    count_instances,
+    device_and_dtype,
+    unwrap_model,
+    unwrap_optimizer,
+)
 from ..engine.losses import find_loss
 from ..engine.objective import Penalty
 from ..engine.precision import check_autocast
+from ..engine.step import ClipNorm, ClipValue
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..influence.run import Run, load
 from ..tape.reader import Tape
 from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import check_resume, prepare_folder
-from .average_watch import AverageWatch
-from .clip_methods import ClipMethods
-from .followed import Followed
-from .incoming_batch import take_batch
-from .loop_tape import LoopTape, UserLoop
-from .scaler_watch import ScalerWatch, check_scaler
-from .step_watch import StepWatch
+from .average import AverageWatch
+from .replayable import check_first_batch
+from .user_loop import LoopTape, UserLoop
+from .watch import LossHandle, ScalerWatch, StepWatch, check_scaler
 
 # by the optimizer they listen to
 _RECORDERS: "weakref.WeakValueDictionary[int, Recorder]" = weakref.WeakValueDictionary()
 
 
-class Recorder(ClipMethods):
+class Recorder:
     """Writes a tape of your own loop.
 
         recorder = dross.Recorder(model, "cross_entropy", optimizer, path="runs/mine")
@@ -142,51 +146,48 @@ class Recorder(ClipMethods):
         if (former := _RECORDERS.get(id(optimizer))) is not None:
             former._save_what_there_is()  # it must not listen to the same optimizer
         _RECORDERS[id(optimizer)] = self
-        self.called, self.model = model, unwrap_model(ddp.bare_module(model))
-        self.optimizer, self.folder = optimizer, path
-        self.loss_name, self.loss = find_loss(loss)
-        self.penalty, self.augment, self.seed = penalty, augment, seed
-        self.keep = DefaultRetention() if keep is None else keep
-        self.device, self.dtype = device_and_dtype(self.model)
-        self.autocast = check_autocast(autocast, self.device, self.dtype)
-        self.scaler = check_scaler(scaler)
-        given = (self.device, self.dtype, self.keep.memory)
-        self.instances = None if data is None else Instances(data, *given)
-        self._expected_steps = expected_steps
-        self._sharded = fsdp.is_sharded(self.model)
+        called = model
+        model = unwrap_model(ddp.bare_module(called))
+        device, dtype = device_and_dtype(model)
+        keep = DefaultRetention() if keep is None else keep
+        loss_name, loss_function = find_loss(loss)
+        self._sharded = fsdp.is_sharded(model)
         if self._sharded:
             fsdp.check_options(penalty=penalty, scaler=scaler)
-        ranks = fsdp.ranks_of(self.model) if self._sharded else ddp.ranks_of(model)
-        self._loop = self._describe_loop(ranks)
+        self._loop = UserLoop(
+            model=model,
+            called=called,
+            optimizer=optimizer,
+            loss_name=loss_name,
+            loss=loss_function,
+            penalty=penalty,
+            augment=augment,
+            keep=keep,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            instances=None if data is None else Instances(data, device, dtype, keep.memory),
+            ranks=fsdp.ranks_of(model) if self._sharded else ddp.ranks_of(called),
+            autocast=check_autocast(autocast, device, dtype),
+            expected_steps=expected_steps,
+        )
+        scaler = check_scaler(scaler)
         wants_resume = check_resume(resume, path)
         earlier = self._loop.ranks.on_first(
             lambda: prepare_folder(path, overwrite=overwrite, resume=wants_resume)
         )
         self._tape = LoopTape(self._loop, path, earlier)
-        self._watch, self._closed = StepWatch(self._loop, self._tape), False
+        self._watch = StepWatch(self._loop, self._tape)
+        self._closed = False
         self._tape.restore()
-        self._listen()  # last: a recorder that could not be made listens to nothing
+        self._listen(scaler)  # last: a recorder that could not be made listens to nothing
 
-    def _describe_loop(self, ranks: Reducer) -> UserLoop:
-        return UserLoop(
-            model=self.model,
-            called=self.called,
-            optimizer=self.optimizer,
-            loss_name=self.loss_name,
-            loss=self.loss,
-            penalty=self.penalty,
-            augment=self.augment,
-            keep=self.keep,
-            seed=self.seed,
-            device=self.device,
-            dtype=self.dtype,
-            instances=self.instances,
-            ranks=ranks,
-            autocast=self.autocast,
-            expected_steps=self._expected_steps,
-        )
+    @property
+    def instances(self) -> Instances | None:
+        """The training set, where the recorder was given it."""
+        return self._loop.instances
 
-    def _listen(self) -> None:
+    def _listen(self, scaler: torch.amp.GradScaler | None) -> None:
         """Get notified of every step of the optimizer, and of the end of the process.
 
         The hooks keep the recorder alive for as long as the optimizer lives.
@@ -200,15 +201,20 @@ class Recorder(ClipMethods):
                 self._watch.after_step()
 
         self._handles: list[RemovableHandle | ScalerWatch] = [
-            self.optimizer.register_step_pre_hook(before),
-            self.optimizer.register_step_post_hook(after),
+            self._loop.optimizer.register_step_pre_hook(before),
+            self._loop.optimizer.register_step_post_hook(after),
             *self._watch.gradients.handles,
         ]
-        if self.scaler is not None:
-            watch = self._watch
-            told = {"unscaling": watch.before_unscaling, "unscaled": watch.after_unscaling}
-            told["stepped"] = watch.after_scaler_step
-            self._handles.append(ScalerWatch(self.scaler, self.optimizer, **told))
+        if scaler is not None:
+            self._handles.append(
+                ScalerWatch(
+                    scaler,
+                    self._loop.optimizer,
+                    unscaling=self._watch.before_unscaling,
+                    unscaled=self._watch.after_unscaling,
+                    stepped=self._watch.after_scaler_step,
+                )
+            )
         own = weakref.ref(self)
         self._at_exit = lambda: (recorder := own()) and recorder._save_what_there_is()
         atexit.register(self._at_exit)  # Ctrl-C in a loop still leaves every step that was taken
@@ -249,7 +255,9 @@ class Recorder(ClipMethods):
             yield losses
 
     @contextmanager
-    def observe(self, ids: Any, x: Any, y: Any, *, epoch: int | None = None) -> Iterator[Followed]:
+    def observe(
+        self, ids: Any, x: Any, y: Any, *, epoch: int | None = None
+    ) -> Iterator[LossHandle]:
         """Follow a loop that computes its own loss, as trainers do.
 
             with recorder.observe(ids, x, y) as watch:
@@ -269,7 +277,7 @@ class Recorder(ClipMethods):
             DrossError: as for `step`.
         """
         batch, ids = self._enter(ids, x, y, epoch)
-        with self._watch.follow(ids, batch) as watch:
+        with self._watch.observe(ids, batch) as watch:
             yield watch
 
     def _enter(self, ids: Any, x: Any, y: Any, epoch: int | None) -> tuple[Batch, np.ndarray]:
@@ -278,7 +286,29 @@ class Recorder(ClipMethods):
         if self._watch.inside:
             raise InvalidInput("recorder.step was entered twice: finish one batch before the next.")
         self._watch.set_epoch(epoch)
-        return take_batch(self._loop, self._tape, self._watch.position, ids, x, y)
+        loop = self._loop
+        instances = loop.instances
+        most = len(instances) if instances else np.iinfo(np.int32).max
+        ids = check_ids(ids, most, "Instance ids")
+        x, y = (tree_map(lambda t: move_to(t, loop.device, loop.dtype), part) for part in (x, y))
+        if len(ids) != count_instances(y):
+            raise InvalidInput(
+                f"{len(ids)} ids came with {count_instances(y)} labels: pass the id of every "
+                "instance of the batch."
+            )
+        if instances is not None and self._tape.opened is None:
+            check_first_batch(instances, ids, x, y)
+        batch = make_batch(
+            x,
+            y,
+            MicroBatch(ids),
+            seed=loop.seed,
+            position=self._watch.position,
+            augment=loop.augment,
+            device=loop.device,
+            dtype=loop.dtype,
+        )
+        return batch, ids
 
     def save(self) -> None:
         """Write every step so far to the disk, and begin a new segment with the next one.
@@ -293,6 +323,68 @@ class Recorder(ClipMethods):
             )
         self._watch.check_untouched()
         self._tape.save()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """torch.nn.utils.clip_grad_norm_ over the parameters in training, recorded.
+
+        Call it between backward() and optimizer.step().
+
+        Arguments:
+            max_norm: the largest norm that the gradient may have.
+
+        Returns:
+            The norm of the gradient before clipping.
+
+        Raises:
+            NotSupported: where this step has been clipped already.
+        """
+        max_norm = check_number(max_norm, "max_norm")
+        with self.clipping(max_norm=max_norm) as parameters:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def clip_grad_value_(self, limit: float) -> None:
+        """torch.nn.utils.clip_grad_value_ over the parameters in training, recorded.
+
+        Call it between backward() and optimizer.step().
+
+        Arguments:
+            limit: the largest absolute value that a number of the gradient may have.
+
+        Raises:
+            NotSupported: where this step has been clipped already.
+        """
+        limit = check_number(limit, "limit")
+        with self.clipping(value=limit) as parameters:
+            torch.nn.utils.clip_grad_value_(parameters, limit)
+
+    @contextmanager
+    def clipping(
+        self, *, max_norm: float | None = None, value: float | None = None
+    ) -> Iterator[list[Tensor]]:
+        """Record a clip that other code does inside, such as a trainer's own.
+
+            with recorder.clipping(max_norm=1.0):
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+
+        Arguments:
+            max_norm: the largest norm that the gradient may have; infinity clips nothing.
+            value: or the largest absolute value that a number of it may have.
+
+        Yields:
+            The parameters in training.
+
+        Raises:
+            NotSupported: where this step has been clipped already.
+        """
+        if (max_norm is None) == (value is None):
+            raise InvalidInput("Give clipping either max_norm or value.")
+        if max_norm is not None:
+            limit = check_number(max_norm, "max_norm")
+            clip = None if limit == float("inf") else ClipNorm(limit)
+        else:
+            clip = ClipValue(check_number(value, "value"))
+        yield self._watch.declare_clip(clip)
+        self._watch.gradients.accept()
 
     def average(self, averaged: AveragedModel) -> None:
         """Watch averaged weights, so that they can be queried: run.influence(query, weights="average").
@@ -311,7 +403,7 @@ class Recorder(ClipMethods):
         """
         if self._sharded:
             fsdp.check_options(average=True)
-        earlier = None if self._tape.earlier is None else Tape(self.folder).average()
+        earlier = None if self._tape.earlier is None else Tape(self._tape.folder).average()
         watch = AverageWatch(averaged, earlier)
         if watch.count and earlier is None:
             raise NotSupported(
@@ -359,17 +451,18 @@ class Recorder(ClipMethods):
         if self._sharded:
             fsdp.refuse_to_open()
         self.close()
-        if data is None and self.instances is not None:
-            data = self.instances.source
+        loop = self._loop
+        if data is None and loop.instances is not None:
+            data = loop.instances.source
         if data is None:
             raise InvalidInput("Pass the training set: recorder.run(data).")
         return load(
-            self.folder,
-            self.model,
+            self._tape.folder,
+            loop.model,
             data,
-            self._loop.given_loss,
-            penalty=self.penalty,
-            augment=self.augment,
+            loop.given_loss,
+            penalty=loop.penalty,
+            augment=loop.augment,
         )
 
     def __enter__(self) -> "Recorder":

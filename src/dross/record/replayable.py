@@ -20,7 +20,7 @@ from ..engine.precision import MATH, AttentionCalls
 from ..engine.state import State
 from ..engine.step import Step, advance, prepare_gradient, take_step
 from ..engine.tolerance import OTHER_ORDER, ROUNDING_OF_LENGTH, is_close, size
-from ..errors import DrossWarning, InvalidInput, NotSupported
+from ..errors import Diverged, DrossWarning, InvalidInput, NotSupported
 from ..tape.retention import Keep
 
 _MAX_EPOCH = 2**31 - 1
@@ -157,3 +157,44 @@ def check_epoch(epoch: int | None, before: int, keep: Keep) -> int:
             "run."
         )
     return before if epoch is None else epoch
+
+
+def check_finite(
+    t: int, after: State, g: Tensor, losses: list[Tensor], ids: np.ndarray, kept: int
+) -> None:
+    """Refuse a step whose gradient or result is not finite.
+
+    Arguments:
+        t: the number of the step.
+        after: the state that it led to.
+        g: its gradient [p].
+        losses: of each micro-batch.
+        ids: the instances of the step, in the order of the losses.
+        kept: up to which step the tape is whole.
+
+    Raises:
+        Diverged: it names the step and the instances.
+    """
+    gradient_is_finite = _is_finite(g)
+    if gradient_is_finite and _is_finite(after.theta):
+        return
+    bad = ids[~torch.isfinite(torch.cat(losses)).cpu().numpy()]
+    if len(bad):
+        names = ", ".join(map(str, bad[:5]))
+        what = f"the loss of instance{'s' * (len(bad) > 1)} {names} is not finite"
+    else:
+        what = "the update overflows" if gradient_is_finite else "the gradient is not finite"
+    raise Diverged(
+        f"Step {t}: {what}. Look at those inputs, lower the rate, or clip the gradient. The "
+        f"recorded run is whole up to step {kept}.",
+        step=t,
+    )
+
+
+def _is_finite(t: Tensor) -> bool:
+    """Whether every number is finite.
+
+    The sum of finite numbers nearly always is, and takes a fiftieth of the time that looking at
+    each takes. Where it is not, it may have overflowed, and each is looked at.
+    """
+    return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())

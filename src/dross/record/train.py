@@ -2,33 +2,41 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
-from types import NoneType
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .._checks import check_folder, check_function, check_whole
-from ..data.batch import Augment
+from .._progress import progress_bar
+from ..data.batch import Augment, LazyBatch, MicroBatch
 from ..data.dataset import Instances
-from ..engine.device import find_device
+from ..data.fingerprint import checksum
+from ..engine.device import HostCopy, find_device, side_stream
 from ..engine.executor import Executor
-from ..engine.inspect import device_and_dtype, inspect_run, unwrap_model
+from ..engine.inspect import TorchBinding, device_and_dtype, inspect_run, unwrap_model
 from ..engine.losses import check_labels
 from ..engine.objective import Objective, Penalty
+from ..engine.optim import Optimizer
 from ..engine.precision import Precision, check_autocast
-from ..engine.step import clip_of
-from ..errors import InvalidInput
+from ..engine.state import State
+from ..engine.step import Clip, Step, clip_of, take_step, take_steps
+from ..errors import DrossError, InvalidInput
 from ..influence.run import Run
 from ..replay.recording import Recording
 from ..tape.format import check_same_run, describe
 from ..tape.reader import Tape
-from ..tape.retention import DefaultRetention, Keep
+from ..tape.retention import DefaultRetention, Keep, check_keep
 from ..tape.writer import TapeWriter, check_resume, prepare_folder
-from .torch_binding import LiveModel
-from .training_loop import TrainingLoop
-from .training_plan import BatchPlan, LearningRate, plan_numbers
+from .plan import BatchPlan, LearningRate, plan_numbers
+from .replayable import check_finite
+
+_MAX_UNCHECKED_STEPS = 64
+_MAX_UNCHECKED_BYTES = 256 << 20
 
 
 def train(
@@ -102,7 +110,9 @@ def train(
         InvalidInput: where there is a tape already.
         InputChanged: where the tape to be continued is of another run.
     """
-    _check_options(keep, penalty, augment)
+    check_keep(keep)
+    check_function(penalty, "penalty")
+    check_function(augment, "augment")
     clip = clip_of(clip_norm, clip_value)
     check_folder(path, "path")
     seed = check_whole(seed, "seed")
@@ -118,8 +128,8 @@ def train(
     objective, pure = inspect_run(model, optimizer, loss, penalty, x, y, precision=precision)
     _check_all_labels(objective, instances, x)
 
-    live = LiveModel(model, optimizer, objective.layout, pure)
-    numbers = plan_numbers(live, lr, plan.steps)
+    binding = TorchBinding(model, optimizer, objective.layout, pure)
+    numbers = plan_numbers(binding, lr, plan.steps)
     earlier = prepare_folder(path, overwrite=overwrite, resume=check_resume(resume, path))
     manifest = describe(
         objective,
@@ -133,7 +143,7 @@ def train(
         schedule=hashlib.sha256(numbers.tobytes() + repr(clip).encode()).hexdigest(),
         earlier=earlier,
     )
-    state = live.read(numbers[0])
+    state = binding.read(numbers[0])
     if earlier is not None:
         check_same_run(earlier, manifest)
         manifest = earlier
@@ -145,7 +155,7 @@ def train(
         writer.flush(state)
     executor = Executor(objective)
     loop = TrainingLoop(executor, pure, instances, plan, numbers, augment, clip, seed)
-    live.write(loop.run(writer, state, progress))
+    binding.write(loop.run(writer, state, progress))
     return Run(Recording(Tape(path), executor, pure, instances, augment, seed), progress)
 
 
@@ -170,15 +180,6 @@ def _prepare_model(model: Any, device: str | torch.device | None) -> torch.nn.Mo
     return model
 
 
-def _check_options(keep: Any, penalty: Any, augment: Any) -> None:
-    if not isinstance(keep, (Keep, NoneType)):
-        raise InvalidInput(
-            "keep must be EveryStep(), Checkpoints(), LastEpochs() or Budget(bytes)."
-        )
-    check_function(penalty, "penalty")
-    check_function(augment, "augment")
-
-
 def _check_all_labels(objective: Objective, instances: Instances, x: Any) -> None:
     """Find a bad label now, before it ends a long run in its last batch."""
     if instances.stored and objective.loss_name == "cross_entropy":
@@ -186,3 +187,131 @@ def _check_all_labels(objective: Objective, instances: Instances, x: Any) -> Non
         with objective.evaluating(), torch.no_grad():
             outputs = objective.predict(theta, buffers, x)
         check_labels(outputs, instances.stored[1], objective.loss_name)
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """Algorithm 1: all that the steps of a run depend on."""
+
+    executor: Executor
+    optimizer: Optimizer
+    instances: Instances
+    plan: BatchPlan
+    numbers: np.ndarray  # [T, G, H]: the optimizer's at every step
+    augment: Augment | None
+    clip: Clip | None
+    seed: int
+
+    def run(self, writer: TapeWriter, state: State, progress: bool) -> State:
+        """Take the steps that are left. The tape keeps those that were taken, whatever happens."""
+        writer.ends = {writer.next: state}
+        left = self.plan.steps - writer.next
+        rows = self._rows(writer.next, _count_unchecked(state))
+        waiting: list[_TakenRow] = []  # not yet checked: a GPU computes the next row meanwhile
+        complete = False
+        with self.executor.training(), progress_bar("training", left, show=progress) as advance:
+            try:
+                for first, steps, batches in rows:
+                    waiting.append(self.take(state, steps, batches, first))
+                    state = waiting[-1].states[-1]
+                    if len(waiting) > int(state.theta.is_cuda):
+                        self._write(waiting.pop(0), writer, advance)
+                for row in waiting:
+                    self._write(row, writer, advance)
+                complete = True
+            except ValueError as error:  # such as BatchNorm's, for a batch of one instance
+                if isinstance(error, DrossError):
+                    raise
+                raise InvalidInput(f"Step {writer.next} cannot be taken: {error}") from error
+            except BaseException as error:
+                error.add_note(
+                    f"dross: the run at {writer.folder} is kept; dross.train(..., resume=True) "
+                    "continues from there."
+                )
+                raise
+            finally:
+                writer.finish(complete=complete)
+        return state
+
+    def _rows(
+        self, first: int, at_once: int
+    ) -> Iterator[tuple[int, list[Step], list[list[LazyBatch]]]]:
+        """The steps from `first` on, `at_once` at a time, with the number of the first of them."""
+        coming = self.plan.from_step(first)
+        while block := list(islice(coming, _MAX_UNCHECKED_STEPS)):
+            steps = []
+            for t, (ids, epoch) in enumerate(block, start=first):
+                micros = (MicroBatch(ids),) if len(ids) else ()
+                steps.append(Step(micros, self.numbers[t], epoch, self.clip))
+            batches = self.instances.lazy_batches(
+                [step.micros for step in steps], first, self.seed, self.augment
+            )
+            for k in range(0, len(steps), at_once):
+                yield first + k, steps[k : k + at_once], batches[k : k + at_once]
+            first += len(steps)
+
+    def take(
+        self, state: State, steps: list[Step], batches: list[list[LazyBatch]], first: int
+    ) -> "_TakenRow":
+        """Take these steps; what tells whether they are finite is on its way to the host."""
+        states = [state]
+        finite: list[Tensor] = []
+        if self.clip is None:
+            states += take_steps(self.executor, self.optimizer, state, steps, batches)
+        else:
+            for step, micros in zip(steps, batches):
+                after, g, _ = take_step(self.executor, self.optimizer, states[-1], step, micros)
+                states.append(after)
+                finite.append(torch.isfinite(g).all())  # clipping can make it finite again
+        seen = {"total": states[-1].theta.sum()}  # finite only if theta is
+        if finite:
+            seen["finite"] = torch.stack(finite)
+        return _TakenRow(first, steps, batches, states, HostCopy(seen))
+
+    def _write(self, row: "_TakenRow", writer: TapeWriter, advance: Callable[[int], None]) -> None:
+        if not row.is_finite:
+            self._find_break(row)
+        with side_stream(row.states[0].theta.device):
+            pairs = zip(row.states, row.states[1:])
+            for step, batches, (before, after) in zip(row.steps, row.batches, pairs):
+                writer.make_room(step.epoch)
+                opens = bool(batches) and writer.opens_segment()
+                writer.add(step, before, after, checksum(batches[0]) if opens else 0)
+                advance(1)
+
+    def _find_break(self, row: "_TakenRow") -> None:
+        """Raise Diverged for the step that is not finite, if there is one.
+
+        Theta stays so after it, which is why the last step's has told.
+        """
+        taken = zip(row.steps, row.batches, row.states)
+        for t, (step, batches, before) in enumerate(taken, start=row.first):
+            after, g, losses = take_step(self.executor, self.optimizer, before, step, batches)
+            check_finite(t, after, g, losses, step.ids, kept=row.first)
+
+
+@dataclass(frozen=True)
+class _TakenRow:
+    """Steps that have been taken."""
+
+    first: int
+    steps: list[Step]
+    batches: list[list[LazyBatch]]
+    states: list[State]  # before the first step, and after each
+    seen: HostCopy
+
+    @property
+    def is_finite(self) -> bool:
+        seen = self.seen.wait()
+        total = bool(torch.isfinite(seen["total"]))
+        return total and ("finite" not in seen or bool(seen["finite"].all()))
+
+
+def _count_unchecked(state: State) -> int:
+    """How many steps to take before checking that they were finite: a GPU waits for the check."""
+    if not state.theta.is_cuda:
+        return 1
+    return max(1, min(_MAX_UNCHECKED_STEPS, _MAX_UNCHECKED_BYTES // max(state.nbytes, 1)))

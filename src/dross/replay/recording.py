@@ -1,7 +1,6 @@
 """A tape with everything that is needed to run it again, exactly as it was."""
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -9,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from .._checks import check_whole
-from ..data.batch import AnyBatch, Augment, LazyBatch
+from ..data.batch import Augment, LazyBatch
 from ..data.dataset import Instances
-from ..data.fingerprint import to_bytes
+from ..data.fingerprint import checksum
 from ..distributed.ranks import ALONE, Reducer
 from ..engine.device import side_stream
 from ..engine.executor import Executor
@@ -299,14 +297,6 @@ class Recording:
                 "The training data have been changed in place since the run was recorded. Pass "
                 "them as they were."
             )
-
-
-def checksum(batch: AnyBatch) -> int:
-    """A checksum of what the model sees: it tells a changed data set from a wrong replay."""
-    value, batch = 0, batch.load()
-    for leaf in tree_leaves((batch.x, batch.y)):
-        value = zlib.crc32(to_bytes(leaf), value)
-    return value
 
 
 def _check_whole(model: nn.Module) -> None:

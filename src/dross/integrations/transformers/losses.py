@@ -25,7 +25,7 @@ from ...data.dataset import Collated, move_to
 from ...engine.objective import Objective
 from ...errors import InvalidInput, NotSupported
 from ...influence.query import Buffers, Query, QueryPart
-from ...record.followed import Followed
+from ...record.watch import LossHandle
 
 IGNORED = -100  # the label of a token that has no loss
 _TOLERANCE = 1e-3  # of the loss: divisors that are closer to each other than this do not matter
@@ -188,7 +188,7 @@ class Shares:
         self.fitting: list[str] = []  # the divisors that have fitted so far; empty: any may fit
 
     def find(
-        self, losses: Any, y: dict[str, Tensor], items: Any, loss: Tensor, followed: Followed
+        self, losses: Any, y: dict[str, Tensor], items: Any, loss: Tensor, followed: LossHandle
     ) -> float:
         """The share in this batch.
 

@@ -1,4 +1,4 @@
-"""The tape of a loop that belongs to the user: opened at its first batch, continued, closed."""
+"""What a user's loop trains, and its tape: opened at the first batch, continued, closed."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ..distributed.ranks import RankReducer, Reducer
 from ..distributed.shards import explain_other_ranks
 from ..distributed.tape import ShardWriter
 from ..engine.executor import Executor
-from ..engine.inspect import inspect_run
+from ..engine.inspect import TorchBinding, inspect_run
 from ..engine.losses import NAMED_LOSSES
 from ..engine.objective import Objective, Penalty
 from ..engine.optim import Optimizer
@@ -29,8 +29,7 @@ from ..tape.format import Manifest, check_same_run, describe
 from ..tape.reader import Tape
 from ..tape.retention import Keep
 from ..tape.writer import TapeWriter
-from .average_watch import AverageWatch
-from .torch_binding import LiveModel
+from .average import AverageWatch
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class OpenTape:
     """What is known from the first batch on."""
 
     executor: Executor
-    live: LiveModel
+    live: TorchBinding
     writer: TapeWriter | ddp.NoTape
 
     def rehearsing(self, ranks: Reducer) -> Reducer:
@@ -78,7 +77,9 @@ class LoopTape:
 
     def __init__(self, loop: UserLoop, folder: str | os.PathLike, earlier: Manifest | None):
         """earlier: the manifest of a tape to be continued."""
-        self.loop, self.folder, self.earlier = loop, folder, earlier
+        self.loop = loop
+        self.folder = folder
+        self.earlier = earlier
         self.opened: OpenTape | None = None
 
     @property
@@ -98,7 +99,8 @@ class LoopTape:
         """Put the model and the optimizer where the tape to be continued ends."""
         if self.earlier is None:
             return
-        loop, made = self.loop, self.earlier
+        loop = self.loop
+        made = self.earlier
         self._check_ranks(made.shards)
         layout = made.layout
         check_signature(made.model, loop.model, layout)
@@ -114,7 +116,7 @@ class LoopTape:
             assert isinstance(loop.ranks, RankReducer)
             tape, layout, pure = fsdp.own_shards(tape, layout, pure, loop.ranks)
         state = tape.end_state().map(lambda t: t.to(loop.device))
-        live = LiveModel(loop.model, loop.optimizer, layout, pure)
+        live = TorchBinding(loop.model, loop.optimizer, layout, pure)
         live.write(state, slots=bool(made.steps))
 
     def _check_ranks(self, shards: int) -> None:
@@ -141,7 +143,7 @@ class LoopTape:
         assert objective.precision.autocast is not None
         cast = replace(objective.precision.autocast, backward=inside)
         precision = replace(objective.precision, autocast=cast)
-        executor = Executor(replace(objective, precision=precision))
+        executor = type(self.opened.executor)(replace(objective, precision=precision))
         self.opened = replace(self.opened, executor=executor)
         self.note(precision=precision)
 
@@ -164,32 +166,51 @@ class LoopTape:
         precision = Precision(autocast=cast, kernels=allowed_kernels())
         if fsdp.is_sharded(loop.model):
             return self._open_shards(batch, precision)
-        given = (loop.given_loss, loop.penalty, batch.x, batch.y)
-        objective, pure = inspect_run(loop.model, loop.optimizer, *given, precision=precision)
+        objective, pure = inspect_run(
+            loop.model,
+            loop.optimizer,
+            loop.given_loss,
+            loop.penalty,
+            batch.x,
+            batch.y,
+            precision=precision,
+        )
         ddp.check_recordable(objective, loop.ranks)
         executor = Executor(objective)
-        live = LiveModel(loop.model, loop.optimizer, objective.layout, pure)
+        live = TorchBinding(loop.model, loop.optimizer, objective.layout, pure)
         state = live.read()
         if loop.ranks.rank > 0:
             return OpenTape(executor, live, ddp.NoTape(self.steps))
-        given = (self._describe(objective, pure), loop.keep, state.nbytes, loop.expected_steps)
-        writer = TapeWriter(self.folder, *given)
+        writer = TapeWriter(
+            self.folder,
+            self._describe(objective, pure),
+            loop.keep,
+            state.nbytes,
+            loop.expected_steps,
+        )
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(executor, live, writer)
 
     def _open_shards(self, batch: Batch, precision: Precision) -> OpenTape:
         """The same for a loop under fully_shard. All ranks do this at once."""
-        loop, ranks = self.loop, self.loop.ranks
+        loop = self.loop
+        ranks = loop.ranks
         assert isinstance(ranks, RankReducer)
         bare = Objective(
             loop.model, Layout((), (), (), ()), loop.loss, loop.loss_name, precision=precision
         )
         objective, sharded, pure = fsdp.inspect_sharded(bare, loop.optimizer, batch, ranks)
-        live = LiveModel(loop.model, loop.optimizer, sharded.layout, pure)
-        state, manifest = live.read(), self._describe(objective, pure)
-        given = (manifest, loop.keep, sum(ranks.gather(state.nbytes)), loop.expected_steps)
-        writer = ShardWriter(self.folder, *given, ranks=ranks)
+        live = TorchBinding(loop.model, loop.optimizer, sharded.layout, pure)
+        state = live.read()
+        writer = ShardWriter(
+            self.folder,
+            self._describe(objective, pure),
+            loop.keep,
+            sum(ranks.gather(state.nbytes)),
+            loop.expected_steps,
+            ranks=ranks,
+        )
         if self.earlier is None:
             writer.flush(state)
         return OpenTape(ShardedExecutor(sharded), live, writer)

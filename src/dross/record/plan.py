@@ -9,9 +9,8 @@ import torch
 from .._checks import check_count
 from ..data.dataset import Instances, check_ids
 from ..data.seeds import mix_seeds
-from ..engine.optim import Optimizer
+from ..engine.inspect import TorchBinding
 from ..errors import InvalidInput, NotSupported
-from .torch_binding import LiveModel
 
 LearningRate = (
     float
@@ -37,12 +36,6 @@ def check_batch_size(size: Any, at_most: int = _MAX_BATCH_SIZE) -> int:
     """The number of instances per step, or InvalidInput."""
     why = "the instances of a step are in memory together"
     return check_count(size, "batch_size", at_most=at_most, because=why)
-
-
-def check_steps(steps: int) -> None:
-    """Refuse a run that is too long, with InvalidInput."""
-    why = "the rates of all of them are held in memory; take fewer epochs or larger batches"
-    check_count(steps, "The number of steps", at_most=_MAX_STEPS, because=why, at_least=0)
 
 
 class BatchPlan:
@@ -81,7 +74,13 @@ class BatchPlan:
         if epochs is None or batch_size is None:
             raise InvalidInput("Say how long to train: epochs and batch_size, or batches.")
         count = len(instances)
-        check_steps(epochs * -(-count // batch_size))
+        check_count(
+            epochs * -(-count // batch_size),
+            "The number of steps",
+            at_most=_MAX_STEPS,
+            because="the rates of all of them are held in memory; take fewer epochs or larger batches",
+            at_least=0,
+        )
 
         def shuffle(epoch: int) -> list[np.ndarray]:
             order = np.random.default_rng(mix_seeds(seed, epoch)).permutation(count)
@@ -93,15 +92,15 @@ class BatchPlan:
 def _from_batches(instances: Instances, batches: Any, epochs: int) -> BatchPlan:
     if not isinstance(batches, Iterable):
         raise InvalidInput(f"batches must be a list with the ids of every step, not {batches!r}.")
-    given = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
-    if not any(len(ids) for ids in given):
+    steps = [check_ids(ids, len(instances), "The ids in batches") for ids in batches]
+    if not any(len(ids) for ids in steps):
         raise InvalidInput("batches is empty: there is nothing to train on.")
-    cuts = np.array_split(np.arange(len(given)), epochs)
-    parts = [[given[t] for t in cut] for cut in cuts]
+    cuts = np.array_split(np.arange(len(steps)), epochs)
+    parts = [[steps[t] for t in cut] for cut in cuts]
     return BatchPlan(lambda epoch: parts[epoch], len(parts), lambda epoch: len(parts[epoch]))
 
 
-def plan_numbers(live: LiveModel, lr: LearningRate | None, steps: int) -> np.ndarray:
+def plan_numbers(live: TorchBinding, lr: LearningRate | None, steps: int) -> np.ndarray:
     """The optimizer's numbers at every step: [T, G, H]. lr: see `dross.train`."""
     rows = np.repeat(live.numbers()[None], steps, axis=0)
     if lr is None:
@@ -118,21 +117,19 @@ def plan_numbers(live: LiveModel, lr: LearningRate | None, steps: int) -> np.nda
             rows[t] = live.numbers()
             lr.step()
         return rows
-    rates, groups = _rates(lr, steps), rows.shape[1]
+    rates = _read_rates(lr, steps)
+    groups = rows.shape[1]
     if rates.ndim > 1 and rates.shape[1:] not in ((1,), (groups,)):
         raise InvalidInput(
             f"lr has the shape {list(rates.shape)}: for {steps} steps and {groups} parameter "
             f"groups it must be [{steps}] or [{steps}, {groups}]."
         )
-    rows[:, :, _rate_column(live.optimizer)] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
+    column = live.optimizer.columns.index("lr")
+    rows[:, :, column] = rates if rates.ndim == 2 else rates.reshape(-1, 1)
     return rows
 
 
-def _rate_column(optimizer: Optimizer) -> int:
-    return optimizer.columns.index("lr")
-
-
-def _rates(lr: Any, steps: int) -> np.ndarray:
+def _read_rates(lr: Any, steps: int) -> np.ndarray:
     given = [lr(t) for t in range(steps)] if callable(lr) else lr
     try:
         rates = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given, np.float64)

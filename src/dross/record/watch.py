@@ -6,34 +6,55 @@ own hooks say when a step is taken.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.hooks import RemovableHandle
 
 from ..data.batch import Batch, MicroBatch
+from ..data.fingerprint import checksum
 from ..data.seeds import use_seed
 from ..distributed import ddp
 from ..engine.autodiff import apply_model
 from ..engine.losses import check_per_instance
 from ..engine.optim import check_same_structure, read_optimizer
-from ..engine.state import State
+from ..engine.precision import Autocast, observe_autocast
+from ..engine.state import Layout, State
 from ..engine.step import Clip, Step
 from ..errors import InvalidInput, NotSupported
-from ..replay.recording import checksum
-from .average_watch import AverageWatch
-from .cast_watch import check_backward, check_same_cast, find_cast
-from .finite_check import check_finite
-from .followed import Followed
-from .gradient_watch import GradientWatch
-from .loop_tape import LoopTape, OpenTape, UserLoop
-from .replayable import check_epoch, compare_attention, rehearse
-from .scaler_watch import scale_in_step, skips_step
+from .average import AverageWatch
+from .replayable import check_epoch, check_finite, compare_attention, rehearse
+from .user_loop import LoopTape, OpenTape, UserLoop
 
 _STEPS_BETWEEN_REHEARSALS = 32  # at least
+
+
+@dataclass(frozen=True)
+class LossHandle:
+    """A micro-batch of a loop that computes its own loss; called with that loss."""
+
+    watch: "StepWatch"
+    batch: Batch
+    weights: np.ndarray  # where backward() leaves each instance's weight
+
+    def __call__(self, loss: Tensor, share: float | None = None) -> None:
+        """Note the loss, before backward().
+
+        Arguments:
+            loss: one number, or the losses of the instances [B].
+            share: what each instance's loss is multiplied by to add up to that number; 1/B by
+                default, which makes it the mean.
+        """
+        self.watch.watch_loss(loss, share, self.weights)
+
+    def losses(self) -> Tensor:
+        """The losses of the instances [B] as a replay computes them."""
+        return self.watch.compute_losses(self.batch)
 
 
 class StepWatch:
@@ -85,21 +106,19 @@ class StepWatch:
             yield self._forward(batch, weights)
 
     @contextmanager
-    def follow(self, ids: np.ndarray, batch: Batch) -> Iterator[Followed]:
+    def observe(self, ids: np.ndarray, batch: Batch) -> Iterator[LossHandle]:
         """Inside, the loop computes a micro-batch's loss and calls what this yields with it."""
         with self._waiting(ids, batch) as weights:
             with use_seed(self.loop.device, batch.seed):
-                yield Followed(
-                    lambda loss, share: self.watch_loss(loss, share, weights),
-                    lambda: self._compute_losses(batch),
-                )
+                yield LossHandle(self, batch, weights)
 
     @contextmanager
     def _waiting(self, ids: np.ndarray, batch: Batch) -> Iterator[np.ndarray]:
         """A micro-batch whose gradient waits for a step. Yields where its weights are put."""
         before = self._begin(batch)
         weights = np.zeros(len(ids))
-        self.inside, self._stepped, self._skipping = True, False, False
+        self.inside = True
+        self._stepped = self._skipping = False
         self._pending.append((MicroBatch(ids, weights), batch))
         try:
             yield weights
@@ -123,9 +142,11 @@ class StepWatch:
     def _begin(self, batch: Batch) -> dict[str, Tensor]:
         """Keep the model's state where the tape needs it. Returns the model's buffers."""
         torch.clear_autocast_cache()  # of weights as they were before the last step
-        opened = self.tape.open(batch, cast := find_cast(self.loop))
-        check_same_cast(self.tape, cast)
-        live, writer = opened.live, opened.writer
+        cast = self._find_cast()
+        opened = self.tape.open(batch, cast)
+        self._check_same_cast(cast)
+        live = opened.live
+        writer = opened.writer
         buffers = live.layout.read_buffers(self.loop.model)
         self.poll_average()
         if self._pending:
@@ -168,7 +189,7 @@ class StepWatch:
 
         def watch(arrived: Tensor) -> None:
             if not weights.any():
-                check_backward(self.tape, self.loop.device)
+                self._check_backward()
                 self.gradients.check_start(layout, self.tape.steps, accumulating=accumulating)
                 if ddp.find_ddp(self.loop.called) is not None:
                     ddp.after_averaging(self.gradients.accept)
@@ -179,12 +200,55 @@ class StepWatch:
         before = self._losses if len(self._pending) > 1 else []
         self._losses = [*before, loss.detach().expand(count)]
 
-    def _compute_losses(self, batch: Batch) -> Tensor:
+    def compute_losses(self, batch: Batch) -> Tensor:
         """The losses of a batch [B] as a replay computes them; the model stays as it is."""
         opened = self._opened
         with opened.executor.training():
             theta, buffers = opened.live.layout.read(self.loop.model)
             return opened.executor.losses(theta, buffers, batch)[0]
+
+    # --- autocast: it is recorded, and the same for the whole run -----------------------------------
+
+    def _find_cast(self) -> Autocast | None:
+        """The autocast that the next pass is computed in."""
+        around = observe_autocast(self.loop.device)
+        if around is not None and self.loop.autocast is not None:
+            raise InvalidInput(
+                "Autocast is on around recorder.step, and the recorder was given autocast= as "
+                "well: leave one of the two out."
+            )
+        return around or self.loop.autocast
+
+    def _check_same_cast(self, cast: Autocast | None) -> None:
+        """Refuse an autocast that comes, goes or changes within a run."""
+        first = self._recorded_cast
+        now = cast if cast is None or first is None else replace(cast, backward=first.backward)
+        if now != first:
+            raise NotSupported(
+                f"Step {self.tape.steps} is computed with autocast {now or 'off'}, and the steps "
+                f"before it with {first or 'off'}: a tape has one for the whole run. Close the "
+                "recorder and begin another tape."
+            )
+
+    def _check_backward(self) -> None:
+        """backward() runs inside autocast at every step, or at none."""
+        cast = self._recorded_cast
+        inside = torch.is_autocast_enabled(self.loop.device.type)
+        if cast is None or cast.backward == inside:
+            return
+        if self.tape.steps or self.tape.earlier:
+            now, before = ("inside", "outside") if inside else ("outside", "inside")
+            raise NotSupported(
+                f"backward() of step {self.tape.steps} ran {now} autocast, and those before it "
+                f"{before}: run it the same way at every step."
+            )
+        self.tape.settle_backward(inside)
+
+    @property
+    def _recorded_cast(self) -> Autocast | None:
+        return self._opened.executor.objective.precision.autocast
+
+    # --- buffers ----------------------------------------------------------------------------------
 
     def _count_buffer_writes(self) -> dict[str, int]:
         moving = self._opened.live.layout.moving_buffers
@@ -296,8 +360,11 @@ class StepWatch:
         if skips_step(self.loop.optimizer):
             self.stepping = False
             return self.skip_step()
-        opened, ranks, t = self._opened, self.loop.ranks, self.tape.steps
-        live, writer = opened.live, opened.writer
+        opened = self._opened
+        ranks = self.loop.ranks
+        t = self.tape.steps
+        live = opened.live
+        writer = opened.writer
         pure = live.optimizer
         check_same_structure(
             pure, read_optimizer(self.loop.optimizer, pure.group_sizes, live.groups)
@@ -309,21 +376,35 @@ class StepWatch:
         micros = [shared.micros[place] for place in places]
         pairs = zip(micros, self._pending)
         batches = [replace(batch, c=self._weights(micro)) for micro, (_, batch) in pairs]
-        g, after = self.gradients.flat(live.layout), live.read_theta()
+        g = self.gradients.flat(live.layout)
+        after = live.read_theta()
         ids = np.concatenate([micro.ids for micro in micros])
         check_finite(t, State(after), g, self._losses, ids, kept=writer.first)
         opens = shared.opens_segment
         if opens and self._is_due(t):
             assert self._before is not None
-            given = (opened.executor, pure, self._before, step, batches, after, g)
-            rehearse(*given, opened.rehearsing(ranks), t)
+            rehearse(
+                opened.executor,
+                pure,
+                self._before,
+                step,
+                batches,
+                after=after,
+                seen=g,
+                ranks=opened.rehearsing(ranks),
+                t=t,
+            )
             if not self._compared:
-                self.tape.note(attention_gap=compare_attention(given[0], self._before, batches[0]))
+                gap = compare_attention(opened.executor, self._before, batches[0])
+                self.tape.note(attention_gap=gap)
                 self._compared = True
         writer.add(step, self._before, None, checksum(batches[0]) if opens else 0)
         self._after = after
-        self._pending, self._stepped, self.stepping = [], True, False
-        self._clip, self._scale = None, 1.0
+        self._pending = []
+        self._stepped = True
+        self.stepping = False
+        self._clip = None
+        self._scale = 1.0
 
     # --- a GradScaler -----------------------------------------------------------------------------
 
@@ -352,7 +433,9 @@ class StepWatch:
                 micro.weights[:] = 0
         else:
             self._pending = []
-        self._clip, self._scale, self._skipping = None, 1.0, True
+        self._clip = None
+        self._scale = 1.0
+        self._skipping = True
         self.skipped += 1
 
     def _is_due(self, t: int) -> bool:
@@ -396,3 +479,173 @@ class StepWatch:
     def buffers_before_pending(self) -> dict[str, Tensor] | None:
         """The model's buffers before the micro-batches that wait for a step, if there are any."""
         return self._buffers if self._pending else None
+
+
+# --- gradients: the optimizer steps with those of the losses, as backward() computed them -----------
+
+
+class GradientWatch:
+    """Notes each gradient's identity and version as backward() leaves it.
+
+    Any later change to a gradient changes one of the two.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.parameters = dict(model.named_parameters())
+        self.versions: dict[Tensor, tuple[int, float]] = {}
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        self.handles: list[RemovableHandle] = [
+            p.register_post_accumulate_grad_hook(self._note) for p in trained
+        ]
+
+    def accept(self) -> None:
+        """Accept what was done to the gradients since backward(): it is recorded."""
+        for parameter in self.versions:
+            if parameter.grad is not None:
+                self._note(parameter)
+
+    def flat(self, layout: Layout) -> Tensor:
+        """The gradients of the parameters in training, one after the other: [p]."""
+        gradients = {name: self.parameters[name].grad for name in layout.names}
+        return layout.flatten({name: g for name, g in gradients.items() if g is not None})
+
+    def check_start(self, layout: Layout, step: int, *, accumulating: bool) -> None:
+        """As backward() starts: gradients must be those of the micro-batches that wait for a step.
+
+        Arguments:
+            layout: the parameters in training.
+            step: the number of the next step.
+            accumulating: whether there are such micro-batches.
+        """
+        gradients = [self.parameters[name].grad for name in layout.names]
+        own = [layout.local(g) for g in gradients if g is not None]
+        if own and not any(g.numel() for g in own):
+            return  # of shards, this rank has none
+        present = any(bool((g != 0).any()) for g in own)
+        if present and not accumulating:
+            raise NotSupported(
+                f"Gradients were left over when backward() of step {step} started. Call "
+                "optimizer.zero_grad() after each step."
+            )
+        if accumulating and not present:
+            raise NotSupported(
+                f"The gradients of the micro-batches since step {step - 1} were cleared without a "
+                "step. If a GradScaler skipped it, give the scaler to the recorder: "
+                "dross.Recorder(..., scaler=scaler)."
+            )
+
+    def check_step(self, layout: Layout, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """As the optimizer starts: the same parameters train, and the gradients are unchanged."""
+        moving = set(layout.names)
+        in_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
+        for name, p in self.parameters.items():
+            if p not in in_optimizer:
+                continue
+            if (p.grad is not None) != (name in moving):
+                had = "a" if name in moving else "no"
+                raise NotSupported(
+                    f"Parameter '{name}' had {had} gradient at the first step, unlike at step "
+                    f"{step}. dross needs the same parameters to train in every step."
+                )
+        self.check_unchanged(step)
+
+    def check_unchanged(self, step: int) -> None:
+        """Refuse gradients that something changed after backward(), and that was not recorded."""
+        for name, p in self.parameters.items():
+            if not p.requires_grad or p.grad is None:
+                continue
+            if self.versions.get(p) != _mark(p.grad):
+                raise NotSupported(
+                    f"The gradient of '{name}' was changed between backward() and "
+                    f"optimizer.step() at step {step}. Clip with recorder.clip_grad_norm_ or "
+                    "recorder.clip_grad_value_, and give a GradScaler to the recorder: "
+                    "dross.Recorder(..., scaler=scaler). Gradient noise is not supported."
+                )
+
+    def _note(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self.versions[parameter] = _mark(parameter.grad)
+
+
+def _mark(g: Tensor) -> tuple[int, float]:
+    """What changes with a gradient: its version, or its norm where it is a part of a DTensor.
+
+    DTensors do not count what is done to them.
+    """
+    local = getattr(g, "to_local", None)
+    return id(g), g._version if local is None else float(local().norm())
+
+
+# --- a GradScaler: by which scale it divides the gradients, and which steps it skips ----------------
+
+# Its two methods that act on an optimizer are watched on the object itself: `unscale_`, which `step`
+# calls where the loop has not, and `step`. A fused optimizer unscales and skips by itself, by two
+# attributes that the scaler sets during its step.
+
+
+def check_scaler(given: Any) -> GradScaler | None:
+    """The scaler itself, or an error that says what one is; None for one that is disabled."""
+    if given is None:
+        return None
+    if not isinstance(given, GradScaler):
+        raise InvalidInput(f"scaler must be a torch.amp.GradScaler, not {type(given).__name__}.")
+    return given if given.is_enabled() else None
+
+
+class ScalerWatch:
+    """Gets notified of what a scaler does to one optimizer."""
+
+    def __init__(
+        self,
+        scaler: GradScaler,
+        optimizer: torch.optim.Optimizer,
+        *,
+        unscaling: Callable[[], None],
+        unscaled: Callable[[float], None],
+        stepped: Callable[[], None],
+    ):
+        """Listen from now on, until `remove`.
+
+        Arguments:
+            scaler: the loop's.
+            optimizer: the one that is recorded.
+            unscaling: called before its gradients are divided by the scale.
+            unscaled: called afterwards, with the scale.
+            stepped: called after the scaler's step, whether the optimizer took one or not.
+        """
+        self.scaler = scaler
+        own_unscale, own_step = scaler.unscale_, scaler.step
+
+        def unscale_(given: torch.optim.Optimizer) -> None:
+            if given is not optimizer:
+                return own_unscale(given)
+            unscaling()
+            own_unscale(given)
+            unscaled(scaler.get_scale())
+
+        def step(given: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = own_step(given, *args, **kwargs)
+            if given is optimizer:
+                stepped()
+            return result
+
+        self._methods = {"unscale_": unscale_, "step": step}
+        scaler.__dict__.update(self._methods)
+
+    def remove(self) -> None:
+        """Leave the scaler as it was."""
+        for name, method in self._methods.items():
+            if self.scaler.__dict__.get(name) is method:
+                del self.scaler.__dict__[name]
+
+
+def scale_in_step(optimizer: torch.optim.Optimizer) -> float:
+    """The scale by which a fused optimizer divides in the step that it is taking; 1 for others."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return float(scale) if isinstance(scale, Tensor) else 1.0
+
+
+def skips_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimizer leaves the parameters alone in the step that it is taking."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and float(found) > 0

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from ..distributed.ddp import bare_module
-from ..engine.inspect import unwrap_model
+from ..engine.inspect import TorchBinding, unwrap_model
 from ..engine.tolerance import OTHER_ORDER, is_close
 from ..errors import DrossWarning, InvalidInput, NotSupported
 from ..tape.format import AverageNotes, AverageRecord
-from .torch_binding import LiveModel
 
 _CHECKED_UPDATES = 3
 
@@ -57,7 +56,7 @@ class AverageWatch:
         """Whether all updates have been noted."""
         return int(self.averaged.n_averaged) == self.count
 
-    def poll(self, steps: int, live: LiveModel, *, halfway: bool = False) -> None:
+    def poll(self, steps: int, live: TorchBinding, *, halfway: bool = False) -> None:
         """Note updates since the last time: they averaged the model as it is after `steps` steps.
 
         Arguments:
@@ -103,13 +102,13 @@ class AverageWatch:
         self._checked += 1
         self._last = average if self._checked <= _CHECKED_UPDATES else None
 
-    def _follow_buffers(self, live: LiveModel, rate: float) -> None:
+    def _follow_buffers(self, live: TorchBinding, rate: float) -> None:
         buffers = live.layout.read_buffers(live.model)
         floating = {name: b.cpu() for name, b in buffers.items() if b.is_floating_point()}
         old = self._buffers if rate < 1.0 else floating
         self._buffers = {name: old[name] + (b - old[name]) * rate for name, b in floating.items()}
 
-    def _read(self, live: LiveModel) -> Tensor:
+    def _read(self, live: TorchBinding) -> Tensor:
         named = dict(self.module.named_parameters())
         like = live.parameters
         own = {name: named[name].detach().to(like[name].device) for name in live.layout.names}
@@ -140,7 +139,7 @@ class AverageWatch:
             return float(pair[0])
         return float((own or get_swa_avg_fn())(pair[0], pair[1], number))
 
-    def record(self, live: LiveModel) -> AverageRecord:
+    def record(self, live: TorchBinding) -> AverageRecord:
         """What the tape keeps."""
         moving = live.layout.moving_buffers
         how = "averaged" if self.averaged.use_buffers else "copied"
